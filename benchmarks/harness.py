@@ -1,5 +1,5 @@
-"""What all benchmarks share: interleaved timing, medians with spread, the machine in words, a table in the terminal,
-JSON on disk.
+"""What all benchmarks share: interleaved timing, medians with spread, the command line, parts that are saved one by
+one, programs under mpirun, a table in the terminal, JSON on disk.
 
 Two things are compared only by runs that alternate (A B A B ...), because a shared machine drifts: the ratio is taken
 pair by pair."""
@@ -12,14 +12,16 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 PEER = "PYTHON_OF_THE_PEER"
 
 
@@ -36,6 +38,9 @@ class Timing:
     def of(cls, seconds: Sequence[float]) -> Timing:
         """Summarize; low and high are the extremes."""
         return cls(statistics.median(seconds), min(seconds), max(seconds), len(seconds))
+
+    def __str__(self) -> str:
+        return f"{self.median:.4g} ({self.low:.4g} to {self.high:.4g})"
 
 
 def interleave(
@@ -100,17 +105,69 @@ def arguments(name: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Callable[[argparse.Namespace], Any]]) -> None:
+    """Run the parts of a benchmark that --part names (default: all), each with the options of `parser`.
+
+    Figures are saved after each part; what the JSON holds of other parts is kept.
+    """
+    parser.add_argument("--part", nargs="+", choices=list(parts), default=list(parts), help="only these (default: all)")
+    options = parser.parse_args()
+    figures = known_figures(options.json, parts)
+    for name in options.part:
+        figures[name] = parts[name](options)
+        save(options.json, figures)
+
+
+def known_figures(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """What an earlier run saved under these names; empty without a file."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    return {name: known[name] for name in names if name in known}
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The start of a command that runs a program on so many ranks of this machine, under the interpreter's MPI."""
+    beside = Path(sys.executable).with_name("mpirun")
+    launcher = str(beside) if beside.exists() else "mpirun"
+    return [launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks)]
+
+
+def mpi_environment(**variables: str) -> dict[str, str]:
+    """The environment in which root may call mpirun, and whose processes import this source tree; with `variables`."""
+    allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    sources = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": sources, **allowed, **variables}
+
+
+def on_ranks(ranks: int, module: str, *words: str, timeout: float = 600.0, **variables: str) -> str:
+    """What `python -m module words` prints on `ranks` ranks of this machine; SystemExit with its errors if it fails."""
+    command = [*mpirun(ranks), sys.executable, "-m", module, *words]
+    environment = mpi_environment(**variables)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{module} failed ({done.returncode}):\n{done.stdout[-500:]}\n{done.stderr[-2500:]}")
+    return done.stdout
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str] = ()) -> None:
+    """A table of rows that are given by name. `columns`: {heading: name}, or names that serve as headings (default:
+    those of the first row)."""
+    chosen = columns or list(rows[0])
+    names = list(chosen.values()) if isinstance(chosen, Mapping) else list(chosen)
+    print_table(list(chosen), [[row.get(name) for name in names] for row in rows])
+
+
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A plain aligned table."""
-    cells = [[f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
-    widths = [
-        max(len(str(header)), *(len(row[column]) for row in cells)) if cells else len(str(header))
-        for column, header in enumerate(headers)
-    ]
-    print("  ".join(str(header).ljust(width) for header, width in zip(headers, widths, strict=True)))
-    print("  ".join("-" * width for width in widths))
-    for row in cells:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)))
+    cells = [[_shown(cell) for cell in row] for row in rows]
+    widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
+    for line in (headers, ["-" * width for width in widths], *cells):
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _shown(cell: object) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
 
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:

@@ -24,8 +24,8 @@ import streamlit as st
 from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry import Run, Status, find_runs, run_status
-from ddrl.telemetry.bottleneck import follow_bottleneck
-from ddrl.telemetry.progress import duration_text
+from ddrl.telemetry.sinks import duration_text
+from ddrl.telemetry.summary import follow_bottleneck
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters
@@ -208,7 +208,7 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
             except DdrlError as error:
                 st.warning(str(error), icon=":material/folder_off:")
 
-    running = any(run_status(path).goes_on for path in selection())
+    running = any(run_status(path).is_active for path in selection())
     st.fragment(body, run_every=period if running else None)()
 
 

@@ -44,6 +44,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.envs.admix": "ddrl.admix",
     "ddrl.run.serving": "ddrl.admix.serving",
     "ddrl.serve": "ddrl.admix",
+    "ddrl.pool." + "policy": "ddrl.pool.policies",
     **{
         f"ddrl.balance.{old}": f"ddrl.balance.{new}"
         for old, new in (("cluster", "sizes"), ("epochs", "collection"), ("sizer", "sizers"))

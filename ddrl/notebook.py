@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
-from ddrl.telemetry.live import read_live_file
-from ddrl.telemetry.progress import count_text, duration_text, value_text
+from ddrl.telemetry.directory import read_live_file
+from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
 if TYPE_CHECKING:
     from ddrl.video import Film
@@ -48,7 +48,7 @@ class StartedRun:
             if not (self.path / "status.json").is_file():
                 return "starting"
             reported = run_status(self.path)
-            return reported.state if reported.goes_on else "ending"  # its last files are being written
+            return reported.state if reported.is_active else "ending"  # its last files are being written
         return "ended" if status == 0 or (self.path / "summary.json").is_file() else "failed"
 
     @property
@@ -201,7 +201,7 @@ def _mpirun(ranks: int) -> list[str]:
 def panel_html(run: Run) -> str:
     """What the panel shows of a run: state and bottleneck, the newest numbers, the learning curve. Bounded, whatever
     the run's length."""
-    from ddrl.plots.sketch import sketch
+    from ddrl.plots.runs import sketch
 
     series = run.series(points=300)
     status = run.status
@@ -284,7 +284,7 @@ class Panel:
                 self._html.value = panel_html(run)
         except DdrlError as error:
             self._html.value = f"<div>{escape(str(error))}</div>"
-        running = run_status(self.path).goes_on
+        running = run_status(self.path).is_active
         live = read_live_file(self.path) if running else None
         for button in self._buttons:
             button.disabled = live is None or not live.control

@@ -1,4 +1,4 @@
-"""A small real pool for the notebook of pools, and sliders over its simulator. Tables out, figures by `ddrl.pool.plots`.
+"""A small real pool for the notebook of pools, and sliders over its simulator. Tables out, figures by `ddrl.pool.page`.
 
 Used by the notebook beside it alone. The sliders need ipywidgets."""
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.core.errors import MissingExtraError, PoolError
-from ddrl.pool.plots import busy_against_tasks
+from ddrl.pool.page import busy_against_tasks
 from ddrl.pool.records import PoolRecord, read_pool
 from ddrl.pool.simulator import steady_shares, typical_task
 

@@ -6,13 +6,11 @@ from __future__ import annotations
 
 import random
 import resource
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from benchmarks.attack.messages import mutate
@@ -29,8 +27,7 @@ from ddrl.core.errors import DdrlError, MessageError
 from ddrl.core.files import decode
 from ddrl.core.settings import config_from_toml
 from ddrl.learner import snapshot
-from ddrl.pool import control
-from ddrl.pool.records import generate, read_pool, read_traces, write_traces
+from ddrl.pool.records import read_pool
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
 from tests.admix.material import request_of, small_mixer
@@ -128,24 +125,6 @@ def pool_summary(folder: Path) -> Parser:
     return of_file(folder / "summary.json", lambda: read_pool(folder))
 
 
-def pool_command(folder: Path) -> Parser:
-    def read(data: bytes) -> object:
-        mine, other = socket.socketpair()
-        with mine, other:
-            mine.sendall(data)
-            mine.shutdown(socket.SHUT_WR)
-            if control._receive(other) is None:
-                raise DdrlError("no object")
-        return None
-
-    return Parser(b'{"command": "add", "task": "a.toml", "weight": 2.0}', read)
-
-
-def pool_traces(folder: Path) -> Parser:
-    write_traces(folder / "traces.json", [generate("a", 4, np.random.default_rng(1))])
-    return of_file(folder / "traces.json", lambda: read_traces(folder / "traces.json"), refused=0.2)
-
-
 def sizer_network(folder: Path) -> Parser:
     path = folder / "ddqn.safetensors"
     path.write_bytes(SHIPPED.read_bytes())
@@ -177,7 +156,7 @@ def task_file(folder: Path) -> Parser:
 
 PARSERS = (
     display_request, play_control, policy_body, serving_counters, log_record, log_table, impressions, account,
-    pool_plan, pool_leases, pool_summary, pool_command, pool_traces, sizer_network, learner_state, replay_snapshot,
+    pool_plan, pool_leases, pool_summary, sizer_network, learner_state, replay_snapshot,
     task_file,
 )  # fmt: skip
 

@@ -70,7 +70,7 @@ class Learned:
         due = feedback.due * contracts.demand
         mask = state["queue_mask"] = feedback.shown < contracts.cap
         if self._paces:
-            self._prior = 1000 * self._pacing.decide(due, estimate, feedback.seen_billed, feedback.seen_shown)
+            self._prior = 1000 * self._pacing.decide(due, estimate, feedback.rate)
         left = np.maximum(contracts.demand - due, 0.02 * contracts.demand + 1e-9)
         known = {
             "impressions": estimate / demand,

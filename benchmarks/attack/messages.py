@@ -13,12 +13,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from ddrl.core.config import Config
 from ddrl.core.errors import MessageError
 from ddrl.telemetry import ControlServer, attach
-from ddrl.telemetry.control import TOPIC, Request, read_request
-from ddrl.telemetry.keys import secure_client
-from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry.control import TOPIC, Request, read_request, secure_client
+from ddrl.telemetry.directory import read_live_file
 
 BAD = (
     b"\xff",
@@ -33,7 +31,10 @@ BAD = (
     b"null",
     b"\\ud800",
 )
-SOUND = [msgspec.json.encode(Request(3, "set", "learner.lr", value)) for value in (0.1, "fast \u00e9", None)]
+SOUND = [
+    msgspec.json.encode(Request(3, "set", {"name": "learner.lr", "value": value}))
+    for value in (0.1, "fast \u00e9", None)
+]
 
 
 def mutate(data: bytes, draw: random.Random) -> bytes:
@@ -98,9 +99,11 @@ def from_a_client(count: int, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder)
-        handlers = {name: lambda *_: done.append(1) for name in ("pause", "resume", "checkpoint", "stop", "set")}
-        handlers["status"] = lambda: {"env_steps": 7}  # type: ignore[assignment]
-        server = ControlServer(run, Config(), handlers, lambda kind, text, **_: alarms.append(kind))
+        handlers: dict[str, Any] = {
+            name: lambda **_: done.append(1) for name in ("pause", "resume", "checkpoint", "stop", "set")
+        }
+        handlers["status"] = lambda: {"env_steps": 7}
+        server = ControlServer(run, handlers, lambda kind, text, **_: alarms.append(kind))
 
         def serve() -> None:
             while not ended.is_set():

@@ -155,7 +155,7 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
         try:
             RunLock(run).release()
             with Run(run) as opened:
-                found |= {"state": opened.state} if opened.status.goes_on else {}
+                found |= {"state": opened.state} if opened.status.is_active else {}
         except DdrlError as error:
             if "half-written" not in str(error) and "holds no telemetry" not in str(error):
                 found["directory"] = str(error)

@@ -1,194 +1,413 @@
-"""Every scheme on 16 emulated hosts at 200 Mbit/s each way, S = 5 MB, beside Ray's object store; simulator beside
-measurement. Beside the tuned broadcasts of others: `benchmarks.distribution.tuned`.
+"""Models to the hosts of an emulated cluster: every scheme, the source's experiment, and others' best.
 
-`python -m benchmarks.distribution [--ray-python PYTHON]`; needs root (network namespaces). Sealed loop: the next model
-leaves when every host has sealed the last. Streaming: several models on their way, timed in the steady state.
-Efficiency is bound / measured, the bound on the links' raw rate, of which a packet's frame takes 4.4 %. The whole list
-is run several times; medians over all rounds count, lows and highs stand beside them."""
+`python -m benchmarks.distribution STUDY`; needs root (network namespaces). All hosts have equal links.
+
+  schemes  16 hosts, 200 Mbit/s, S = 5 MB: every scheme, with the simulator's figures beside them
+  scale    30, 100 or 298 hosts (--hosts): trees against the source's sharded relays, each with its best parameter, and
+           our own schemes. Rates and S are scaled down so that the machine's cores are no limit: what counts is S/B
+  tuned    16 hosts, 100 Mbit/s, S = 5 MB: MPI's algorithms by segment size, a pipeline in mpi4py, our plans over ZeroMQ
+           and torch's gloo. Everything is swept a few times unless the JSON holds a sweep of the same setting; then the
+           best of each kind takes turns with auto, on the same processes and connections (--rounds 0: the sweep alone)
+
+Sealed loop: the next model leaves when every host has sealed the last. Streaming: several models are under way, timed
+in the steady state. Efficiency is bound / measured, the bound on the links' raw rate, of which a packet's frame takes
+4.4 %. Bytes are those that each relay's executor counted, headers included; where the run was ended before relays could
+say them, there are none. MPI's ranks spin and give way (mpi_yield_when_idle). Processor seconds are those of the ranks;
+what the kernel does for packets counts only where it does it in a rank's name. Rows of an earlier run in the same
+setting that this run does not time again (--only) are kept.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.distribution import cluster
-from benchmarks.distribution.cases import SEALED, case, efficiency, made, modeled, run_groups, summarize
+from benchmarks.distribution.mpi import BCAST_ALGORITHMS
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import arguments, mpi_environment, print_rows, ratios, save
+from ddrl.distribution.links import Links
+from ddrl.distribution.schemes import make_plan, preset_relays
+from ddrl.distribution.simulator import Network, bound_unequal, simulate
+
+Rows = list[dict[str, Any]]
+KIB = 1 << 10
+SEALED = "sealed loop"
+HEADERS = 52  # bytes of TCP and IP in a packet, within the MTU
+FRAME = 14  # bytes of a packet's frame, beside the MTU
+SEGMENTED = (3, 5, 4, 2)  # MPI's algorithms that pipeline segments: pipeline, binary, split binary, chain
+WHOLE = (0, 9)  # its own choice, and the best of those that send parts of models
+KINDS = ("MPI_Bcast", "mpi4py pipeline", "ZeroMQ", "gloo")
 
 
-def schemes(short: bool) -> list[dict[str, Any]]:
-    """What is timed, sealed loop and streaming in turn."""
+@dataclass(frozen=True)
+class Setting:
+    """The cluster and the model: hosts beside the trainer's, rate of every link each way, bytes, bytes of a packet."""
+
+    hosts: int = 16
+    rate: str = "200mbit"
+    bytes: int = 5_000_000
+    mtu: int = 1500
+
+    @property
+    def rates(self) -> list[float]:
+        """Bytes/s of each link, the trainer's first."""
+        return [cluster.rate_bytes(self.rate)] * (self.hosts + 1)
+
+    @property
+    def bound(self) -> float:
+        """Least seconds a model."""
+        return bound_unequal(self.rates, self.rates, self.bytes)
+
+    def network(self, links: dict[str, Any]) -> Network:
+        """The cluster as the simulator sees it: the links as shaped, costs as measured."""
+        payload = [rate * (self.mtu - HEADERS) / (self.mtu + FRAME) for rate in self.rates]
+        return replace(Links(**links).network(), up=payload, down=payload)
+
+
+# The source's experiment, by hosts; packets are larger at 298, for 299 hosts share the machine's cores.
+SCALE = {
+    30: Setting(30, "10mbit", 4_000_000),
+    100: Setting(100, "2500kbit", 1_000_000),
+    298: Setting(298, "2mbit", 2_000_000, 9000),
+}
+SMALL = Setting(4, "100mbit", 500_000)  # of --short
+
+
+def case(
+    scheme: str, models: int = 6, in_flight: int = 1, *, label: str = "", limit: float = 60.0, **parameters: Any
+) -> dict[str, Any]:
+    """A scheme to time: models sent, versions under way at once, most seconds; chunk sizes are shown in the label."""
+    shown = label or scheme.rpartition(":")[2]
+    if "chunk_bytes" in parameters and scheme != "sharded":
+        shown += f", {parameters['chunk_bytes'] / KIB:g} KiB"
+    return {
+        "scheme": scheme,
+        "parameters": parameters,
+        "models": models,
+        "versions_in_flight": in_flight,
+        "label": shown,
+        "limit": limit,
+    }
+
+
+def schemes(setting: Setting, options: Any) -> list[dict[str, Any]]:
+    """Every scheme in a sealed loop, the best of them streaming; then the trace of a few small models."""
+    chunks = {"chunk_bytes": 32 * KIB}
     closed = [
-        case("auto", label="auto"),
-        case("stripes", label="stripes 3, 32 kB chunks", fanout=3, chunk_bytes=1 << 15),
-        case("stripes", label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15),
+        case("auto"),
+        case("stripes", label="stripes 3", fanout=3, **chunks),
+        case("stripes", label="stripes 4", fanout=4, **chunks),
         case("sharded", label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
         case("sharded", label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case(TWO_TREE, label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
-        case("chain", 4, label="chain, 32 kB chunks", chunk_bytes=1 << 15),
+        case(TWO_TREE, label="two_tree", **chunks),
+        case("chain", 4, **chunks),
         case("sharded", 3, label="sharded m=4, whole shards", relays=4),
-        case("sharded", 3, label="sharded m=16, whole shards"),
+        case("sharded", 3, label="sharded m=n, whole shards", relays=setting.hosts),
         case(SCATTER_RING, 3),
         case(BINOMIAL, 3),
         case("tree", 2, label="tree 4 x 4", fanout=4, depth=2),
         case("direct", 1),
     ]
     streaming = [
-        case("auto", 20, 3, label="auto"),
-        case("stripes", 20, 3, label="stripes 4, 32 kB chunks", fanout=4, chunk_bytes=1 << 15),
+        case("auto", 20, 3),
+        case("stripes", 20, 3, label="stripes 4", fanout=4, **chunks),
         case("sharded", 20, 3, label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
         case("sharded", 20, 3, label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case(TWO_TREE, 16, 3, label="two_tree, 32 kB chunks", chunk_bytes=1 << 15),
-        case("chain", 16, 3, label="chain, 32 kB chunks", chunk_bytes=1 << 15),
+        case(TWO_TREE, 16, 3, label="two_tree", **chunks),
+        case("chain", 16, 3, **chunks),
         case(SCATTER_RING, 9, 3),
     ]
-    return closed[:3] + streaming[:2] if short else closed + streaming
+    traced = case("stripes", 3, label="stripes 3", fanout=3, **chunks)
+    return [
+        group(setting, cases=[*closed, *streaming], rounds=options.rounds),
+        group(setting, cases=[traced], trace=True) | {"nbytes": 1_000_000, "hosts": min(8, setting.hosts)},
+    ]
 
 
-def ray(python: str, hosts: int, nbytes: int) -> dict[str, Any]:
-    """Ray's object store on the same cluster: {"seconds"} or {"failed"}."""
+def scale(setting: Setting, options: Any) -> list[dict[str, Any]]:
+    """Ours, which are quick and run several times, and theirs once; the tree by the fan-out that the simulator finds
+    best."""
+    hosts = setting.hosts
+    relays = preset_relays(hosts) if hosts > 30 else max(1, hosts // 10)
+    ideal = Network.equal(hosts, setting.rates[0], latency=1e-3, message_seconds=1e-4)
+    fanout = min(
+        range(2, 25), key=lambda value: simulate(make_plan("tree", hosts, setting.bytes, fanout=value), ideal).seconds
+    )
+    middle = round((relays * hosts) ** 0.5)
+    ours = [case("auto", 3), case("auto", 9 if hosts <= 100 else 7, 2)]
+    theirs = [
+        case("sharded", 1, label=f"sharded m={relays}, whole shards (the source's preset)", relays=relays),
+        case("tree", 1, label=f"tree, 2 levels, best fan-out {fanout}", fanout=fanout, depth=2),
+        case("sharded", 2, label=f"sharded m={middle}, whole shards", relays=middle, limit=45),
+        case(TWO_TREE, 2, label="two_tree", chunk_bytes=8 * KIB),
+    ]
+    if hosts <= 100:  # relays on each of 298 hosts would open 88,000 connections, which takes longer than all the rest
+        ours.append(case("stripes", 3, label="stripes 3", fanout=3, chunk_bytes=8 * KIB))
+        theirs += [
+            case("sharded", 2, label=f"sharded m={hosts}, whole shards", relays=hosts, limit=30),
+            case("chain", 2, chunk_bytes=8 * KIB),
+            case(BINOMIAL, 1),
+            case(SCATTER_RING, 2, limit=45),
+        ]
+    if hosts <= 30:
+        theirs.append(case("direct", 1))
+    return [group(setting, cases=[*ours, *theirs]), group(setting, cases=ours, rounds=max(1, options.rounds - 1))]
+
+
+def sweep(setting: Setting, options: Any) -> list[dict[str, Any]]:
+    """Our schemes by chunk size, and everything compared with by segment size."""
+    sizes = [int(float(size) * KIB) for size in options.sizes.split(",")]
+    length = {"limit": 0.1 * options.seconds}
+    models = options.models
+    own = [case("auto", models, **length)]
+    others: list[dict[str, Any]] = []
+
+    def rival(label: str, kind: str, **parameters: Any) -> None:
+        others.append({"label": label, "kind": kind, "models": models, **length, **parameters})
+
+    for size in sizes:
+        shown = f"{size / KIB:g} KiB"
+        own.append(case(TWO_TREE, models, label="two_tree", **length, chunk_bytes=size))
+        for fanout in (3, 4):
+            own.append(case("stripes", models, label=f"stripes {fanout}", **length, fanout=fanout, chunk_bytes=size))
+        own.append(case("chain", models, **length, chunk_bytes=size))
+        for number in SEGMENTED:
+            rival(f"MPI_Bcast, {BCAST_ALGORITHMS[number]}, {shown}", "bcast", algorithm=number, segment=size)
+        rival(f"mpi4py pipeline, {shown}", "pipeline", chunk=size)
+        rival(f"ZeroMQ, chain, {shown}", "zeromq", scheme="chain", chunk_bytes=size)
+        rival(f"ZeroMQ, stripes, {shown}", "zeromq", scheme="stripes", fanout=3, chunk_bytes=size)
+        rival(f"gloo, {8 * size / KIB:g} KiB", "gloo", piece=8 * size)
+    for number in WHOLE:
+        rival(f"MPI_Bcast, {BCAST_ALGORITHMS[number]}", "bcast", algorithm=number, segment=0)
+    return [group(setting, rivals=others), group(setting, cases=own)]
+
+
+def duel(setting: Setting, options: Any, swept: Rows) -> list[dict[str, Any]]:
+    """Of what was swept: auto and the best other scheme of ours, the two best of MPI, and the best of each other kind,
+    in turn."""
+    order = [row["scheme"] for row in sorted(swept, key=lambda row: row["seconds"]) if not row["problems"]]
+    rivals, cases = sweep(setting, options)
+    own = {one["label"]: one for one in cases["cases"]}
+    others = {one["label"]: one for one in rivals["rivals"]}
+    best = next(label for label in order if label in own and label != "auto")
+    streaming = case("auto", 3 * options.models, 3, limit=own["auto"]["limit"])
+    chosen: list[dict[str, Any]] = []
+    for kind in KINDS:
+        found = [others[label] for label in order if label in others and label.startswith(kind)]
+        chosen += found[: 2 if kind == "MPI_Bcast" else 1]
+    return [
+        group(setting, cases=[own["auto"], own[best], streaming]),
+        group(setting, rivals=chosen),
+    ] * options.rounds
+
+
+def group(setting: Setting, **what: Any) -> dict[str, Any]:
+    """What `ranks` runs at once, of this setting's model."""
+    return {"nbytes": setting.bytes, **what}
+
+
+def run_groups(groups: Sequence[dict[str, Any]], seconds: float) -> list[dict[str, Any]]:
+    """Time groups of cases in one mpirun, whose processes and connections stay; one {"links", "results"} a group, in
+    order. What was done when `seconds` ended it counts."""
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "ray.json"
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "benchmarks.distribution.ray",
-                "--hosts",
-                str(hosts),
-                "--bytes",
-                str(nbytes),
-                "--ray-python",
-                python,
-                str(out),
-            ],
-            check=False,
-            timeout=400,
-        )
-        return json.loads(out.read_text()) if out.exists() else {"failed": "it gave no result"}
+        request = Path(folder) / "request.json"
+        out = Path(folder) / "out.json"
+        said = Path(folder) / "errors"
+        request.write_text(json.dumps(list(groups)))
+        environment = {
+            "PYTHONPATH": mpi_environment()["PYTHONPATH"],
+            "DDRL_ADDRESS": cluster.address(0),
+            "DDRL_CLUSTER": cluster.NAME,
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
+        }
+        program = [sys.executable, "-m", "benchmarks.distribution.ranks", str(request), str(out)]
+        command = cluster.mpirun(program, environment=environment)
+        with said.open("w") as errors:
+            process = subprocess.Popen(command, env=mpi_environment(), stdin=subprocess.DEVNULL, stderr=errors)
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+            try:
+                code = process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+        if code:
+            cluster.end_processes()  # mpirun's daemons may be left
+            print(f"the relays ended early ({code}): what was done until then counts\n{said.read_text()[-2500:]}")
+        if not out.exists():
+            raise SystemExit("the relays ended without a result")
+        return json.loads(out.read_text())
 
 
-def report(chosen: Any, run: dict[str, Any], others: list[dict[str, Any]], rays: dict[str, Any]) -> None:
-    """Print the table and write the JSON."""
-    rates = [cluster.rate_bytes(chosen.rate)] * (chosen.hosts + 1)
-    nbytes = chosen.bytes
-    if "seconds" in rays:
-        others = [*others, {"label": f"Ray {rays['version']}, object store", "periods": rays["seconds"]}]
-    rows = summarize(run["results"], rates, nbytes, modeled(rates, run["links"]))
-    for other in others:
-        measured = statistics.median(other["periods"])
-        rows.append(
-            {
-                "scheme": other["label"],
-                "mode": SEALED,
-                "seconds": measured,
-                "low": min(other["periods"]),
-                "high": max(other["periods"]),
-                "models": len(other["periods"]),
-                "models_per_second": 1 / measured,
-                "efficiency": efficiency(rates, nbytes, measured),
+def summarize(setting: Setting, groups: Sequence[dict[str, Any]]) -> Rows:
+    """One row a label and mode, rounds together: medians, extremes, efficiency, what was sent, what the simulator
+    says."""
+    links = next((one["links"] for one in groups if "links" in one), None)
+    together: dict[tuple[str, int], Rows] = {}
+    for result in (result for one in groups for result in one["results"]):
+        together.setdefault((result["label"], result.get("versions_in_flight", 1)), []).append(result)
+    rows: Rows = []
+    for (label, in_flight), rounds in together.items():
+        periods = [period for result in rounds for period in result["periods"]]
+        seconds = statistics.median(periods)
+        used = [result["relay_seconds"] for result in rounds if not math.isnan(result.get("relay_seconds", math.nan))]
+        row = {
+            "scheme": label,
+            "mode": SEALED if in_flight == 1 else f"{in_flight} in flight",
+            "date": time.strftime("%Y-%m-%d"),
+            "seconds": seconds,
+            "low": min(periods),
+            "high": max(periods),
+            "models": len(periods),
+            "rounds": len(rounds),
+            "models_per_second": 1 / seconds,
+            "efficiency": setting.bound / seconds,
+            "cpu": statistics.median(result["cpu"] for result in rounds),
+            "processor_seconds_per_gb_and_relay": statistics.median(used) / (setting.bytes / 1e9) if used else None,
+            "problems": [problem for result in rounds for problem in result["problems"]][:3],
+        }
+        if "scheme" in rounds[0] and "root_bytes" in rounds[0]:  # auto may choose another plan in another round
+            middle = min(rounds, key=lambda result: abs(statistics.median(result["periods"]) - seconds))
+            assert links is not None
+            simulated = [predicted(setting, result, setting.network(links)) for result in rounds[:3]]
+            counted = middle.get("relay_bytes")
+            row |= {
+                "simulated": statistics.median(simulated),
+                "root_sends": middle["root_bytes"] / setting.bytes,
+                "busiest_relay_sends": max(counted) / setting.bytes if counted else None,
+                "is": [middle["scheme"], middle["parameters"]],
             }
-        )
-    errors = [abs(row["simulated"] / row["seconds"] - 1) for row in rows if "simulated" in row]
-    print(
-        f"\n{chosen.hosts} hosts, {chosen.rate} each way, S = {nbytes / 1e6:g} MB, bound "
-        f"{efficiency(rates, nbytes, 1.0):.3f} s a model"
-    )
-    columns = (
-        "scheme",
-        "mode",
-        "seconds",
-        "low",
-        "high",
-        "models_per_second",
-        "efficiency",
-        "simulated",
-        "root_sends",
-        "busiest_relay_sends",
-        "cpu",
-    )
-    print_table(
-        [
-            "scheme",
-            "mode",
-            "s a model",
-            "low",
-            "high",
-            "models/s",
-            "efficiency",
-            "simulated s",
-            "root sends S x",
-            "busiest relay S x",
-            "cpu busy",
-        ],
-        [[row.get(name, "") for name in columns] for row in rows],
-    )
-    print(f"simulator against measurement: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
-    save(
-        chosen.json,
-        {
-            "hosts": chosen.hosts,
-            "rate": chosen.rate,
-            "bytes": nbytes,
-            "bound_seconds": efficiency(rates, nbytes, 1.0),
-            "links": run["links"],
-            "rows": rows,
-            "simulator_median_error": statistics.median(errors),
-            "ray": rays,
-            "trace": run["traced"],
-        },
-    )
+        rows.append(row)
+    return rows
+
+
+def predicted(setting: Setting, result: dict[str, Any], network: Network) -> float:
+    """Simulated seconds a model of what was measured."""
+    plan = make_plan(result["scheme"], setting.hosts, setting.bytes, **result["parameters"])
+    in_flight = result["versions_in_flight"]
+    if in_flight == 1:
+        return simulate(plan, network).seconds
+    return simulate(plan, network, models=3 * in_flight + 2, versions_in_flight=in_flight).period
+
+
+def over_auto(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Seconds of each rival of a duel over auto's, round by round."""
+    medians: dict[str, list[float]] = {}
+    for result in (result for one in groups for result in one["results"]):
+        if result.get("versions_in_flight", 1) == 1:
+            medians.setdefault(result["label"], []).append(statistics.median(result["periods"]))
+    auto = medians.pop("auto")
+    found = {label: ratios(values[: len(auto)], auto[: len(values)]) for label, values in medians.items()}
+    for label, ratio in found.items():
+        print(f"{label}: {ratio} of auto's seconds, round by round")
+    return found
+
+
+def show(setting: Setting, rows: Rows) -> None:
+    """The rows, quickest first."""
+    shown = {name.replace("_", " "): name for name in ("scheme", "mode", "seconds", "low", "high", "models")}
+    shown |= {"models/s": "models_per_second", "efficiency": "efficiency", "simulated s": "simulated"}
+    shown |= {"root sends S x": "root_sends", "busiest relay S x": "busiest_relay_sends", "cpu busy": "cpu"}
+    shown |= {"cpu s/GB/relay": "processor_seconds_per_gb_and_relay"}
+    print(f"\n{setting.hosts} hosts, {setting.rate} each way, S = {setting.bytes / 1e6:g} MB, {setting.bound:.3f} s")
+    print_rows(sorted(rows, key=lambda row: (row["mode"], row["seconds"])), shown)
+    errors = [abs(row["simulated"] / row["seconds"] - 1) for row in rows if row.get("simulated")]
+    if errors:
+        print(f"simulator against measurement: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
+
+
+STUDIES: dict[str, tuple[str, Setting, Callable[[Setting, Any], list[dict[str, Any]]]]] = {
+    "schemes": ("distribution", Setting(), schemes),
+    "scale": ("distribution_scale", SCALE[100], scale),
+    "tuned": ("distribution_tuned", Setting(rate="100mbit"), sweep),
+}
 
 
 def main() -> None:
     parser = arguments("distribution", __doc__ or "")
-    parser.add_argument("--hosts", type=int, default=16)
-    parser.add_argument("--rate", default="200mbit")
-    parser.add_argument("--bytes", type=int, default=5_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="the whole list is run so often (%(default)s)")
-    parser.add_argument(
-        "--ours", action="store_true", help="time our own schemes only, beside what the JSON holds of the others"
-    )
-    parser.add_argument("--ray-python", default="", help="an interpreter with Ray, to time its object store too")
-    chosen = parser.parse_args()
-    with made([chosen.rate] * (chosen.hosts + 1)):
-        traced = case("stripes", 3, fanout=3, chunk_bytes=1 << 15)
-        run, small = run_groups(
-            [
-                {
-                    "nbytes": chosen.bytes,
-                    "cases": schemes(chosen.short),
-                    "rounds": 1 if chosen.short else chosen.rounds,
-                },
-                {"nbytes": 1_000_000, "hosts": min(8, chosen.hosts), "cases": [traced], "trace": True},
-            ],
-            timeout=400,
-        )
-        run["traced"] = {
-            "scheme": traced["scheme"],
-            "parameters": traced["parameters"],
-            "hosts": min(8, chosen.hosts),
-            "bytes": 1_000_000,
-            "sends": small["trace"],
-        }
-        if chosen.ours:
-            known = json.loads(chosen.json.read_text())
-            kept = [
-                {"label": row["scheme"], "periods": [row["low"], row["seconds"], row["high"]]}
-                for row in known["rows"]
-                if "is" not in row
-            ]
-            report(chosen, run, kept, {name: value for name, value in known["ray"].items() if name != "seconds"})
-            return
-        report(chosen, run, [], {})
-        if chosen.ray_python:
-            report(chosen, run, [], ray(chosen.ray_python, chosen.hosts, chosen.bytes))
+    parser.add_argument("study", choices=list(STUDIES), nargs="?", default="schemes")
+    parser.add_argument("--hosts", type=int, help="beside the trainer's")
+    parser.add_argument("--rate", help="of every link each way, as 20mbit")
+    parser.add_argument("--bytes", type=int, help="of a model")
+    parser.add_argument("--mtu", type=int, help="bytes of a packet (9000 where very many hosts share few cores)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the list, of our own, of the duel (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=900, help="most of a measurement (%(default)s)")
+    parser.add_argument("--only", default="", help="time only labels that begin so, separated by semicolons")
+    parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments of `tuned` (%(default)s)")
+    parser.add_argument("--models", type=int, default=4, help="of each in a round of `tuned` (%(default)s)")
+    parser.add_argument("--afresh", action="store_true", help="forget what the JSON holds")
+    parser.add_argument("--standing", action="store_true", help="the cluster has been made with `cluster up` already")
+    options = parser.parse_args()
+    name, usual, groups_of = STUDIES[options.study]
+    if options.short:
+        usual = SMALL
+        options.rounds, options.models, options.sizes = 1, 1, "32"
+    elif options.study == "scale":
+        usual = SCALE.get(options.hosts, usual)
+    given = {"hosts": options.hosts, "rate": options.rate, "bytes": options.bytes, "mtu": options.mtu}
+    setting = replace(usual, **{key: value for key, value in given.items() if value is not None})
+    if options.json == parser.get_default("json") and options.study != "schemes":
+        options.json = options.json.with_stem(f"{name}_{setting.hosts}")
+    found = {} if options.afresh else known(options.json, setting)
+    if problem := cluster.available():
+        raise SystemExit(f"skipped: {problem}")
+    with nullcontext() if options.standing else cluster.made([setting.rate] * (setting.hosts + 1), setting.mtu):
+        if options.study != "tuned" or options.only or "rows" not in found:
+            found |= time_list(setting, options, groups_of(setting, options), found.get("rows", []))
+        if options.study == "tuned" and options.rounds:
+            found["duel"] = time_duel(setting, options, found["rows"])
+    save(options.json, {**asdict(setting), "bound_seconds": setting.bound, **found})
+
+
+def known(path: Path, setting: Setting) -> dict[str, Any]:
+    """The rows that the JSON holds of this setting."""
+    held = json.loads(path.read_text()) if path.exists() else {}
+    if any(held.get(key) != value for key, value in asdict(setting).items()):
+        return {}
+    return {key: held[key] for key in ("links", "rows", "trace", "duel") if key in held}
+
+
+def time_list(setting: Setting, options: Any, groups: list[dict[str, Any]], known_rows: Rows) -> dict[str, Any]:
+    """Time the groups of a study; its rows, with those known before of what is not timed now, and the trace."""
+    names = tuple(options.only.split(";"))
+    for one in groups:
+        kind = "rivals" if "rivals" in one else "cases"
+        one[kind] = [each for each in one[kind] if each["label"].startswith(names)]
+    groups = [one for one in groups if one.get("rivals") or one.get("cases")]
+    done = run_groups(groups, options.seconds)
+    timed = [one for one in done if "trace" not in one]
+    rows = summarize(setting, timed)
+    labels = {(row["scheme"], row["mode"]) for row in rows}
+    rows += [row for row in known_rows if (row["scheme"], row["mode"]) not in labels]
+    show(setting, rows)
+    found: dict[str, Any] = {"links": next((one["links"] for one in timed if "links" in one), None), "rows": rows}
+    for asked, one in zip(groups, done, strict=False):
+        if "trace" in one:
+            traced = {name: one["results"][-1][name] for name in ("scheme", "parameters")}
+            found["trace"] = {**traced, "hosts": asked["hosts"], "bytes": asked["nbytes"], "sends": one["trace"]}
+    return found
+
+
+def time_duel(setting: Setting, options: Any, swept: Rows) -> dict[str, Any]:
+    """Time the best of each kind in turn with auto."""
+    done = run_groups(duel(setting, options, swept), options.seconds)
+    rows = summarize(setting, done)
+    show(setting, rows)
+    return {"rows": rows, "seconds_over_auto": over_auto(done)}
 
 
 if __name__ == "__main__":

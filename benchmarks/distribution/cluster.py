@@ -2,7 +2,7 @@
 
 `python -m benchmarks.distribution.cluster up --hosts 100 --rate 20mbit`, `... run -- PROGRAM ...`, and `... down`. Host
 0 is the trainer's, hosts 1..N the others. `up` replaces what an earlier `up` left; `down` leaves
-nothing: namespaces, bridge, neighbor table limits and files are as before. Only the standard library and iproute2."""
+nothing: namespaces, bridge, neighbor table limits and files are as before. Needs iproute2."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-NAME = os.environ.get("DDRL_CLUSTER", "ddrl")  # several clusters can stand beside each other; at most 6 letters
+from benchmarks.harness import mpi_environment
+
+NAME = os.environ.get("DDRL_CLUSTER", "ddrl")  # several clusters can exist side by side; at most 6 letters
 if not NAME.isalnum() or len(NAME) > 6:
     raise SystemExit(f"DDRL_CLUSTER={NAME!r}: at most 6 letters and digits, for interfaces bear the name")
 STATE = Path(f"/run/{NAME}-cluster")
@@ -31,7 +33,7 @@ SUBNET = f"10.{78 + zlib.crc32(NAME.encode()) % 100 if NAME != 'ddrl' else 77}"
 NETWORK = f"{SUBNET}.0.0/16"
 BRIDGE_ADDRESS = f"{SUBNET}.255.254/16"
 QUEUE_SECONDS = 0.02  # of a link's time that a connection may hold in its socket, where links are slow
-SOCKET_LEAST = 8192  # bytes
+MIN_SOCKET_BYTES = 8192
 NEIGHBORS = ("gc_thresh1", "gc_thresh2", "gc_thresh3")
 
 
@@ -104,7 +106,7 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
                 "link set lo up",
                 # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall.
                 f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min "
-                f"{_least_timeout(rate, len(rates))}s",
+                f"{_min_timeout(rate, len(rates))}s",
             ],
         )
         shape = f"root tbf rate {rate} burst {burst} limit"
@@ -126,26 +128,25 @@ def _burst(rate: str, mtu: int) -> int:
     return max(6000, 2 * (mtu + 14), int(rate_bytes(rate) * 2e-3))
 
 
-def _least_timeout(rate: str, hosts: int) -> int:
+def _min_timeout(rate: str, hosts: int) -> int:
     """Seconds before TCP may take for lost what waits: longer than a host that serves all others at once keeps full
     sockets waiting."""
-    return max(3, math.ceil(2 * (hosts - 1) * SOCKET_LEAST / rate_bytes(rate)))
+    return max(3, math.ceil(2 * (hosts - 1) * MIN_SOCKET_BYTES / rate_bytes(rate)))
 
 
-def change_rate(host: int, rate: str, *, up_only: bool = False) -> None:
-    """Give one host's link another rate while it runs: each way, or only for what the host sends."""
-    state = json.loads((STATE / "state.json").read_text())
-    # tbf would wait for ever on a packet already queued that is longer than its burst.
-    burst = max(_burst(rate, state["mtu"]), _burst(state["rates"][host], state["mtu"]))
-    shape = f"root tbf rate {rate} burst {burst} limit"
-    if not up_only:
-        _batch(["tc"], [f"qdisc replace dev {LINK}{host} {shape} 16000000"])
-    _batch(["tc", "-n", f"{PREFIX}{host}"], [f"qdisc replace dev eth0 {shape} 4000000"])
+@contextlib.contextmanager
+def made(rates: Sequence[str], mtu: int = 1500) -> Iterator[None]:
+    """A cluster for a while."""
+    up(rates, mtu=mtu)
+    try:
+        yield
+    finally:
+        down()
 
 
 def down() -> None:
     """Take everything away again; without a cluster it does nothing."""
-    names = end_processes()  # who still runs there would keep the namespace alive
+    names = end_processes()  # a process there would keep the namespace alive
     if names:
         _batch(["ip"], [f"netns delete {name}" for name in names])
     deadline = time.monotonic() + 60
@@ -199,7 +200,7 @@ def mpirun(
     }
     held = int(min(rate_bytes(rate) for rate in state["rates"]) * QUEUE_SECONDS)
     if held < 1 << 17:  # else the system's own choice, which grows with need
-        settings["btl_tcp_sndbuf"] = str(max(SOCKET_LEAST, held))
+        settings["btl_tcp_sndbuf"] = str(max(MIN_SOCKET_BYTES, held))
     ranks = [1] * count if ranks is None else ranks
     command = [
         str(found if found.exists() else "mpirun"),
@@ -229,18 +230,12 @@ def mpirun(
         "--prtemca",
         "oob_tcp_peer_retries",
         "10",
-    ]  # the start is not told over slow links
+    ]  # mpirun speaks to each host directly, not over slow links
     for name, value in settings.items():
         command += ["--mca", name, value]
     for name, value in (environment or {}).items():
         command += ["-x", f"{name}={value}"]
     return [*command, *program]
-
-
-def mpi_environment() -> dict[str, str]:
-    """The environment in which root may call mpirun."""
-    allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
-    return {**os.environ, **allowed}
 
 
 def _neighbors(name: str) -> Path:

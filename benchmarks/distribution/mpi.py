@@ -2,10 +2,10 @@
 algorithms and segment sizes, blocking scatter and allgather, a pipeline in thirty lines of mpi4py, our own plans over
 ZeroMQ, and torch's gloo.
 
-A rival is {kind, ...}: bcast (algorithm, segment, MPI's numbers and bytes; both 0: MPI's choice; the ranks' order),
-scatter_allgather, pipeline (chunk), zeromq (a scheme with its parameters), gloo (piece). MPI's algorithm is changed
-while the job runs, by its tool interface and a fresh communicator, so that all rivals and our own schemes take turns
-on the same processes and links."""
+A rival is {kind, ...}: bcast (algorithm and segment, MPI's numbers and bytes; both 0: MPI's choice), scatter_allgather,
+pipeline (chunk), zeromq (a scheme with its parameters), gloo (piece). MPI's algorithm is changed while the job runs, by
+its tool interface and a fresh communicator, so that all rivals and our own schemes take turns on the same processes and
+links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from benchmarks.distribution import cluster
-from benchmarks.distribution.root import busy
 from ddrl.distribution.schemes import make_plan
 
 BCAST_ALGORITHMS = {
@@ -40,6 +39,12 @@ BCAST_ALGORITHMS = {
 }
 PORTS = itertools.count(29700)  # of ZeroMQ, one for each rival
 AHEAD = 8  # receives posted, and sends outstanding, of the pipeline
+
+
+def busy() -> tuple[float, float]:
+    """Busy and total processor time of the machine so far, in ticks."""
+    fields = [float(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return sum(fields) - fields[3] - fields[4], sum(fields)
 
 
 def set_variable(name: str, value: int) -> None:
@@ -63,14 +68,12 @@ def set_variable(name: str, value: int) -> None:
         raise SystemExit(f"MPI's variable {name} cannot be set")
 
 
-def bcast(
-    comm: MPI.Comm, model: NDArray[np.uint8], algorithm: int, segment: int, order: list[int] | None = None
-) -> Callable[[], None]:
-    """MPI_Bcast; `order`: all ranks, the root first, in the order that MPI shall have them (None: as they are)."""
+def bcast(comm: MPI.Comm, model: NDArray[np.uint8], algorithm: int, segment: int) -> Callable[[], None]:
+    """MPI_Bcast by that algorithm and segment size [bytes; 0: whole]."""
     names = ("coll_tuned_bcast_algorithm", "coll_tuned_bcast_algorithm_segmentsize")
     for name, value in zip(names, (algorithm, segment), strict=True):
         set_variable(name, value)
-    comm = comm.Split(0, order.index(comm.rank) if order else comm.rank)
+    comm = comm.Split(0, comm.rank)  # a new communicator takes the variables as they are now
     for name in names:  # ranks that take no part must agree with these on every other communicator
         set_variable(name, 0)
     return lambda: comm.Bcast(model, 0)

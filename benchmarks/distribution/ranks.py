@@ -1,18 +1,16 @@
-"""What the distribution benchmarks run on each host of a cluster: relays that carry models by one plan after another,
-timed at the root.
+"""What `benchmarks.distribution` runs on each host of a cluster: models carried by one plan after another, and the
+broadcasts that they are compared with.
 
-`python -m benchmarks.distribution.ranks REQUEST.json OUT.json`; one rank a host. A request holds groups, one after
-another, each on the first `hosts` hosts with relays of its own; a group's cases are {scheme, parameters, models,
-versions_in_flight}, and it may name a codec with the model's manifest, and a file of versions to send. The relays are
-the library's own; the root publishes whenever a model may leave, and takes the times of the confirmations. Rank 0 asks
-on stdout for other rates of the links (`RATES {...}`) and reads a line from stdin when they are set, and says `GROUP n`
-when n groups have ended."""
+`python -m benchmarks.distribution.ranks REQUEST.json OUT.json`; one rank a host. A request is a list of groups, one
+after another, each on the first `hosts` hosts. A group has either `rivals` (arguments of `mpi.measure`) or `cases`
+{scheme, parameters, models, versions_in_flight}, which the library's own relays carry; then it may ask for a `trace`.
+The root publishes whenever a model may leave, and takes the times of the hosts' confirmations.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from dataclasses import asdict
@@ -22,189 +20,257 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-import ddrl.distribution.relay as relay_module
-from benchmarks.distribution.mpi import measure
-from benchmarks.distribution.root import Root, ask_for_rates, connect, drive, replan
+from benchmarks.distribution.mpi import busy, measure
 from benchmarks.distribution.traces import merge_traces
 from ddrl.channels.board import Board, Command, Counters
-from ddrl.channels.lane import Lane
+from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.rows import ParameterLayout
+from ddrl.core.files import write_atomically
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import PaceWatch
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay, slots_needed
+from ddrl.distribution.schemes import Choice, Situation, choose_best
 from ddrl.distribution.waits import wait
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
+CONNECT_TAG = 99
+PLANNING_SECONDS = 5.0  # that auto may simulate
 
 
-def host(
-    comm: MPI.Comm, nbytes: int, versions_in_flight: int, trace: bool, codec: str, manifest: str
-) -> tuple[Relay, Mailbox, Board, Membership]:
-    """A relay over private memory."""
-    config = ClusterConfig(scheme="auto", versions_in_flight=versions_in_flight, codec=codec)
-    layout = ParameterLayout.from_json(manifest.encode()) if manifest else None
-    board = Board.create(None)
-    mailbox = Mailbox.create(None, nbytes, slots_needed(config), readers_needed(config))
-    counters = Counters.create(None, 1)
-    lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)] if comm.rank == 0 else []
-    readers = [mailbox.reader(index, firm=True) for index in range(readers_needed(config))]
-    local = LocalHost(mailbox, readers, board, counters.row(0), ROW, layout)
-    membership = Membership(comm)
-    whole = Config(cluster=config)
-    relay = (
-        host_relay(membership, whole, local, trace=trace)
-        if comm.rank
-        else root_relay(membership, whole, local, lanes=lanes, trace=trace)
-    )
-    return relay, mailbox, board, membership
+class Host:
+    """A relay over private memory, with what it needs."""
+
+    def __init__(self, comm: MPI.Comm, group: dict[str, Any]) -> None:
+        most = max(case["versions_in_flight"] for case in group["cases"])
+        config = ClusterConfig(scheme="auto", versions_in_flight=most)
+        count = readers_needed(config)
+        self.comm = comm
+        self.board = Board.create(None)
+        self.mailbox = Mailbox.create(None, group["nbytes"], slots_needed(config), count)
+        self.membership = Membership(comm)
+        counters = Counters.create(None, 1)
+        readers = [self.mailbox.reader(index, firm=True) for index in range(count)]
+        local = LocalHost(self.mailbox, readers, self.board, counters.row(0), ROW)
+        trace = group.get("trace", False)
+        whole = Config(cluster=config)
+        if comm.rank:
+            self.relay = host_relay(self.membership, whole, local, lanes=LaneSet([]), table=counters, trace=trace)
+        else:
+            lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)]
+            mirrors = [Counters.create(None, 1) for _ in lanes]
+            self.relay = root_relay(self.membership, whole, local, lanes=lanes, mirrors=mirrors, trace=trace)
+
+    def notes(self) -> list[Any]:
+        """What the relay's last executor noted of its messages, where the group wants a trace."""
+        executor = self.relay.models.executor
+        return list(executor.traffic.trace) if executor is not None else []
 
 
-def meet(comm: MPI.Comm) -> None:
-    """A barrier that sleeps."""
-    wait([comm.Ibarrier()])
+def connect(comm: MPI.Comm, plan: Plan) -> None:
+    """Open the connections that a plan needs, each by an empty message, while the links are idle: no model should wait
+    for handshakes."""
+    nothing = np.zeros(1, np.uint8)
+    sources = np.unique(plan.source[plan.target == comm.rank])
+    targets = np.unique(plan.target[plan.source == comm.rank])
+    requests = [comm.Irecv(nothing, int(source), CONNECT_TAG) for source in sources]
+    requests += [comm.Isend(np.zeros(1, np.uint8), int(target), CONNECT_TAG) for target in targets]
+    wait(requests)
 
 
-def notes(relay: Relay) -> list[Any]:
-    """What the relay's last executor noted, where it was asked to."""
-    return list(relay.models.executor.traffic.trace) if relay.models.executor is not None else []
-
-
-def run_group(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
-    """One set of relays from start to end; rank 0 puts its findings into `out` and saves them case by case."""
-    most = max(
-        [case["versions_in_flight"] for case in group["cases"]] + [group.get("replan", {}).get("versions_in_flight", 1)]
-    )
-    relay, mailbox, board, membership = host(
-        comm, group["nbytes"], most, group.get("trace", False), group.get("codec", "none"), group.get("manifest", "")
-    )
-    sent: list[tuple[int, float]] = []  # bytes, and seconds of the processor, by each plan
-    if comm.rank:
-        before = 0
-        used = time.process_time()
-        executor = relay.models.executor
-        while not relay.finished:
-            relay.step()
-            if relay.models.executor is not executor or relay.finished:
-                executor = relay.models.executor
-                total = relay.models.totals().bytes_sent
-                sent.append((total - before, time.process_time() - used))
-                before = total
-                used = time.process_time()
-                if (
-                    len(sent) > 1 and not relay.finished and executor is not None and "replan" not in group
-                ):  # the root's first plan is never used
-                    connect(comm, executor.plan)
-        membership.leave()
-        comm.gather(sent)
-        comm.gather(notes(relay))
-        return
-    root = Root(comm, relay, mailbox, np.load(group["versions"], mmap_mode="r") if "versions" in group else None)
-    save = out["save"]
-    root.sender._watch = PaceWatch(math.inf)  # the case says what is used
-    found: dict[str, Any] = {"links": asdict(relay.models.links), "results": []}
-    out["groups"].append(found)
-    while len(root.sender.ready) < relay.hosts:
+def forward(host: Host) -> list[tuple[int, float]]:
+    """Run another host's relay to its end; bytes sent and processor seconds used, by plan."""
+    relay = host.relay
+    executor = relay.models.executor
+    sent: list[tuple[int, float]] = []
+    before = 0
+    used = time.process_time()
+    while not relay.finished:
         relay.step()
+        if relay.models.executor is executor and not relay.finished:
+            continue
+        executor = relay.models.executor
+        total = relay.models.totals().bytes_sent
+        sent.append((total - before, time.process_time() - used))
+        before = total
+        used = time.process_time()
+        if len(sent) > 1 and not relay.finished and executor is not None:  # the root's first plan is never used
+            connect(host.comm, executor.plan)
+    return sent
 
-    def timed(case: dict[str, Any]) -> dict[str, Any]:
-        figures = drive(root, case)
+
+class Root:
+    """Drives the root's relay: publishes versions one after another, and notes when each began and ended."""
+
+    def __init__(self, host: Host) -> None:
+        self.comm = host.comm
+        self.relay: Relay = host.relay
+        self.sender: Any = host.relay.models
+        self.sender._watch = PaceWatch(math.inf)  # plans change with the cases alone
+        self.mailbox = host.mailbox
+        self.version = 0
+        self.vector = np.random.default_rng(1).integers(0, 256, self.mailbox.nbytes, dtype=np.uint8)
+        self.started: list[float] = []
+        self.ended: list[float] = []
+        self._unconfirmed: dict[int, int] = {}  # hosts, by version
+        self._choices: dict[str, Choice] = {}  # of auto, by case: the links of a group are measured once
+
+    def wait_until_ready(self) -> None:
+        """Until every host has the plan in force."""
+        while len(self.sender.ready) < self.relay.hosts:
+            self.relay.step()
+
+    def plan(self, case: dict[str, Any]) -> Choice:
+        """Put the case's plan into force on all hosts."""
+        while not self.sender.settled:
+            self.relay.step()
+        parameters = case["parameters"]
+        in_flight = case["versions_in_flight"]
+        choice = Choice(case["scheme"], parameters)
+        if case["scheme"] == "auto":
+            key = f"{in_flight} {parameters}"
+            if key not in self._choices:
+                situation = Situation(self.sender.links.network(), self.mailbox.nbytes, in_flight, **parameters)
+                self._choices[key] = choose_best(situation, budget_seconds=PLANNING_SECONDS)
+            choice = self._choices[key]
+        self.sender.plan_with(choice, in_flight)
+        self.wait_until_ready()
+        connect(self.comm, self.sender.executor.plan)
+        self.sender.confirms.clear()
+        self.started = []
+        self.ended = []
+        self._unconfirmed = {}
+        return choice
+
+    def step(self, may_publish: bool) -> None:
+        """Publish if the newest version has left, move the relay, and note what has left and what all hosts have."""
+        if may_publish and self.mailbox.newest < self.version:
+            self.vector[:8].view(np.int64)[0] = self.version
+            self.mailbox.publish(self.vector, self.version)
+        sent = self.sender.sent_version
+        begun = time.perf_counter()
+        self.relay.step()
+        if self.sender.sent_version > sent:
+            self.started.append(begun)
+            self._unconfirmed[self.sender.sent_version] = self.relay.hosts
+            self.version += 1
+        now = time.perf_counter()
+        for _, confirm in self.sender.confirms:
+            if confirm.version in self._unconfirmed:
+                self._unconfirmed[confirm.version] -= 1
+                if not self._unconfirmed[confirm.version]:
+                    self.ended.append(now)
+        self.sender.confirms.clear()
+
+    def drive(self, case: dict[str, Any]) -> dict[str, Any]:
+        """Send a case's models; its figures."""
+        choice = self.plan(case)
+        executor = self.sender.executor
+        models = case["models"]
+        in_flight = case["versions_in_flight"]
+        sent_before = executor.traffic.bytes_sent
+        busy_before = busy()
+        limit = time.perf_counter() + case["limit"]
+        while len(self.ended) < models:
+            self.step(len(self.started) < models and len(self.started) - len(self.ended) < in_flight)
+            if time.perf_counter() > limit:  # what has begun still ends
+                models = len(self.started)
+        busy_after = busy()
+        seconds = [end - start for start, end in zip(self.started, self.ended, strict=True)]
+        return {
+            **case,
+            "scheme": choice.scheme,
+            "parameters": choice.parameters,
+            "expected": choice.seconds,
+            "seconds": seconds,
+            "periods": self.periods(seconds, in_flight),
+            "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(self.ended),
+            "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]),
+            "problems": list(self.sender.problems)[-3:],
+        }
+
+    def periods(self, seconds: list[float], in_flight: int) -> list[float]:
+        """Seconds a model in the steady state: the first models find idle links, the last ones have them alone."""
+        if in_flight == 1:
+            return seconds[min(1, len(seconds) - 1) :]
+        first = in_flight - 1
+        last = len(seconds) - in_flight
+        if last > first:
+            return [(self.ended[last] - self.ended[first]) / (last - first)]
+        return [(self.ended[-1] - self.started[0]) / len(seconds)]
+
+
+def run_cases(comm: MPI.Comm, group: dict[str, Any], found: dict[str, Any], save: Any) -> None:
+    """A group of cases from the start of its relays to their end; rank 0 saves after each case."""
+    host = Host(comm, group)
+    if comm.rank:
+        sent = forward(host)
+        host.membership.leave()
+        comm.gather(sent)
+        comm.gather(host.notes())
+        return
+    root = Root(host)
+    root.wait_until_ready()
+    found["links"] = asdict(host.relay.models.links)
+    for case in group["cases"] * group.get("rounds", 1):
+        figures = root.drive(case)
         found["results"].append(figures)
         save()
-        if os.environ.get("DDRL_BENCHMARK_VERBOSE"):
-            shown = {name: value for name, value in figures["parameters"].items() if not isinstance(value, list)}
-            print(
-                figures["label"],
-                figures["scheme"],
-                shown,
-                figures["versions_in_flight"],
-                f"{figures['period']:.3f} s",
-                f"cpu {figures['cpu']:.2f}",
-                [round(value, 3) for value in figures["seconds"]][:6],
-                figures["problems"],
-                flush=True,
-            )
-        return figures
-
-    for _ in range(group.get("rounds", 1)):
-        for case in group["cases"]:
-            timed(case)
-    if "duel" in group:  # the first case against the best of the others, in turn
-        best = min(found["results"][1:], key=lambda result: result["period"])
-        rival = {
-            **{name: best[name] for name in ("scheme", "parameters", "versions_in_flight", "label", "warm")},
-            "limit": best["limit"],
-        }
-        for _ in range(group["duel"]["rounds"]):
-            for case in (group["cases"][0], rival):
-                timed({**case, "models": group["duel"]["models"]})
-    if "replan" in group:
-        found["replan"] = replan(root, group["replan"])
-    board.command = Command.STOP
-    relay.run()
-    membership.leave()
-    everyone = comm.gather(sent)
-    for index, figures in enumerate(
-        found["results"]
-    ):  # noted when a plan took over: before the first, of the first, of each case
+        report(figures)
+    host.board.command = Command.STOP
+    host.relay.run()
+    host.membership.leave()
+    everyone = comm.gather([])
+    for index, figures in enumerate(found["results"]):
+        # A relay notes what it sent when a plan takes over: before the first plan, of the root's first, of each case.
         counted = [sent[index + 2] for sent in everyone[1:] if len(sent) > index + 2]
-        figures["relay_bytes"] = [nbytes / len(figures["seconds"]) for nbytes, _ in counted]
-        figures["relay_seconds"] = float(np.mean([seconds for _, seconds in counted] or [math.nan]))
-        figures["relay_seconds"] /= len(figures["seconds"])
-    traces = comm.gather(notes(relay))
+        models = len(figures["seconds"])
+        figures["relay_bytes"] = [nbytes / models for nbytes, _ in counted]
+        figures["relay_seconds"] = float(np.mean([used for _, used in counted] or [math.nan])) / models
+    traces = comm.gather(host.notes())
     if any(traces):
         plan = root.sender.executor.plan
         merged = merge_traces(plan, traces)
-        last = merged[
-            merged[:, 5] >= plan.messages * (len(found["results"][-1]["seconds"]) - 1)
-        ]  # the first models open connections
+        first = plan.messages * (len(found["results"][-1]["seconds"]) - 1)
+        last = merged[merged[:, 5] >= first]  # the first models open connections
         last[:, :3] -= last[:, 0].min()
         found["trace"] = np.round(last, 6).tolist()
     save()
 
 
-def run_rivals(comm: MPI.Comm, group: dict[str, Any], out: Any) -> None:
-    """What is compared with, one after another on the same processes: a group's `rivals` are arguments of
-    `mpi.measure`."""
-    found: dict[str, Any] = {"results": []}
-    out["groups"].append(found)
+def run_rivals(comm: MPI.Comm, group: dict[str, Any], found: dict[str, Any], save: Any) -> None:
+    """A group of rivals, one after another on the same processes."""
     for rival in group["rivals"]:
         figures = measure(comm, group["nbytes"], **rival)
         found["results"].append(figures)
         if comm.rank == 0:
-            out["save"]()
-            shown = [round(second, 3) for second in figures["seconds"]]
-            print(figures["label"], f"cpu {figures['cpu']:.2f}", shown[:6], figures["problems"], flush=True)
+            save()
+            report(figures)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """All of it or nothing, whenever the run is ended."""
-    beside = path.with_suffix(".new")
-    beside.write_text(text)
-    beside.replace(path)
+def report(figures: dict[str, Any]) -> None:
+    """One line of what was just timed."""
+    seconds = [round(second, 3) for second in figures["seconds"][:6]]
+    print(figures["label"], f"cpu {figures['cpu']:.2f}", seconds, *figures["problems"], flush=True)
 
 
 def main() -> None:
-    request = json.loads(Path(sys.argv[1]).read_text())
-    for name, value in request.get("tune", {}).items():
-        setattr(relay_module, name, value)
+    groups = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(sys.argv[2])
     world = MPI.COMM_WORLD
-    out: dict[str, Any] = {"groups": []}
-    out["save"] = lambda: write_whole(Path(sys.argv[2]), json.dumps({"groups": out["groups"]}))
-    for group in request["groups"]:
+    done: list[dict[str, Any]] = []
+
+    def save() -> None:
+        write_atomically(out, json.dumps(done).encode())
+
+    for group in groups:
         hosts = group.get("hosts", world.size - 1)
-        if world.rank == 0 and "rates" in group:
-            ask_for_rates(group["rates"])
-        if world.rank == 0 and "sending_rates" in group:
-            ask_for_rates(group["sending_rates"], up_only=True)
-        meet(world)
         comm = world.Split(int(world.rank > hosts), world.rank)
+        done.append({"results": []})
         if world.rank <= hosts:
-            (run_rivals if "rivals" in group else run_group)(comm, group, out)
-        if world.rank == 0:
-            print(f"GROUP {len(out['groups'])}", flush=True)
-        meet(world)
+            (run_rivals if "rivals" in group else run_cases)(comm, group, done[-1], save)
+        wait([world.Ibarrier()])
         comm.Free()
 
 

@@ -23,7 +23,6 @@ from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
-from ddrl.learner.passes import AutogradPasses
 from ddrl.run.process import flush_denormals, set_torch_threads
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
@@ -60,9 +59,7 @@ def random_batch(spec: EnvSpec, size: int) -> Batch:
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = Learner.of(Config(learner=config), spec)
     if autograd:
-        part = learner.parts["value"]
-        passes = learner._passes["value"] = AutogradPasses(part, learner.parts)
-        part.optimize([passes.learning(vector) for vector in (part.online.vector, *part.moments)])
+        learner.use_autograd("value")
     batch = random_batch(spec, config.batch_size)
 
     def run() -> None:

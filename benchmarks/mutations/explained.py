@@ -8,7 +8,7 @@ _COMMUTES = "max and min of two numbers do not depend on their order"
 
 _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of the faulty line): why
     ("ddrl/distribution/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
-    ("ddrl/pool/plots.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
+    ("ddrl/pool/page.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
     ("ddrl/pool/rounds.py", "swapped arguments", "max(sent.start"): _COMMUTES,
     ("ddrl/balance/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
         "the products of a dot product commute, and their order stays"
@@ -31,7 +31,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/run/serial.py", "constant", "board_name(topology.run_id, 1)"): (
         "where all is one process, nobody looks for the board by its name"
     ),
-    ("ddrl/plots/settings.py", "constant", "range(3, len(rows) + 4)"): (
+    ("ddrl/plots/runs.py", "constant", "range(3, len(rows) + 4)"): (
         "a count of all rows, which comes before, always tells them apart"
     ),
 }

@@ -137,11 +137,6 @@ _NAMED = {
             "rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])",
             "rest[cells] -= theta[contract] * supply[cells]",
         ),
-        (
-            "demand is due a window late",
-            "return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part",
-            "return curve[rows, left]",
-        ),
     ),
     "admix/market.py": (
         ("every day has the same walk", "for past in range(day + 1):", "for past in range(1):"),
@@ -188,44 +183,51 @@ _NAMED = {
         ),
     ),
     "core/settings.py": (("a setting that does not exist passes", "if name not in known:", "if False:"),),
-    "learner/targets.py": (
+    "learner/losses.py": (
         (
             "the maximum in place of the double choice",
-            "return torch.addcmul(r_t, discount_t, q_t.gather(1, best).squeeze(1))",
-            "return torch.addcmul(r_t, discount_t, q_t.amax(dim=1))",
+            "best = selector.argmax(dim=1, keepdim=True)",
+            "best = q_t.argmax(dim=1, keepdim=True)",
         ),
-        ("the step size stays", "return lr * (1.0 + (end_fraction - 1.0) * progress)", "return lr"),
         (
             "importance weights are left out of the slope",
-            "return slope * weight * (-1.0 / len(weight))",
-            "return slope * (-1.0 / len(weight))",
+            "slope_taken = inside * weight * (-1.0 / len(weight))",
+            "slope_taken = inside * (-1.0 / len(weight))",
         ),
+        (
+            "quantiles are weighed from the wrong side",
+            "torch.where(error < 0, 1.0 - tau, tau)",
+            "torch.where(error < 0, tau, 1.0 - tau)",
+        ),
+        ("one critic alone", "values_t.amin(dim=0)", "values_t[0]"),
     ),
     "learner/part.py": (
         ("the target never follows", "self._follow(self._config.target_rate)", "pass"),
-        ("a saved optimizer begins anew", "self.updates = self.adam.steps = updates", "self.updates = updates"),
-    ),
-    "learner/adam.py": (
+        ("a saved optimizer begins anew", "self._adam.steps = updates", "pass"),
         (
             "gradients are not clipped",
             "shrink = (norm / self._max_grad_norm).clamp_(min=1.0)",
             "shrink = (norm / self._max_grad_norm).clamp_(min=1.0, max=1.0)",
         ),
     ),
-    "learner/layers.py": (
+    "learner/engine.py": (
         (
-            "relu has no derivative",
-            "relu_backward(slope_below, below, 0, grad_input=slope_below)",
-            "relu_backward(slope_below, below, -1, grad_input=slope_below)",
+            "a second gradient replaces the first",
+            'arguments["add"] = add or bool(places & written)',
+            'arguments["add"] = add',
+        ),
+        (
+            "a derivative by an input is lost",
+            "slopes.add(of, (slope * columns.scale).view(of.shape))",
+            "slopes.add(of, torch.zeros_like(of))",
         ),
     ),
     "learner/learner.py": (
         ("the random state is not saved", 'self._random[0] = torch.from_numpy(np.array(state["torch_rng"]))', "pass"),
         ("divergence passes", "if not math.isfinite(value):", "if False:"),
+        ("the step size stays", "return lr * (1.0 + (end_fraction - 1.0) * progress)", "return lr"),
     ),
-    "learner/algorithms/c51.py": (
-        ("the selector is the target network", '"logits_t_selector" if self._double else "logits_t"', '"logits_t"'),
-    ),
+    "learner/algorithms/c51.py": (("the selector is the target network", 'outputs.get("logits_t_selector")', "None"),),
     "learner/algorithms/pqn.py": (
         (
             "every minibatch is the same",
@@ -239,7 +241,6 @@ _NAMED = {
         ),
     ),
     "learner/algorithms/td3.py": (
-        ("one critic alone", ".squeeze(2).amin(dim=1)", ".squeeze(2)[:, 0]"),
         ("the actor learns at every update", "if self.updates % self._settings.actor_delay:", "if False:"),
         (
             "target noise is not clipped",
@@ -250,24 +251,17 @@ _NAMED = {
     "learner/algorithms/d4pg.py": (
         (
             "weights are left out",
-            "return Loss((batch.weight * each).mean(), priority",
-            "return Loss(each.mean(), priority",
+            "return Loss((batch.weight * each).mean(), each",
+            "return Loss(each.mean(), each",
         ),
     ),
     "learner/algorithms/r2d2.py": (
         (
             "values are not rescaled",
-            "batch.r_t + batch.discount_t * rules.unscale(best, settings.rescaling)",
+            "batch.r_t + batch.discount_t * losses.unscale(best, settings.rescaling)",
             "batch.r_t + batch.discount_t * best",
         ),
         ("burn-in is learned from", "there = (here + batch.ahead).clamp(max=q.shape[1] - 1)", "there = here"),
-    ),
-    "learner/quantiles.py": (
-        (
-            "quantiles are weighed from the wrong side",
-            "torch.where(error < 0, 1.0 - tau, tau)",
-            "torch.where(error < 0, tau, 1.0 - tau)",
-        ),
     ),
     "replay/pacing.py": (
         ("the ratio is not kept", "return min(count, band) - self.samples_behind <= band", "return True"),
@@ -373,7 +367,6 @@ _NAMED = {
             "if request.task in self._holds or request.task in self._waiting:",
             "if False:",
         ),
-        ("a withdrawn device is granted", "self._devices.discard(device)", "pass"),
         ("seconds held are not counted", "self.held_seconds[task] += now - hold.since", "pass"),
     ),
     "pool/leases.py": (
@@ -382,9 +375,9 @@ _NAMED = {
             "if is_alive(pid, started):\n                raise",
             "if False:\n                raise",
         ),
-        ("a dead task keeps its device", "if member.owner == owner:", "if False:"),
+        ("a dead task keeps its device", "if member.pidfd == descriptor:", "if False:"),
     ),
-    "pool/policies/fair.py": (
+    "pool/policies.py": (
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
@@ -394,16 +387,16 @@ _NAMED = {
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
         (
             "billing is forgotten at a restart",
-            'for name in ("shown", "seen_shown", "seen_billed", "rate"):',
-            'for name in ("shown", "rate"):',
+            'COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")',
+            'COUNTERS = ("shown", "rate", "theta")',
         ),
     ),
     "admix/server.py": (
         ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
         (
             "counters are lost at the end",
-            "return_exceptions=True)\n        snapshot.save(self._state, snapshot.encode(self.mixer))",
-            "return_exceptions=True)",
+            "    snapshot.save(state, snapshot.encode(mixer))  # all",
+            "    # all",
         ),
     ),
     "telemetry/store.py": (
@@ -423,6 +416,7 @@ _NAMED = {
             "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
             "total = float(values.sum()) if values.size else base.get(add)",
         ),
+        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
     ),
     "telemetry/recorder.py": (
         (
@@ -430,9 +424,6 @@ _NAMED = {
             "except Exception as error:  # training must outlive its telemetry",
             "except ZeroDivisionError as error:",
         ),
-    ),
-    "telemetry/bottleneck.py": (
-        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
     ),
     "plots/replay.py": (
         (

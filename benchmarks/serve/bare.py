@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 import onnxruntime
 
+from ddrl.admix.making import Book
 from ddrl.admix.messages import Decision, DisplayRequest
-from ddrl.admix.mixer import Book, ServedPolicy
+from ddrl.admix.mixer import ServedPolicy
 from ddrl.admix.serving import open_mixer
 
 
@@ -27,9 +28,9 @@ class Bare:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(policy.model.onnx, options, providers=["CPUExecutionProvider"])
-        slots = len(book.ids) + book.bids
+        slots = len(book.contracts.ad_id) + book.bids
         self._ad = np.concatenate([book.rows, np.tile(book.layout.bid_row(), (book.bids, 1))])[None].copy()
-        self._columns = book.fields.index("ecpm"), book.fields.index("ctr")
+        self._columns = book.layout.ad_fields.index("ecpm"), book.layout.ad_fields.index("ctr")
         self._scores = np.zeros((1, slots), np.float32)
         self._held = policy.model.layout.views(policy.vector)
         arrays = {**self._held, "ad": self._ad, "overall": np.zeros((1, len(book.play.overall_fields)), np.float32)}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.admix.serving import make_book
+from ddrl.admix.making import make_book
 from ddrl.core.config import EnvConfig
 
 CANDIDATES = 50
@@ -29,7 +29,7 @@ def make_run(run: Path, seed: int = 0) -> None:
     from ddrl.core.algorithm import Declaration
     from ddrl.learner.algorithm import Acting
     from ddrl.learner.export import export_model
-    from ddrl.learner.flat import named_tensors
+    from ddrl.learner.part import named_tensors
 
     class Scores(nn.Module):
         """Ten features of a candidate and two of the whole play -> its score [eCPM]."""

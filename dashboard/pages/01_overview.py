@@ -8,8 +8,8 @@ import watch
 
 from ddrl import plots
 from ddrl.telemetry.directory import FILMS, find_film
-from ddrl.telemetry.progress import count_text, duration_text, value_text
 from ddrl.telemetry.reading import Table
+from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
 LAST = 60  # records among which the last figures of a run that is over are looked for
 

@@ -15,9 +15,9 @@ def health(runs: watch.Runs) -> None:
     run = next(iter(runs.values()))
     latest = run.latest()
     # A run that is over has nobody to be late: its ranks are judged by its last record.
-    now = time.time() if run.status.goes_on else float(latest.time[-1]) if len(latest) else 0.0
+    now = time.time() if run.status.is_active else float(latest.time[-1]) if len(latest) else 0.0
     table = plots.rank_table(latest, now)
-    verb = "have shown" if run.status.goes_on else "had shown at the last record"
+    verb = "have shown" if run.status.is_active else "had shown at the last record"
     troubled = sum(table["health"] != "alive")
     if troubled:
         st.warning(
@@ -25,13 +25,13 @@ def health(runs: watch.Runs) -> None:
             icon=":material/heart_broken:",
         )
     else:
-        over = "are alive" if run.status.goes_on else "had reported when the last record was written"
+        over = "are alive" if run.status.is_active else "had reported when the last record was written"
         st.caption(f"All {len(table['rank'])} ranks {over}.")
-    if not run.status.goes_on:
+    if not run.status.is_active:
         table["health"] = np.where(table["health"] == "alive", "reported", table["health"])
     left, right = st.columns([3, 2])
     left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
-    watch.chart(right, plots.heartbeat_ages(latest, now, height=420), "beats")
+    watch.chart(right, plots.heartbeat_ages(latest, now), "beats")
 
 
 def happened(runs: watch.Runs) -> None:

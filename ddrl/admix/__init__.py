@@ -4,6 +4,16 @@
 `logged_env` Gymnasium environments; `Market` draws days, `open_log` and `LogWriter` read and write logs, `solve_dual`
 computes the best possible result of a day. `Mixer` serves a trained policy, over HTTP as `python -m ddrl.serve`. The
 slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
+
+    settings, contracts        settings; contracts, visitors, requests, the forecast, pacing: what all others share
+    market, logs, ipinyou      days that are drawn; days that are read from logs, and writing these
+    kernel, rules              which ad is shown and what a policy sees, in C++; its tables, kept by Python
+    environment, making        environments, and how settings name them; `Book`, what is known before a day
+    networks                   actor and critics over a queue of any length
+    optimum, days, baselines   the linear program; whole days played by rules, and the rules to compare with
+    account, page              held-out days of a policy beside all of these, and their figures
+    mixer, messages, server    decisions; what is sent; HTTP
+    serving, load              `python -m ddrl.serve`, also for whole logs; a load generator
 """
 
 from __future__ import annotations
@@ -16,10 +26,10 @@ if TYPE_CHECKING:
     from ddrl.admix.contracts import Contracts, Inventory, Requests
     from ddrl.admix.environment import AdmixVectorEnv
     from ddrl.admix.logs import LogDay, LogWriter, open_log
-    from ddrl.admix.making import AdmixEnv, generated, generated_env, logged, logged_env
+    from ddrl.admix.making import AdmixEnv, Book, generated, generated_env, logged, logged_env
     from ddrl.admix.market import Market, MarketDay
     from ddrl.admix.messages import Billing, Control, Decision, DisplayRequest
-    from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+    from ddrl.admix.mixer import Mixer, ServedPolicy
     from ddrl.admix.optimum import Optimum, Problem, solve_dual, solve_lp
     from ddrl.admix.serving import open_mixer
     from ddrl.admix.settings import MarketConfig, PlayConfig
@@ -61,10 +71,10 @@ _HOMES = {
     "contracts": ("Contracts", "Inventory", "Requests"),
     "environment": ("AdmixVectorEnv",),
     "logs": ("LogDay", "LogWriter", "open_log"),
-    "making": ("AdmixEnv", "generated", "generated_env", "logged", "logged_env"),
+    "making": ("AdmixEnv", "Book", "generated", "generated_env", "logged", "logged_env"),
     "market": ("Market", "MarketDay"),
     "messages": ("Billing", "Control", "Decision", "DisplayRequest"),
-    "mixer": ("Book", "Mixer", "ServedPolicy"),
+    "mixer": ("Mixer", "ServedPolicy"),
     "optimum": ("Optimum", "Problem", "solve_dual", "solve_lp"),
     "serving": ("open_mixer",),
     "settings": ("MarketConfig", "PlayConfig"),

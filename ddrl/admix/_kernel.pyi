@@ -1,5 +1,6 @@
 """The rules of ad mixing in C++ (ddrl/admix/kernel)."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy
@@ -42,27 +43,20 @@ class AdQueue:
     def observe(self) -> None:
         """Write the states of the present requests."""
 
-    def read(self, ad: list[int], kind: list[int], ecpm: list[float], ctr: list[float], filters: list[int], cell: int, time: float, slot: int) -> int:
+    def read(self, ad: Sequence[int], kind: Sequence[int], ecpm: Sequence[float], ctr: Sequence[float], filters: Sequence[int], cell: int, time: float, slot: int) -> int:
         """
-        Take over a request given as lists; the number of bids that found no slot. ValueError names a broken candidate.
-        """
-
-    def choose(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> tuple[int, float]:
-        """
-        Slot (-1: none) and score of the ad to show; ValueError for a score that is not a number.
+        Take over a request given as lists of checked numbers; the number of bids that found no slot. ValueError for lists of unequal length, and names a contract that is unknown or there twice.
         """
 
-    def score_of(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)], slot: int) -> float:
-        """The score that `choose` compares."""
+    def choose(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> tuple[int, float, int]:
+        """
+        Slot (-1: none), score and candidate of the ad to show; ValueError for a score that is not a number.
+        """
+
+    def explain(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> list[tuple[int, float]]:
+        """
+        Of each candidate the number of the reason why it may not be shown (0: it may), and its score, NaN outside the queue.
+        """
 
     def show(self, slot: int) -> None:
         """Count the ad in a slot as shown."""
-
-    def origin_of(self, slot: int) -> int:
-        """The candidate in a slot; -1: none."""
-
-    @property
-    def origin(self) -> list[int]: ...
-
-    @property
-    def reasons(self) -> list[int]: ...

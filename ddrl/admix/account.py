@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,20 +15,19 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl import current_name
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy
+from ddrl.admix.contracts import Day
 from ddrl.admix.days import PACKAGE, Case, Outcome, load, tune
-from ddrl.admix.environment import AdmixVectorEnv, Day, Days
+from ddrl.admix.environment import AdmixVectorEnv, Days
 from ddrl.admix.logs import open_log
-from ddrl.admix.making import Morning, morning
+from ddrl.admix.making import Book, divide, make_book
 from ddrl.admix.market import Market
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
 from ddrl.core.files import read_json, write_atomically
 
-MODULE = "ddrl.admix"  # of environments whose policies have accounts
 FORMAT = "ddrl admix days 1"
 NAME = "days.json"
 
@@ -99,11 +98,6 @@ BLOCKS = 200  # of a day, at which baselines decide anew
 Floats = NDArray[np.float64]
 
 
-def is_admix(env_id: str) -> bool:
-    """Whether an environment's id names one of ad mixing."""
-    return current_name(env_id).partition(":")[0] in (MODULE, f"{MODULE}.making")
-
-
 def account_days(
     saved: SavedPolicy, run: Path, days: int, log: Path | None, notify: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -127,9 +121,7 @@ def account(
     was trained on another log, which is yesterday. `baselines`: default all, tuned on other days.
 
     CheckpointError for a policy of another environment or of other places; ConfigError, EnvError as these raise."""
-    if not is_admix(saved.env.id):
-        raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
-    known = morning(saved.env.id.partition(":")[2], saved.env.kwargs)
+    known = make_book(saved.env)
     # What is observed stays; rewards become V, and days are played whole.
     play = replace(
         known.play,
@@ -138,14 +130,14 @@ def account(
         shortfall_weight=1.0,
         ctr_weight=1.0,
         bid_weight=1.0,
-        episode_windows=0,
         first_window=0,
         last_window=0,
     )
-    reported, tuning = _cases(saved, known, days, log, say)
-    played = _play(saved, play, known, reported.days)
-    case = reported.case
-    row = reported.case.days
+    reported, others = _pairs(saved, known, days, log)
+    say(f"the optimum of {len(reported) + len(others)} days")
+    case, tuning = (Case.of(*zip(*pairs, strict=True), known.click_value) for pairs in (reported, others))
+    played = _play(saved, play, known, [day for day, _ in reported])
+    row = case.days
     moments = np.linspace(0, 1, MOMENTS)
     counts = np.searchsorted(row.time[0, : row.length[0]], moments, side="right")
     reached = np.minimum(np.arange(len(played.course)) * play.repeat, row.length[0])  # requests after each step
@@ -189,58 +181,38 @@ def account(
 
 
 @dataclass(frozen=True)
-class _Reported:
-    days: Sequence[Day]
-    case: Case
-
-
-@dataclass(frozen=True)
 class _Played:
     value: Floats  # [n]
     course: Floats  # [1 + steps], V of the first day so far
     billed: Floats  # [1 + steps, C], of the first day
 
 
-def _cases(
-    saved: SavedPolicy, known: Morning, days: int, log: Path | None, say: Callable[[str], None]
-) -> tuple[_Reported, Case]:
-    """The days to report, and the case to tune baselines on."""
+Pairs = list[tuple[Day, Day]]  # days with the days before them
+
+
+def _pairs(saved: SavedPolicy, known: Book, days: int, log: Path | None) -> tuple[Pairs, Pairs]:
+    """The days to report, and others to tune baselines on."""
     logged = saved.env.id.endswith(("logged", "logged_env"))
-    if log is not None or logged:
-        if log is None or not logged:
-            raise ConfigError(
-                "--log FOLDER goes with a policy that was trained on a log: it is judged on another day's log"
-                if log is not None
-                else "the policy was trained on a log: judge it on another day's with --log FOLDER"
-            )
+    if log is not None and logged:
         today, past = (open_log(Path(folder), known.bids) for folder in (log, saved.env.kwargs["folder"]))
         if today.contracts.count != past.contracts.count:
             raise CheckpointError(
                 f"{log} has {today.contracts.count} contracts, the log that the policy was trained on "
                 f"{past.contracts.count}"
             )
-        say(f"the optimum of {log}")
-        reported = _as_days([today])
-        yesterdays = _as_days([past])
-        case = Case.of(reported, yesterdays, known.click_value)
-        return _Reported(reported, case), Case.of(yesterdays, yesterdays, known.click_value)
-    names = {item.name for item in fields(MarketConfig)}
-    market = Market(MarketConfig(**{name: value for name, value in saved.env.kwargs.items() if name in names}))
-
-    def made(first: int, count: int) -> _Reported:
-        say(f"the optimum of {count} days")
-        seeds = range(SEED + first, SEED + first + count)
-        reported, yesterdays = (_as_days([market.day(seed, day) for seed in seeds]) for day in (1, 0))
-        return _Reported(reported, Case.of(reported, yesterdays, known.click_value))
-
-    return made(0, days), made(days, TUNING_DAYS).case
+        return cast(Pairs, [(today, past)]), cast(Pairs, [(past, past)])
+    if log is not None:
+        raise ConfigError(
+            "--log FOLDER goes with a policy that was trained on a log: it is judged on another day's log"
+        )
+    if logged:
+        raise ConfigError("the policy was trained on a log: judge it on another day's with --log FOLDER")
+    market = Market(MarketConfig(**divide(saved.env.kwargs)[0]))
+    pairs = [(market.day(seed, 1), market.day(seed, 0)) for seed in range(SEED, SEED + days + TUNING_DAYS)]
+    return cast(Pairs, pairs[:days]), cast(Pairs, pairs[days:])  # pyright takes no cached property for one of `Day`
 
 
-def _as_days(days: Sequence[Any]) -> Sequence[Day]:
-    return days  # pyright takes no cached property for one of `Day`
-
-
-def _play(saved: SavedPolicy, play: PlayConfig, known: Morning, days: Sequence[Day]) -> _Played:
+def _play(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]) -> _Played:
     """The policy, greedily, an environment a day."""
     waiting = [days[0], *days]  # the vector asks for a first day before its environments begin theirs in turn
 

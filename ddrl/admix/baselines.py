@@ -112,7 +112,7 @@ class AdaptivePacing(Baseline):
     def decide(self, feedback: Feedback) -> Decision:
         """One step towards the remaining rate."""
         due = feedback.due * self.contracts.demand
-        return Decision(self._pacing.decide(due, feedback.estimate, feedback.seen_billed, feedback.seen_shown))
+        return Decision(self._pacing.decide(due, feedback.estimate, feedback.rate))
 
 
 class DualDescent(Baseline):

@@ -1,5 +1,5 @@
-"""Contract ads, the cells of visitors, and the requests that both meet, the inventory forecast, and pacing by it: what
-every part of ad mixing shares.
+"""What every part of ad mixing shares: contract ads, the cells of visitors, requests, days, the forecast of a day's
+supply, and pacing by it.
 
 A cell is one combination of region, gender and age: cell = (region * 2 + gender) * ages + age. Arrays over contracts
 are [C], over cells [cells], over bid slots [B], over windows [W].
@@ -7,10 +7,10 @@ are [C], over cells [cells], over bid slots [B], over windows [W].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,11 @@ class Contracts:
     def count(self) -> int:
         """Number of contracts C."""
         return len(self.ad_id)
+
+    @property
+    def visitors(self) -> tuple[int, int, int]:
+        """Numbers of regions, genders and ages: the shape of the cells."""
+        return self.regions.shape[1], self.genders.shape[1], self.ages.shape[1]
 
     @property
     def eligible(self) -> NDArray[np.bool_]:
@@ -122,16 +127,6 @@ class Requests:
 # Supply nodes are cells of visitors, demand nodes are contracts, an edge joins a contract with each cell it targets.
 
 
-def interpolate(curve: NDArray[np.float64], time: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Play curves [n, W + 1, C] at `time` [n] (days) -> [n, C], as the kernel computes what is due."""
-    windows = curve.shape[1] - 1
-    place = np.clip(time * windows, 0, windows)
-    left = np.minimum(place.astype(np.int64), windows - 1)
-    rows = np.arange(len(time))
-    part = (place - left)[:, None]
-    return curve[rows, left] * (1 - part) + curve[rows, left + 1] * part
-
-
 @dataclass(frozen=True)
 class Inventory:
     """Forecast supply of a day beside what contracts demand of it."""
@@ -157,7 +152,7 @@ class Inventory:
 
     @cached_property
     def curve(self) -> NDArray[np.float64]:
-        """Share of a contract's supply that has come by the end of each window [W + 1, C]; 0 first, 1 last.
+        """Share of a contract's supply that has arrived by the end of each window [W + 1, C]; 0 first, 1 last.
 
         A contract that no cell supplies follows the curve of the whole day."""
         arrived = np.concatenate([np.zeros((1, self.contracts.count)), np.cumsum(self.supply @ self.eligible, 0)])
@@ -166,10 +161,6 @@ class Inventory:
         return np.divide(
             arrived, arrived[-1], out=np.repeat(share[:, None], arrived.shape[1], 1), where=arrived[-1] > 0
         )
-
-    def due(self, time: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Share of each contract's demand that is due at `time` [n] (days) -> [n, C]: linear within a window."""
-        return interpolate(np.broadcast_to(self.curve, (len(time), *self.curve.shape)), time)
 
     def split(self) -> NDArray[np.float64]:
         """theta_j = d_j / S_j, at most 1 [C]: the share of its supply that contract j needs for itself.
@@ -209,22 +200,40 @@ class Inventory:
         return self.contracts.demand / np.maximum(self.contracts.billed_rate, 1e-3)
 
 
+class Day(Protocol):
+    """One day that can be played: drawn by the market, or read from logs."""
+
+    @property
+    def contracts(self) -> Contracts:
+        """The contract ads."""
+        ...
+
+    @property
+    def windows(self) -> int:
+        """Windows of the day."""
+        ...
+
+    @property
+    def billed_rate(self) -> NDArray[np.float64]:
+        """Probability that an impression counts, by window and contract [W, C]."""
+        ...
+
+    @property
+    def inventory(self) -> Inventory:
+        """What was forecast of the day before it began."""
+        ...
+
+    def __iter__(self) -> Iterator[Requests]:
+        """The day's requests, in the order of time, in parts that lie within one window each."""
+        ...
+
+
 # ---- pacing ---------------------------------------------------------------------------------------------------------
 # Adaptive pacing: duals that follow the rate which the remaining demand needs. A baseline, and a prior of policies.
 
 
 Floats = NDArray[np.float64]
 UNKNOWN = -1.0  # what was due at the last decision, where there was none
-
-
-PRIOR_IMPRESSIONS = 50.0  # weight of the past billed rate beside what today's impressions say
-
-
-def estimate_rate(
-    billed: NDArray[np.float64], shown: NDArray[np.float64], past_rate: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Billed rate from `billed` of `shown` impressions whose billing is known, and the past rate as a prior."""
-    return (billed + PRIOR_IMPRESSIONS * past_rate) / (shown + PRIOR_IMPRESSIONS)
 
 
 class Pacing:
@@ -237,7 +246,6 @@ class Pacing:
         self._demand = np.maximum(contracts.demand, 1)
         self._penalty = contracts.penalty
         self._step = step
-        self._past_rate = contracts.billed_rate
         # [3, n, C]: alpha [currency]; what was due and delivered at the last decision, as shares of the demand
         self.state = np.zeros((3, count, contracts.count))
 
@@ -245,9 +253,9 @@ class Pacing:
         """A new day in place `day`, from duals [C]; one that begins midway keeps them for its first decision."""
         self.state[:, day] = np.stack([alpha, np.full_like(alpha, UNKNOWN if midway else 0.0), np.zeros_like(alpha)])
 
-    def decide(self, due: Floats, estimate: Floats, seen_billed: Floats, seen_shown: Floats) -> Floats:
-        """One step. Given [n, C] impressions due, billed as estimated, and those of known billing: the worth [currency]
-        of one more impression of each contract [n, C], the billed rate as estimated times alpha."""
+    def decide(self, due: Floats, estimate: Floats, rate: Floats) -> Floats:
+        """One step. Given [n, C] impressions due, billed as estimated, and the billed rate: the worth [currency] of one
+        more impression of each contract [n, C], the rate times alpha."""
         alpha, past_due, past_delivered = self.state
         due = due / self._demand
         delivered = estimate / self._demand
@@ -255,4 +263,4 @@ class Pacing:
         needed = (1 - past_delivered) * (due - past_due) / np.maximum(1 - past_due, 1e-3)
         change = self._step * self._penalty * (needed - (delivered - past_delivered))
         self.state = np.stack([np.clip(alpha + change, 0, self._penalty), due, delivered])
-        return estimate_rate(seen_billed, seen_shown, self._past_rate) * self.state[0]
+        return rate * self.state[0]

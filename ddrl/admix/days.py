@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Inventory, Requests, interpolate
-from ddrl.admix.environment import Day
+from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Day, Inventory, Requests
 from ddrl.admix.optimum import Optimum, Problem, solve_dual
-from ddrl.admix.rules import Counts, make_queue
+from ddrl.admix.rules import StateLayout, Tables
 from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
 from ddrl.core.config import check_ranges
@@ -47,15 +46,10 @@ class Feedback:
     due: Floats  # [n, C], share of the demand that is due by now
     seen_due: Floats  # [n, C], share that was due when the newest known billing happened
     shown: Floats  # [n, C], impressions; where own counts are hidden those whose billing is known
-    seen_shown: Floats  # [n, C], impressions whose billing is known
-    seen_billed: Floats  # [n, C]
+    estimate: Floats  # [n, C], billed impressions, those under way at the estimated rate where own counts are known
+    seen_billed: Floats  # [n, C], of impressions whose billing is known
     rate: Floats  # [n, C], billed rate by what is known, with the past rate as a prior
     own_counts: bool
-
-    @property
-    def estimate(self) -> Floats:
-        """Billed impressions [n, C] as `Delivery.estimate` says: those under way at the estimated rate, where known."""
-        return self.seen_billed + self.rate * (self.shown - self.seen_shown)
 
     @property
     def extrapolated(self) -> Floats:
@@ -133,10 +127,6 @@ class Days:
         """Of each request [n, R]; 1 beyond a day's end."""
         return self.requests["time"]
 
-    def due(self, time: Floats) -> Floats:
-        """Share of the demand that is due at `time` [n] -> [n, C]."""
-        return interpolate(self.curve, time)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -165,61 +155,53 @@ def replay(
 
     EnvError for a baseline whose bonus is not a number where its contract may be shown."""
     n, longest, count = days.requests["ctr"].shape
-    counts = Counts(n, count)
-    cap = np.tile(contracts.cap, (n, 1))
-    theta = np.ones((n, count))
-    tables = {"cap": cap, "theta": theta, "rate": np.ones((n, count)), "curve": days.curve}
     lag = -(-delay // period) * period
-    queue = make_queue(
-        counts,
-        contracts,
-        PlayConfig(mode="bonuses", own_counts=own_counts),
-        tables | {"billed_rate": days.billed_rate},
-        bids=1,
-        click_value=days.click_value,
-        per_currency=1.0,
-        delay=lag,
-    )
+    layout = StateLayout(contracts, 1, PlayConfig(mode="bonuses", own_counts=own_counts), days.click_value)
+    tables = Tables(layout, days.billed_rate.shape[1], n, per_currency=1.0, delay=lag)
+    tables.curve[...] = days.curve
+    tables.billed_rate[...] = days.billed_rate
     slots = np.full((n, longest), -1, np.int16)
     worth = np.zeros((n, longest), np.float32)
     counted = np.zeros((n, longest), bool)
-    queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
+    tables.queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
     trace: list[Feedback] = []
+    due: list[Floats] = []  # share of the demand, by block
     rng = np.random.default_rng(seed)
     for begin in range(0, longest, period):
         end = min(begin + period, longest)
         time = np.ascontiguousarray(days.time[:, begin])
-        queue.look(time)
+        tables.queue.look(time)
+        due.append(tables.due / np.maximum(contracts.demand, 1e-12))
         feedback = Feedback(
             requests=begin,
             time=time,
-            due=days.due(time),
-            seen_due=days.due(days.time[:, max(begin - lag, 0)]),
-            shown=(counts.shown if own_counts else counts.seen_shown).copy(),
-            seen_shown=counts.seen_shown.copy(),
-            seen_billed=counts.seen_billed.copy(),
-            rate=counts.today_rate.copy(),
+            due=due[-1],
+            seen_due=due[max(begin - lag, 0) // period],
+            shown=(tables.shown if own_counts else tables.seen_shown).copy(),
+            estimate=tables.estimate.copy(),
+            seen_billed=tables.seen_billed.copy(),
+            rate=tables.today_rate.copy(),
             own_counts=own_counts,
         )
         if with_trace:
             trace.append(feedback)
         decision = baseline.decide(feedback)
         draws = None
-        theta[...] = 1.0
+        tables.theta[...] = 1.0
         if decision.theta is not None:
             draws = rng.random((n, end - begin, count))
-            theta[...] = decision.theta
+            tables.theta[...] = decision.theta
         closed = np.isneginf(decision.bonus)  # the contract is not shown
-        cap[...] = np.where(closed, 0.0, contracts.cap)
+        tables.cap[...] = np.where(closed, 0.0, contracts.cap)
         bonus = np.where(closed, 0.0, decision.bonus).astype(np.float32)
         try:
-            queue.play(bonus, np.full(n, begin), np.clip(days.length - begin, 0, end - begin), draws)
+            tables.queue.play(bonus, np.full(n, begin), np.clip(days.length - begin, 0, end - begin), draws)
         except ValueError as error:
             raise EnvError(f"admix: {error}") from None
     value = worth.sum(1, dtype=np.float64)
-    value -= np.maximum(contracts.demand - counts.billed, 0) @ contracts.penalty
+    value -= np.maximum(contracts.demand - tables.billed, 0) @ contracts.penalty
     contract = np.where(slots < count, slots, np.int16(-1))
-    return Outcome(value, counts.shown, counts.billed, contract, worth, counted, trace)
+    return Outcome(value, tables.shown, tables.billed, contract, worth, counted, trace)
 
 
 # ---- scoring --------------------------------------------------------------------------------------------------------

@@ -12,69 +12,22 @@ rewards of a day add up to V of `optimum` (billed impressions as drawn).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Inventory, Pacing, Requests
-from ddrl.admix.rules import Counts, StateLayout, make_queue, outputs_of
+from ddrl.admix.contracts import REQUEST_TYPES, Day, Requests
+from ddrl.admix.rules import StateLayout, Tables, outputs_of
 from ddrl.admix.settings import PlayConfig
 from ddrl.core.errors import ConfigError, EnvError
-from ddrl.core.specs import ArraySpec, Column, EnvSpec, EnvStep
+from ddrl.core.specs import EnvStep
 
-ENV_ID = "ddrl/AdMixing-v0"
-COLUMNS = (
-    Column("chosen", (), "int32"),  # place in the queue of the ad shown; -1: none
-    Column("score", (), "float32"),  # the score it was chosen by
-    Column("revenue", (), "float32"),  # what showing it is worth: the bid, or the click's value [currency / 1000]
-    Column("logged", (), "int32"),  # place in the queue of the ad that the log shows; -1: unknown
-)
 EVENTS = ("requests", "empty_queues", "contract_shown", "bid_shown", "billed")
+EARNED = ("value", "gain", "revenue", "score", "chosen", "logged")  # of `Tables`, set anew for each step
 PIECE = 256  # requests of each environment that are held as arrays
 
-
-class Day(Protocol):
-    """One day that can be played: drawn by the market, or read from logs."""
-
-    @property
-    def contracts(self) -> Contracts:
-        """The contract ads."""
-        ...
-
-    @property
-    def windows(self) -> int:
-        """Windows of the day."""
-        ...
-
-    @property
-    def billed_rate(self) -> NDArray[np.float64]:
-        """Probability that an impression counts, by window and contract [W, C]."""
-        ...
-
-    @property
-    def inventory(self) -> Inventory:
-        """What was forecast of the day before it began."""
-        ...
-
-    def __iter__(self) -> Iterator[Requests]:
-        """The day's requests, in the order of time, in parts that lie within one window each."""
-        ...
-
-
 Days = Callable[[int, int], Day]  # (seed of the environment, number of the episode) -> the day it plays
-
-
-def alpha_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
-    """The duals [C] (currency) from which a policy departs on this day; 0 without a prior."""
-    if play.prior == "yesterday":
-        return cast(Any, day).yesterday_alpha  # a log has none, which is refused before
-    return day.inventory.split() * day.contracts.penalty * (play.prior == "demand")
-
-
-def prior_of(play: PlayConfig, day: Day) -> NDArray[np.float64]:
-    """The same as bonuses [C] (eCPM)."""
-    return 1000 * alpha_of(play, day) * (day.contracts.billed_rate if play.prior == "yesterday" else 1.0)
 
 
 class Feed:
@@ -141,53 +94,27 @@ class AdmixVectorEnv:
 
     def __init__(self, days: Days, count: int, play: PlayConfig, click_value: float, bids: int) -> None:
         """`click_value` [currency] of a click on a contract ad; `bids`: bid slots of a queue."""
+        first = days(0, 0)
+        if play.prior == "yesterday" and "yesterday_alpha" not in dir(first):  # which computes nothing
+            raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
         self.num_envs = count
         self.play = play
         self.click_value = click_value
         self.bids = bids
-        self._days = days
-        first = days(0, 0)
-        if play.prior == "yesterday" and "yesterday_alpha" not in dir(first):  # which computes nothing
-            raise ConfigError('play.prior = "yesterday": a log holds one day; set play.prior = "demand" or "off"')
         self.contracts = first.contracts
-        self._contracts = self.contracts.count
+        self.layout = StateLayout(first.contracts, bids, play, click_value)
+        self.queue = self.layout.queue
+        self.spec = self.layout.spec
+        delay = round(play.delay * first.inventory.requests)
+        self.delivery = Tables(self.layout, first.windows, count, delay=delay)
+        self._days = days
         self._windows = first.windows
-        self.queue = self._contracts + bids
-        self._bonuses = play.mode == "bonuses"
-        self._by_contract = play.reward_by == "contract"
-        self._layout = StateLayout(self.contracts, bids, play)
-        self.spec = self._make_spec()
-        self._delay = round(play.delay * first.inventory.requests)
         self._whole_penalty = np.maximum(self.contracts.penalty * self.contracts.demand, 1e-12)
-        shape = (count, self._contracts)
-        self.rate = np.full(shape, play.rate)
-        self.theta = np.ones(shape)
-        self._pacing = Pacing(self.contracts, play.pace_step, count) if play.pace_step else None
-        self.delivery = Counts(count, self._contracts)
-        self._earned: dict[str, NDArray[Any]] = {
-            "value": np.zeros((count, self._contracts + 1)),  # by contract, and of bids [currency], weighted
-            "gain": np.zeros(shape),
-            "revenue": np.zeros(count),
-            "score": np.zeros(count),
-            "chosen": np.zeros(count, np.int64),
-            "logged": np.zeros(count, np.int64),
-        }
+        self._state = np.zeros(count, self.spec.observation.numpy)
+        self._feed = Feed(count, self.contracts.count, bids)
+        self.delivery.queue.use_requests(self._feed.requests, PIECE)
+        self.delivery.queue.write_into(outputs_of(self._state))
         self._started = False
-
-    def _make_spec(self) -> EnvSpec:
-        penalty = self.contracts.penalty
-        high = np.full(self._layout.queue if self.play.mode == "all" else self._contracts, penalty.max())
-        high = penalty if self._bonuses else high + self.click_value  # no bonus above the penalty is ever of use
-        return EnvSpec(
-            ENV_ID,
-            ArraySpec.record(self._layout.arrays),
-            0,
-            ArraySpec((len(high),), "float32"),
-            columns=COLUMNS,
-            reward_shape=(self._contracts,) if self._by_contract else (),
-            action_low=(0.0,) * len(high),
-            action_high=tuple((1000 * high).tolist()),
-        )
 
     @property
     def events(self) -> dict[str, int]:
@@ -200,153 +127,90 @@ class AdmixVectorEnv:
         self._seeds = words[:-1].tolist()
         self._rng = np.random.Generator(np.random.SFC64(int(words[-1])))
         self._episode = [0] * self.num_envs
-        shape = (self.num_envs, self._contracts)
-        self._curve = np.zeros((self.num_envs, self._windows + 1, self._contracts))
-        self._billed_rate = np.zeros((self.num_envs, self._windows, self._contracts))
-        self._required = np.zeros(shape)
-        self._prior = np.zeros(shape, np.float32)
-        self._rows = np.zeros((*shape, len(self._layout.ad_fields)), np.float32)
-        self._charged = np.zeros(shape)  # penalties that rewards have counted so far
+        self._charged = np.zeros((self.num_envs, self.contracts.count))  # penalties that rewards have counted so far
         self._over = np.zeros(self.num_envs, bool)
-        self._continues = np.zeros(self.num_envs, bool)
-        self._state = np.zeros(self.num_envs, self.spec.observation.numpy)
-        self._feed = Feed(self.num_envs, self._contracts, self.bids)
-        self._queue = self._make_queue()
         self._start_days(np.ones(self.num_envs, bool))
         self._started = True
         self._take()
-        self._first_window = self._feed.present("window")
         if self.play.first_window:
             self._charged = self._shortfall()
         return self._observe()
-
-    def _make_queue(self) -> Any:
-        tables = {
-            "cap": np.tile(self.contracts.cap, (self.num_envs, 1)),
-            "curve": self._curve,
-            "rate": self.rate,
-            "theta": self.theta,
-            "rows": self._rows,
-            "bid_row": self._layout.bid_row(),
-            "prior": self._prior,
-            "traffic_rows": self._layout.traffic_rows(),
-            "billed_rate": self._billed_rate,
-        }
-        queue = make_queue(
-            self.delivery,
-            self.contracts,
-            self.play,
-            tables | self._earned,
-            bids=self.bids,
-            click_value=self.click_value,
-            ad_fields=self._layout.ad_fields,
-            delay=self._delay,
-        )
-        queue.use_requests(self._feed.requests, PIECE)
-        queue.write_into(outputs_of(self._state))
-        return queue
 
     def step(self, action: NDArray[Any]) -> EnvStep:
         """Take `action` [N, Q] or [N, C], the scores of the queue as it was observed; EnvError for NaN in a place of
         the mask."""
         if not self._started:
             raise EnvError("admix: step before reset; call reset(seed) first")
+        tables = self.delivery
+        starting = self._over
         playing = ~self._over
         order = self._order
         scores = self._scores_by_slot(action)
-        starting = self._over & ~self._continues
-        for name, values in self._earned.items():
-            values.fill(-1 if name in ("chosen", "logged") else 0)
-        self._continues[:] = False
+        for name in EARNED:
+            getattr(tables, name).fill(-1 if name in ("chosen", "logged") else 0)
         self._start_days(starting)
         try:
             self._play(scores, playing)
         except ValueError as error:
             raise EnvError(f"admix: {error}") from None
         self._take()
-        window = self._feed.present("window")
         terminated = playing & ~self._feed.has_request
-        self._first_window[self._over] = window[self._over]
-        past = playing & ~terminated & (window >= (self.play.last_window or self._windows))
-        length = self.play.episode_windows
-        limit_reached = (window - self._first_window >= length) & (length > 0)
-        truncated = past | (playing & ~terminated & limit_reached)
+        truncated = playing & ~terminated & (self._feed.present("window") >= (self.play.last_window or self._windows))
         self._over = terminated | truncated
-        self._continues = truncated & ~past
         observation = self._observe()
         raw, reward = self._rewards(playing, starting)
-        earned = self._earned
         columns = {
-            "chosen": presented(earned["chosen"], order).astype(np.int32),
-            "score": earned["score"].astype(np.float32),
-            "revenue": (1000 * earned["revenue"]).astype(np.float32),
-            "logged": presented(earned["logged"], order).astype(np.int32),
+            "chosen": presented(tables.chosen, order).astype(np.int32),
+            "score": tables.score.astype(np.float32),
+            "revenue": (1000 * tables.revenue).astype(np.float32),
+            "logged": presented(tables.logged, order).astype(np.int32),
         }
         return EnvStep(observation, reward, terminated, truncated, raw, columns)
 
     def control(self, rate: NDArray[np.float64] | None = None, theta: NDArray[np.float64] | None = None) -> None:
         """Set the play-control probabilities of contracts, [C] or [N, C], from the next request on."""
         for name, values in (("rate", rate), ("theta", theta)):
-            if values is None:
-                continue
-            if not (np.isfinite(values).all() and (np.asarray(values) >= 0).all() and (np.asarray(values) <= 1).all()):
+            if values is not None and not ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all():
                 raise EnvError(f"admix: {name} must be probabilities in [0, 1]")
-            getattr(self, name)[...] = values
-        if theta is not None and self._started:
-            self._rows[...] = self._layout.rows(self._required, self.theta)
+        if rate is not None:
+            self.delivery.rate[...] = rate
+        if theta is not None:
+            self.delivery.set_theta(..., theta)
 
     def close(self) -> None:
         """Nothing is held but memory."""
 
     def _play(self, scores: NDArray[np.float32], playing: NDArray[np.bool_]) -> None:
         """Play `repeat` requests of the environments `playing` by `scores`, or as many as their days have."""
-        if self._draws():
-            for turn in range(self.play.repeat):
-                if turn:
-                    self._take()
-                count = (playing & self._feed.has_request).astype(np.int64)
-                self._queue.play(scores, self._feed.at, count, None)
-                self._feed.advance(count)
-            return
         left = np.where(playing, self.play.repeat, 0)
-        while (count := np.minimum(left, self._feed.held)).any():
-            self._queue.play(scores, self._feed.at, count, None)
+        at_once = 1 if self._draws() else self.play.repeat
+        while (count := np.minimum(np.minimum(left, at_once), self._feed.held)).any():
+            self.delivery.queue.play(scores, self._feed.at, count, None)
             self._feed.advance(count)
             left -= count
+            if at_once == 1 and left.any():
+                self._take()
 
     def _draws(self) -> bool:
         """Whether contracts enter or may be shown by chance."""
-        return bool((self.rate < 1).any() or (self.theta < 1).any())
+        return bool((self.delivery.rate < 1).any() or (self.delivery.theta < 1).any())
 
     def _start_days(self, starting: NDArray[np.bool_]) -> None:
-        for env in np.flatnonzero(starting):
-            self._begin_day(int(env))
-        if starting.any():
-            self._rows[...] = self._layout.rows(self._required, self.theta)
-
-    def _begin_day(self, env: int) -> None:
-        day = self._days(self._seeds[env], self._episode[env])
-        self._episode[env] += 1
-        inventory = day.inventory
-        self._curve[env] = inventory.curve
-        self._billed_rate[env] = day.billed_rate
-        self._required[env] = inventory.split()
-        if self.play.theta != "off":
-            self.theta[env] = self._required[env] if self.play.theta == "split" else inventory.water()
-        self._prior[env] = prior_of(self.play, day)
-        if self._pacing:
-            self._pacing.begin(env, alpha_of(self.play, day), midway=self.play.first_window > 0)
-        self._queue.begin_day(env)
-        self._charged[env] = 0
-        self._feed.begin(env, day, self.play.first_window)
+        for env in np.flatnonzero(starting).tolist():
+            day = self._days(self._seeds[env], self._episode[env])
+            self._episode[env] += 1
+            self.delivery.begin_day(env, day, midway=self.play.first_window > 0)
+            self._charged[env] = 0
+            self._feed.begin(env, day, self.play.first_window)
 
     def _take(self) -> None:
         """The present requests: what is due by now, and which ads are in the queues and may be shown."""
-        draws = self._rng.random((2, self.num_envs, self._contracts)) if self._draws() else None
-        self._queue.take(self._feed.at, self._feed.has_request, draws)
+        count = self.contracts.count
+        draws = self._rng.random((2, self.num_envs, count)) if self._draws() else None
+        self.delivery.queue.take(self._feed.at, self._feed.has_request, draws)
         self._order = None
         if self.play.shuffle:
-            fixed = self._contracts if self.play.mode == "contracts" else 0
+            fixed = count if self.play.mode == "contracts" else 0
             self._order = draw_order(self._rng, self.num_envs, self.queue, fixed)
 
     def _scores_by_slot(self, action: NDArray[Any]) -> NDArray[np.float32]:
@@ -373,21 +237,14 @@ class AdmixVectorEnv:
             self._charged[starting] = shortfall[starting]
         growth = np.where(playing[:, None], shortfall - self._charged, 0.0)
         self._charged += growth
-        value = self._earned["value"]
-        value[:, :-1] -= self.play.shortfall_weight * growth
-        raw = value.sum(1)
-        reward = raw
-        if self._by_contract:
-            reward = (self._earned["gain"] - self.play.shortfall_weight * growth) / self._whole_penalty
+        cost = self.play.shortfall_weight * growth
+        raw = self.delivery.value.sum(1) - cost.sum(1)
+        reward = (self.delivery.gain - cost) / self._whole_penalty if self.play.reward_by == "contract" else raw
         return raw, (self.play.reward_scale * reward).astype(np.float32)
 
     def _observe(self) -> NDArray[Any]:
-        if self._pacing:
-            counts = self.delivery
-            self._prior[...] = 1000 * self._pacing.decide(
-                counts.due, counts.estimate, counts.seen_billed, counts.seen_shown
-            )
-        self._queue.observe()
+        self.delivery.pace()
+        self.delivery.queue.observe()
         state = self._state.copy()
         if self._order is not None:
             present_columns(state, self._order)

@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +28,7 @@ import numpy as np
 from ddrl.admix.messages import DisplayRequest
 from ddrl.core.errors import ConfigError, DdrlError
 
+MIN_WAIT = 0.0005  # [s] below which a request is sent at once
 _PAGE = "https://cdn.example.com/creatives/"
 
 
@@ -77,7 +79,7 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._due = 0.0
         self._sent = -1
-        self.closes = False
+        self.works = True  # whether it sends another request after an answer
 
     def connection_made(self, transport: Any) -> None:
         self.transport: Any = transport
@@ -88,7 +90,7 @@ class _Connection(asyncio.Protocol):
         self.transport.write(self._generator.request(number))
 
     def data_received(self, data: bytes) -> None:
-        self._buffer = self._buffer + data if self._buffer else data
+        self._buffer += data
         head = self._buffer.find(b"\r\n\r\n")
         if head < 0:
             return
@@ -98,14 +100,14 @@ class _Connection(asyncio.Protocol):
             return
         status = int(self._buffer[9:12])
         body = self._buffer[head + 4 : head + 4 + size]
-        self.closes = self._buffer.find(b"\r\nconnection: close", 0, head) > 0
-        self._buffer = b""
+        closes = self._buffer.find(b"\r\nconnection: close", 0, head) > 0
         number = self._sent
+        self._buffer = b""
         self._sent = -1
-        self._generator.take(self, number, status, body, self._due)
+        self._generator.take(self, number, status, body, self._due, closes)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._generator.lose(self, self._sent)
+        self._generator.end(self, lost=self._sent >= 0)
 
 
 class Generator:
@@ -133,100 +135,76 @@ class Generator:
 
     async def run(self, requests: int | None, seconds: float | None, rate: float | None, seed: int = 0) -> Result:
         """Send until `requests` are answered or `seconds` have passed; `rate` [1/s]: open loop."""
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._result = Result()
-        self._done = loop.create_future()
-        self._next = 0
-        self._limit = sys.maxsize if requests is None else requests
-        self._end = float("inf") if seconds is None else time.perf_counter() + seconds
-        self._open_loop = rate is not None
-        self._due = deque[float]()
-        self._under_way = 0
+        self._done = self._loop.create_future()
         try:
             made = [
-                await loop.create_connection(lambda: _Connection(self), self._host, self._port)
+                await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
                 for _ in range(self._count)
             ]
         except OSError as error:
             raise ConfigError(f"no server answers at {self._host}:{self._port} ({error.strerror or error})") from None
-        self._idle = [connection for _, connection in made]
-        self._connected = len(made)
         begin = time.perf_counter()
-        if rate is None:
-            first = self._idle
-            self._idle = []
-            for connection in first:
-                self._send(connection, time.perf_counter())
-        else:
-            await self._schedule(rate, np.random.default_rng(seed))
+        end = math.inf if seconds is None else begin + seconds
+        self._due = enumerate(_due_times(sys.maxsize if requests is None else requests, end, rate, seed))
+        self._working = len(made)
+        for _, connection in made:
+            self._send_next(connection)
         await self._done
         self._result.seconds = time.perf_counter() - begin
         for _, connection in made:
             connection.transport.close()
         return self._result
 
-    def take(self, connection: _Connection, number: int, status: int, body: bytes, due: float) -> None:
-        """An answer has come."""
-        now = time.perf_counter()
+    def take(self, connection: _Connection, number: int, status: int, body: bytes, due: float, closes: bool) -> None:
+        """Count an answer, and send the connection's next request."""
         result = self._result
-        result.latencies.append(now - due)
+        result.latencies.append(time.perf_counter() - due)
         result.statuses[status] += 1
         if status == 200:
             answer = self._decode(body)
             result.versions[answer.version] += 1
             result.wrong += answer.request_id != number
-        self._under_way -= 1
-        if connection.closes:
-            pass
-        elif self._open_loop:
-            if self._due:
-                self._send(connection, self._due.popleft())
-            else:
-                self._idle.append(connection)
+        if closes:
+            self.end(connection)
         else:
-            self._send(connection, now)
-        self._look_for_end()
+            self._send_next(connection)
 
-    def lose(self, connection: _Connection, number: int) -> None:
-        """A connection was closed; with `number` >= 0 before its answer."""
-        self._connected -= 1
-        if number >= 0:
-            self._result.lost += 1
-            self._under_way -= 1
-        if connection in self._idle:
-            self._idle.remove(connection)
-        self._look_for_end()
-
-    def _send(self, connection: _Connection, due: float) -> None:
-        if self._next >= self._limit or (not self._open_loop and time.perf_counter() >= self._end):
-            return
-        self._under_way += 1
-        self._next += 1
-        connection.send(self._next - 1, due)
-
-    async def _schedule(self, rate: float, generator: np.random.Generator) -> None:
-        """Requests at the times of a Poisson process."""
-        loop = asyncio.get_running_loop()
-        due = time.perf_counter()
-        while due < self._end and self._next + len(self._due) < self._limit:
-            for gap in generator.exponential(1 / rate, 256).tolist():
-                due += gap
-                if due >= self._end or self._next + len(self._due) >= self._limit:
-                    break
-                if due - time.perf_counter() > 0.0005:
-                    await asyncio.sleep(due - time.perf_counter())
-                if self._idle:
-                    self._send(self._idle.pop(), due)
-                else:
-                    self._due.append(due)
-            await asyncio.sleep(0)
-        self._limit = self._next + len(self._due)
-        loop.call_soon(self._look_for_end)
-
-    def _look_for_end(self) -> None:
-        over = self._next >= self._limit or (not self._open_loop and time.perf_counter() >= self._end)
-        if ((over and not self._under_way and not self._due) or not self._connected) and not self._done.done():
+    def end(self, connection: _Connection, *, lost: bool = False) -> None:
+        """A connection sends no more; `lost`: it was closed before its answer."""
+        self._result.lost += lost
+        self._working -= connection.works
+        connection.works = False
+        if not self._working and not self._done.done():
             self._done.set_result(None)
+
+    def _send_next(self, connection: _Connection) -> None:
+        """The connection takes the next request that is due, however late that is, or waits until then."""
+        number, due = next(self._due, (-1, 0.0))
+        if number < 0:
+            self.end(connection)
+        elif (wait := due - time.perf_counter()) > MIN_WAIT:
+            self._loop.call_later(wait, self._send, connection, number, due)
+        else:
+            connection.send(number, due)
+
+    def _send(self, connection: _Connection, number: int, due: float) -> None:
+        if connection.works:
+            connection.send(number, due)
+        else:
+            self._result.lost += 1
+
+
+def _due_times(requests: int, end: float, rate: float | None, seed: int) -> Iterator[float]:
+    """When each request is due: at once, or at the times of a Poisson process."""
+    generator = np.random.default_rng(seed)
+    due = time.perf_counter()
+    for _ in range(requests):
+        due = time.perf_counter() if rate is None else due + generator.exponential(1 / rate)
+        if due >= end:
+            return
+        yield due
 
 
 def bodies_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,18 +18,24 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from ddrl import current_name
 from ddrl.admix.contracts import Contracts, Inventory, Requests
 from ddrl.admix.environment import AdmixVectorEnv, Days
 from ddrl.admix.logs import open_log
 from ddrl.admix.market import Market
 from ddrl.admix.optimum import Problem, descend
+from ddrl.admix.rules import StateLayout
 from ddrl.admix.settings import MarketConfig, PlayConfig
-from ddrl.core.errors import ConfigError
+from ddrl.core.config import EnvConfig
+from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.core.specs import EnvSpec
+
+MODULE = "ddrl.admix"
 
 
 def generated(num_envs: int = 1, **settings: Any) -> AdmixVectorEnv:
     """`num_envs` environments of one market, each on days of its own; settings of MarketConfig and PlayConfig."""
-    market_settings, play_settings = _divide(settings)
+    market_settings, play_settings = divide(settings)
     config = MarketConfig(**market_settings)
     market = Market(config)
     play = PlayConfig(**play_settings)
@@ -46,7 +53,7 @@ def logged(folder: str, num_envs: int = 1, bids: int = 24, on_error: str = "rais
 
 
 @dataclass(frozen=True)
-class Morning:
+class Book:
     """What is known of a day before it begins: all that a server needs beside its policy. A `Day` without requests."""
 
     contracts: Contracts
@@ -55,6 +62,16 @@ class Morning:
     click_value: float
     bids: int  # bid slots of a queue
     yesterday_alpha: NDArray[np.float64]  # [C], duals of the day before; zeros where no prior asks for them
+
+    @cached_property
+    def layout(self) -> StateLayout:
+        """The states of this day."""
+        return StateLayout(self.contracts, self.bids, self.play, self.click_value)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What a policy must see and give to be served."""
+        return self.layout.spec
 
     @property
     def windows(self) -> int:
@@ -70,24 +87,37 @@ class Morning:
         return iter(())
 
 
-def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = None) -> Morning:
-    """The morning of the environments that `factory` ("generated", "logged" or their Gymnasium forms) makes from
-    `settings`: of the market's first day, or of the log; with `folder` the contracts of that log take their place,
-    and its requests are yesterday's. ConfigError, EnvError."""
-    given = {name: value for name, value in settings.items() if name != "num_envs"}
+def is_admix(env_id: str) -> bool:
+    """Whether an environment's id names one of ad mixing."""
+    return current_name(env_id).rpartition(":")[0] in (MODULE, f"{MODULE}.making")
+
+
+def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
+    """The book of the environments that `env` names: of the market's first day, or of the log; with `folder` the
+    contracts of that log take their place, and its requests are yesterday's.
+
+    CheckpointError for another environment; ConfigError, EnvError for settings and files that cannot be used."""
+    if not is_admix(env.id):
+        raise CheckpointError(
+            f"the policy was trained in {env.id}, not in ad mixing: only policies of {MODULE}:generated and :logged "
+            "can be served, or have days to account"
+        )
+    given = dict(env.kwargs)
+    factory = env.id.rpartition(":")[2]
     kind = factory.removesuffix("_env")
     if kind == "generated":
-        market_settings, play_settings = _divide(given)
+        market_settings, play_settings = divide(given)
         config = MarketConfig(**market_settings)
         play = PlayConfig(**play_settings)
         bids = config.max_bids
         if folder is None:
             day = Market(config).day(0)
             alpha = day.yesterday_alpha if play.prior == "yesterday" else np.zeros(day.contracts.count)
-            return Morning(day.contracts, day.inventory, play, config.click_value, bids, alpha)
+            return Book(day.contracts, day.inventory, play, config.click_value, bids, alpha)
     elif kind == "logged":
         bids = int(given.pop("bids", 24))
         own = Path(given.pop("folder", ""))
+        given.pop("num_envs", None)
         given.pop("on_error", None)  # of its rows, which a server does not read
         play = PlayConfig(**_known(given, PlayConfig))
         folder = own if folder is None else folder
@@ -98,7 +128,7 @@ def morning(factory: str, settings: Mapping[str, Any], folder: Path | None = Non
     if play.prior == "yesterday":
         problem = Problem.of(log.requests(), log.contracts, log.click_value, log.billed_rate)
         alpha = descend(problem, log.contracts.penalty / 2, sweeps=20)
-    return Morning(log.contracts, log.inventory, play, log.click_value, bids, alpha)
+    return Book(log.contracts, log.inventory, play, log.click_value, bids, alpha)
 
 
 class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
@@ -160,9 +190,9 @@ def _box(shape: tuple[int, ...], dtype: str) -> spaces.Space[Any]:
     return spaces.Box(low, high, shape, np.dtype(dtype).type)
 
 
-def _divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Settings of the market and of play; no name is in both."""
-    known = _known(settings, MarketConfig, PlayConfig)
+    known = _known({name: value for name, value in settings.items() if name != "num_envs"}, MarketConfig, PlayConfig)
     market = {item.name for item in fields(MarketConfig)}
     return {k: v for k, v in known.items() if k in market}, {k: v for k, v in known.items() if k not in market}
 

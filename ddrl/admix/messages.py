@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 MAX_CANDIDATES = 1000  # of one request
 _Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-_Money = Annotated[float, Meta(ge=0)]
+_Money = Annotated[float, Meta(ge=0, le=1e30)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=0)]
 _Listed = Meta(max_length=MAX_CANDIDATES)

@@ -2,17 +2,15 @@
 
 One mixer holds the counters of one market; one thread. `decide` takes and gives JSON, `choose` structs. The rules of
 the queue, of ties and of play control are those of `kernel/ad_queue.hpp`. A request that is refused changes nothing;
-one that is answered was counted once. A `Book` is what a mixer knows of a day before it begins, a `ServedPolicy`
-chooses, `encode` and `restore` keep the counters on disk.
+one that is answered was counted once. A `ServedPolicy` chooses, `encode` and `restore` keep the counters on disk.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,7 @@ from safetensors import SafetensorError
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
-from ddrl.admix._kernel import AdQueue
-from ddrl.admix.contracts import Contracts, Pacing
-from ddrl.admix.environment import AdmixVectorEnv, alpha_of, prior_of
-from ddrl.admix.making import Morning
+from ddrl.admix.making import Book
 from ddrl.admix.messages import (
     UNREADABLE,
     Billing,
@@ -40,98 +35,38 @@ from ddrl.admix.messages import (
     Explanation,
     PolicyInfo,
 )
-from ddrl.admix.rules import Counts, StateLayout, make_queue
-from ddrl.admix.settings import PlayConfig
+from ddrl.admix.rules import ECPM, Tables
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError, RunDirError, shortened
 from ddrl.core.files import decode, read_json, write_atomically
 from ddrl.core.specs import EnvSpec
 
+# ---- policies --------------------------------------------------------------------------------------------------------
 
-@dataclass(frozen=True)
-class Book:
-    """A day before it begins: what a mixer knows of its contracts, and what a policy must see and give to be served."""
 
-    spec: EnvSpec
-    play: PlayConfig
-    contracts: Contracts
-    curve: NDArray[np.float64]  # [W + 1, C], share of a contract's supply that has come by a window's begin
-    theta: NDArray[np.float64]  # [C], the first probabilities
-    prior: NDArray[np.float32]  # [C], actions that a policy departs from
-    layout: StateLayout
-    rows: NDArray[np.float32]  # [C, fields], the constant values of a contract's row of "ad"
-    bids: int  # slots for bids
-    click_value: float  # of a click on a contract ad [currency]
-    pacing: Pacing | None = None  # moves the prior at each decision; None: it stays
-
-    @staticmethod
-    def of(day: Morning) -> Book:
-        """The book of a day."""
-        contracts = day.contracts
-        play = day.play
-        required = day.inventory.split()
-        theta = np.ones(contracts.count)
-        if play.theta != "off":
-            theta = required if play.theta == "split" else day.inventory.water()
-        layout = StateLayout(contracts, day.bids, play)
-        pacing = None
-        if play.pace_step:
-            pacing = Pacing(contracts, play.pace_step, 1)
-            pacing.begin(0, alpha_of(play, day))
-        return Book(
-            spec=AdmixVectorEnv(lambda seed, episode: day, 1, play, day.click_value, day.bids).spec,
-            play=play,
-            contracts=contracts,
-            curve=day.inventory.curve,
-            theta=theta,
-            prior=prior_of(play, day).astype(np.float32),
-            layout=layout,
-            rows=layout.rows(required[None], theta[None])[0],
-            bids=day.bids,
-            click_value=day.click_value,
-            pacing=pacing,
-        )
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        """Ad ids [C]."""
-        return self.contracts.ad_id
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """Of a row of "ad"."""
-        return self.layout.ad_fields
-
-    @property
-    def visitors(self) -> tuple[int, int, int]:
-        """Numbers of regions, genders and ages."""
-        contracts = self.contracts
-        return contracts.regions.shape[1], contracts.genders.shape[1], contracts.ages.shape[1]
-
-    def require(self, spec: EnvSpec) -> None:
-        """CheckpointError unless a policy trained in `spec` can be served: the same arrays in, the same scores out."""
-        wanted = self.spec.observation.arrays
-        given = spec.observation.arrays
-        if wanted == given and spec.action == self.spec.action:
-            return
-        names = [name for name in sorted({*wanted, *given}) if wanted.get(name) != given.get(name)]
-        wrong = [f"{name}: {_words(given.get(name))}, here {_words(wanted.get(name))}" for name in names]
-        if spec.action != self.spec.action:
-            wrong.append(f"scores: {_words(spec.action)}, here {_words(self.spec.action)}")
+def require(book: Book, spec: EnvSpec) -> None:
+    """CheckpointError unless a policy trained in `spec` can be served: the same arrays in, the same scores out."""
+    own = {**book.spec.observation.arrays, "scores": book.spec.action}
+    given = {**spec.observation.arrays, "scores": spec.action}
+    wrong = [
+        f"{name}: {_array_words(given.get(name))}, here {_array_words(own.get(name))}"
+        for name in sorted({*own, *given})
+        if own.get(name) != given.get(name)
+    ]
+    if wrong:
         raise CheckpointError(
             f"the policy was trained for other features than this server has ({'; '.join(wrong)}): serve it with the "
             "contracts, bid slots and fields of its training (env.kwargs), with env.observation = named"
         )
 
 
-def _words(array: Any) -> str:
+def _array_words(array: Any) -> str:
     return "none" if array is None else f"{array.dtype} {list(array.shape)}"
 
 
-# A policy as a mixer uses it: an acting model with one vector, named by what it is, ready to score.
-
-
 class ServedPolicy:
-    """`version` is a hash of graph and parameters: the same policy has the same name on every server."""
+    """A policy as a mixer uses it: an acting model with one vector, ready to score.
+
+    `version` is a hash of graph and parameters: the same policy has the same name on every server."""
 
     def __init__(
         self,
@@ -228,34 +163,42 @@ class Mixer:
         self._clock = clock
         self.day_seconds = day_seconds
         self.began = clock()
-        count = book.contracts.count
-        self.rate = np.full(count, book.play.rate)
-        self.theta = book.theta.copy()
-        self.counts = Counts(1, count)
-        self.shown = self.counts.shown[0]
-        self.seen_shown = self.counts.seen_shown[0]
-        self.seen_billed = self.counts.seen_billed[0]
-        self.sums = self.counts.sums[0]
-        self.requests = self.empty_queues = self.cut_bids = self.changes = 0
-        self._rows = book.rows.copy()
-        self._prior = book.prior.copy()
-        self.pacing = copy.deepcopy(book.pacing)
-        self._place = {int(ad): place for place, ad in enumerate(book.ids)}
-        self._visitors = book.visitors
-        self._value = 1000 * book.click_value
-        self._queue = self._make_queue(seed)
+        self.tables = Tables(book.layout, book.windows, seed=seed)
+        self.tables.begin_day(0, book)
+        self.shown = self.tables.shown[0]
+        self.seen_shown = self.tables.seen_shown[0]
+        self.seen_billed = self.tables.seen_billed[0]
+        self.rate = self.tables.rate[0]
+        self.theta = self.tables.theta[0]
+        self.sums = self.tables.sums[0]
+        self.requests = 0
+        self.empty_queues = 0
+        self.cut_bids = 0
+        self._ids = book.contracts.ad_id.tolist()
+        self._place = {ad: place for place, ad in enumerate(self._ids)}
+        self._visitors = book.contracts.visitors
+        self._value = ECPM * book.click_value
+        self._queue = self.tables.queue
         self._decoder = msgspec.json.Decoder(DisplayRequest)
         self._encoder = msgspec.json.Encoder()
+        self.changes = -1  # policies taken into service after the first
         self.use(policy)
-        self.changes = 0
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def decide(self, body: bytes) -> bytes:
         """A `DisplayRequest` in JSON in, a `Decision` in JSON out; MessageError names what is wrong with it."""
-        return self._encoder.encode(self.choose(decode(body, self._decoder, MessageError, UNREADABLE)))
+        return self._encoder.encode(self.answer(decode(body, self._decoder, MessageError, UNREADABLE)))
 
     def choose(self, request: DisplayRequest) -> Decision:
+        """`answer` for a request of one's own making, whose types and ranges are checked first."""
+        try:
+            checked = msgspec.convert(msgspec.structs.asdict(request), DisplayRequest)
+        except msgspec.ValidationError as error:
+            raise MessageError(f"the request cannot be answered ({error})") from None
+        return self.answer(checked)
+
+    def answer(self, request: DisplayRequest) -> Decision:
         """The ad to show, which counts as shown. MessageError for a request that cannot be answered, NetworkError for a
         policy that gives no numbers; nothing is counted then."""
         moment = request.time
@@ -281,12 +224,11 @@ class Mixer:
         policy = self._policy
         scores = self._held
         if scores is None:
-            if self.pacing:
-                self._pace(self.pacing)
+            self.tables.pace()
             queue.observe()
             scores = policy.scores()
         try:
-            slot, score = queue.choose(scores)
+            slot, score, place = queue.choose(scores)
         except ValueError as error:
             raise NetworkError(f"policy {policy.version}: {error}") from None
         self._held_for += 1
@@ -295,7 +237,6 @@ class Mixer:
         self.cut_bids += cut
         decision = Decision(request.request_id, policy.version)
         if slot >= 0:
-            place: int = queue.origin_of(slot)
             decision.place = place
             decision.score = score
             decision.ad = request.ad[place]
@@ -306,7 +247,7 @@ class Mixer:
         else:
             self.empty_queues += 1
         if request.explain:
-            decision.explanation = self._explain(request, moment, scores, slot)
+            decision.explanation = self._explain(request, moment, queue.explain(scores), place)
         if slot >= 0:
             queue.show(slot)
         return decision
@@ -325,56 +266,48 @@ class Mixer:
                 raise ValueError(f"{name} = {value} is outside 0 .. {count - 1}")
         raise AssertionError
 
-    def _pace(self, pacing: Pacing) -> None:
-        """The prior of a new decision, by what is due and known as of the present request."""
-        counts = self.counts
-        self._prior[:] = 1000 * pacing.decide(counts.due, counts.estimate, counts.seen_billed, counts.seen_shown)[0]
-
     def _worth(self, request: DisplayRequest, place: int) -> float:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]
 
-    def _explain(self, request: DisplayRequest, moment: float, scores: NDArray[Any], chosen: int) -> Explanation:
+    def _explain(
+        self, request: DisplayRequest, moment: float, explained: list[tuple[int, float]], chosen: int
+    ) -> Explanation:
+        """`explained`: reason and score of each candidate; `chosen`: the place of the one shown, -1: none."""
         contracts = self.book.contracts
-        queue = self._queue
-        scores = scores.reshape(-1)
-        origin: list[int] = queue.origin
-        reasons: list[int] = queue.reasons
-        estimate: list[float] = self.counts.estimate[0].tolist()
-        due: list[float] = self.counts.due[0].tolist()
-        slot_of = {place: slot for slot, place in enumerate(origin) if place >= 0}
+        estimate = self.tables.estimate[0]
+        due = self.tables.due[0]
         listed: list[Candidate] = []
         others: list[float] = []
-        for place, (ad, kind) in enumerate(zip(request.ad, request.kind, strict=True)):
-            slot = slot_of.get(place, -1)
-            reason = REASONS[reasons[place]]
-            seen = slot >= 0 and (not reason or reason == REASONS[5])
-            score = None if not seen else queue.score_of(scores, slot)
+        for place, (reason, given) in enumerate(explained):
+            ad = request.ad[place]
+            kind = request.kind[place]
+            score = None if math.isnan(given) else given
             worth = self._worth(request, place)
-            candidate = Candidate(ad, kind, score, reason, worth)
+            candidate = Candidate(ad, kind, score, REASONS[reason], worth)
             if kind != BID:
                 j = self._place[ad]
                 rate = max(float(estimate[j] / self.shown[j] if self.shown[j] else contracts.billed_rate[j]), 1e-6)
                 candidate.alpha = None if score is None else (score - worth) / 1000 / rate
                 candidate.penalty = float(contracts.penalty[j])
-                candidate.due = due[j]
-                candidate.billed = estimate[j]
+                candidate.due = float(due[j])
+                candidate.billed = float(estimate[j])
                 candidate.rate = float(self.rate[j])
                 candidate.theta = float(self.theta[j])
             listed.append(candidate)
-            if score is not None and not reason and slot != chosen:
+            if score is not None and not reason and place != chosen:
                 others.append(score)
-        best = listed[origin[chosen]].score if chosen >= 0 else None
+        best = listed[chosen].score if chosen >= 0 else None
         return Explanation(moment, None if best is None or not others else best - max(others), listed)
 
     # ---- what changes between requests ----------------------------------------------------------------------------
 
     def use(self, policy: ServedPolicy) -> None:
         """Choose by `policy` from the next request on. CheckpointError where it was trained for other features."""
-        self.book.require(policy.spec)
+        require(self.book, policy.spec)
         inputs = {name: array.view(np.uint8).reshape(1, -1) for name, array in policy.inputs.items()}
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
         self._policy = policy
-        self.changes = self.changes + 1
+        self.changes += 1
         self._held: NDArray[np.float32] | None = None  # the action that decides further requests
         self._held_for = 0
 
@@ -413,54 +346,22 @@ class Mixer:
         if control.rate:
             self.rate[places] = control.rate
         if control.theta:
-            self.set_theta(places, control.theta)
-
-    def set_theta(self, places: Any, values: Any) -> None:
-        """Set theta of contracts by index, where policies see it too."""
-        self.theta[places] = values
-        if "theta" in self.book.fields:
-            self._rows[places, self.book.fields.index("theta")] = values
+            self.tables.set_theta((0, places), control.theta)
 
     def contracts(self) -> list[ContractState]:
         """What is held of each contract, as of the last request."""
         own = self.book.contracts
         columns = (
-            own.ad_id.tolist(), own.demand, own.cap, own.penalty, self.shown, self.seen_billed,
-            self.counts.estimate[0], self.counts.due[0], self.rate, self.theta,
+            self._ids, own.demand, own.cap, own.penalty, self.shown, self.seen_billed,
+            self.tables.estimate[0], self.tables.due[0], self.rate, self.theta,
         )  # fmt: skip
         return [ContractState(ad, *map(float, values)) for ad, *values in zip(*columns, strict=True)]
-
-    # ---- tables ---------------------------------------------------------------------------------------------------
 
     def _places(self, ads: list[int]) -> list[int]:
         unknown = [ad for ad in ads if ad not in self._place]
         if unknown or len(set(ads)) < len(ads):
             raise MessageError(f"ad {unknown[0]} is no contract of this server" if unknown else "an ad is there twice")
         return [self._place[ad] for ad in ads]
-
-    def _make_queue(self, seed: int) -> AdQueue:
-        book = self.book
-        tables = {
-            "cap": book.contracts.cap[None],
-            "curve": np.ascontiguousarray(book.curve)[None],
-            "rate": self.rate[None],
-            "theta": self.theta[None],
-            "rows": self._rows[None],
-            "bid_row": book.layout.bid_row(),
-            "prior": self._prior[None],
-            "traffic_rows": book.layout.traffic_rows(),
-            "eligible": book.contracts.eligible,
-        }
-        return make_queue(
-            self.counts,
-            book.contracts,
-            book.play,
-            tables,
-            bids=book.bids,
-            click_value=book.click_value,
-            ad_fields=book.fields,
-            seed=seed,
-        )
 
 
 # ---- snapshot -------------------------------------------------------------------------------------------------------
@@ -478,6 +379,7 @@ class Mixer:
 
 
 FORMAT = "ddrl mixer 1"
+COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")  # of a contract; attributes of `Mixer`
 
 
 class _Contract(msgspec.Struct):
@@ -501,13 +403,10 @@ class _Snapshot(msgspec.Struct):
 
 def encode(mixer: Mixer) -> bytes:
     """The counters as they are now."""
-    columns = (mixer.shown, mixer.seen_shown, mixer.seen_billed, mixer.rate, mixer.theta)
-    none: list[list[float]] = [[]] * len(mixer.book.ids)
-    paced = mixer.pacing.state[:, 0].T.tolist() if mixer.pacing else none
-    contracts = [
-        _Contract(ad, *values)
-        for ad, *values in zip(mixer.book.ids.tolist(), *(column.tolist() for column in columns), paced, strict=True)
-    ]
+    columns = [mixer.book.contracts.ad_id, *(getattr(mixer, name) for name in COUNTERS)]
+    pacing = mixer.tables.pacing
+    paced = pacing.state[:, 0].T.tolist() if pacing else [[]] * mixer.book.contracts.count
+    contracts = [_Contract(*values) for values in zip(*(column.tolist() for column in columns), paced, strict=True)]
     whole = _Snapshot(FORMAT, mixer.began, mixer.requests, mixer.empty_queues, mixer.sums.tolist(), contracts)
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 
@@ -524,19 +423,21 @@ def restore(path: Path, mixer: Mixer) -> None:
     """Set the mixer's counters to those of `path`; CheckpointError for a file that is damaged or of other contracts."""
     whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
     known = {contract.ad: contract for contract in whole.contracts}
-    if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(mixer.book.ids.tolist()):
+    ids = mixer.book.contracts.ad_id.tolist()
+    if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(ids):
         raise CheckpointError(
             f"{path} holds the counters of other contracts, or of another version ({shortened(whole.format)}): "
             "--new-day begins without it, --state names another file"
         )
-    held = [known[ad] for ad in mixer.book.ids.tolist()]
-    if mixer.pacing and any(len(contract.pacing) != len(mixer.pacing.state) for contract in held):
-        raise CheckpointError(f"{path} lacks what the prior of this policy keeps: --new-day begins without it")
-    for name in ("shown", "seen_shown", "seen_billed", "rate"):
+    held = [known[ad] for ad in ids]
+    pacing = mixer.tables.pacing
+    if pacing:
+        if any(len(contract.pacing) != len(pacing.state) for contract in held):
+            raise CheckpointError(f"{path} lacks what the prior of this policy keeps: --new-day begins without it")
+        pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
+    for name in COUNTERS:
         getattr(mixer, name)[:] = [getattr(contract, name) for contract in held]
-    mixer.set_theta(slice(None), [contract.theta for contract in held])
-    if mixer.pacing:
-        mixer.pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
+    mixer.tables.set_theta(0, mixer.theta)
     mixer.sums[:] = whole.sums
     mixer.began = whole.began
     mixer.requests = whole.requests

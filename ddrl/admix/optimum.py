@@ -122,7 +122,7 @@ def solve_dual(
         descent = _Descent(problem, best.alpha, best.beta)
         free = free * 3
     assert best is not None
-    raise EnvError(f"the dual of {len(problem.bid)} requests stands at a gap of {best.gap:.1e}, above {gap:.1e}")
+    raise EnvError(f"the dual of {len(problem.bid)} requests is at a gap of {best.gap:.1e}, above {gap:.1e}")
 
 
 def descend(problem: Problem, alpha: Floats, sweeps: int, tolerance: float = 1e-3) -> Floats:

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
@@ -20,37 +20,20 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from ddrl import current_name
 from ddrl.acting.policy_file import SavedPolicy, load_policy
 from ddrl.admix import mixer as snapshot
-from ddrl.admix.contracts import GENDERS, Requests
+from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.logs import LogDay, arrow, open_log
-from ddrl.admix.making import morning
-from ddrl.admix.messages import Billing, Decision, DisplayRequest
-from ddrl.admix.mixer import Book, Mixer, ServedPolicy
+from ddrl.admix.making import make_book
+from ddrl.admix.messages import Billing, DisplayRequest
+from ddrl.admix.mixer import Mixer, ServedPolicy, require
 from ddrl.admix.settings import ServeConfig
-from ddrl.core.config import EnvConfig
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, RunDirError
+from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.files import replacement
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.run.directory import RunLock
 
-_MODULE = "ddrl.admix"
 STATE = "serving.json"
-
-
-def make_book(env: EnvConfig, contracts: Path | None = None) -> Book:
-    """The book of the day that `env` (of an ad-mixing run) begins with, or of the contracts in the log folder
-    `contracts`.
-
-    CheckpointError for another environment; ConfigError, EnvError for settings and files that cannot be used."""
-    module, _, factory = current_name(env.id).rpartition(":")
-    if module not in (_MODULE, f"{_MODULE}.making"):
-        raise CheckpointError(
-            f"the policy was trained in {env.id}, not in ad mixing: only policies of {_MODULE}:generated and :logged "
-            "can be served"
-        )
-    return Book.of(morning(factory, env.kwargs, contracts))
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
@@ -62,7 +45,7 @@ def make_mixer(run: Path, saved: SavedPolicy, contracts: Path | None, *, trust: 
     """The same with a policy that is read already."""
     check_trust(run, foreign_code({"rollout": {"chooser": saved.model.chooser}}), trust=trust)
     book = make_book(saved.env, contracts)
-    book.require(saved.model.spec)
+    require(book, saved.model.spec)
     return Mixer(book, ServedPolicy(saved.model, saved.vector, saved.evaluation), **settings)
 
 
@@ -164,11 +147,11 @@ def score_log(mixer: Mixer, folder: Path, out: Path, on_error: str = "raise") ->
     log = open_log(folder, mixer.book.bids, on_error)
     count = 0
     try:
-        with replacement(out) as temporary, _writer(temporary, out.suffix) as writer:
+        with replacement(out) as temporary, _rows_into(temporary, out.suffix) as write:
             for part in log:
                 rows = list(_decide(mixer, part, log))
                 for begin in range(0, len(rows), BATCH):
-                    writer.write(rows[begin : begin + BATCH])
+                    write(rows[begin : begin + BATCH])
                 count += len(rows)
                 print(
                     f"\r{count} requests, window {int(part.window[-1]) + 1} of {log.windows}", end="", file=sys.stderr
@@ -180,19 +163,18 @@ def score_log(mixer: Mixer, folder: Path, out: Path, on_error: str = "raise") ->
     return count
 
 
-def requests_of(part: Requests, contracts: Any) -> Iterator[DisplayRequest]:
+def requests_of(part: Requests, contracts: Contracts) -> Iterator[DisplayRequest]:
     """The requests of a part of a log as a server is asked them; contracts before bids."""
-    ages = contracts.ages.shape[1]
     ids = contracts.ad_id
-    for row in range(len(part)):
+    visitors = np.stack(np.unravel_index(part.cell, contracts.visitors), 1).tolist()
+    for row, (region, gender, age) in enumerate(visitors):
         listed = np.flatnonzero(part.eligible[row])
         bids = np.flatnonzero(part.ecpm[row] > 0)
-        cell = int(part.cell[row])
         yield DisplayRequest(
             request_id=int(part.request_id[row]),
-            region=cell // (GENDERS * ages),
-            gender=cell // ages % GENDERS,
-            age=cell % ages,
+            region=region,
+            gender=gender,
+            age=age,
             ad=ids[listed].tolist() + part.bid_ad[row, bids].tolist(),
             kind=[0] * len(listed) + [1] * len(bids),
             ecpm=[0.0] * len(listed) + part.ecpm[row, bids].tolist(),
@@ -206,7 +188,7 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
     count = log.contracts.count
     ids = log.contracts.ad_id.tolist()
     for row, request in enumerate(requests_of(part, log.contracts)):
-        decision: Decision = mixer.choose(request)
+        decision = mixer.answer(request)
         at = int(part.logged[row])
         logged = None if at < 0 else ids[at] if at < count else int(part.bid_ad[row, at - count])
         if decision.kind == 0 and logged is not None and decision.ad == logged and part.logged_billed[row] >= 0:
@@ -217,43 +199,18 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
         )  # fmt: skip
 
 
-class _JsonLines:
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-
-    def write(self, rows: list[Scored]) -> None:
-        self._file.write(msgspec.json.Encoder().encode_lines(rows))
-
-    def __enter__(self) -> _JsonLines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-
-class _Parquet:
-    def __init__(self, path: Path) -> None:
-        self._arrow = arrow()
-        whole = self._arrow.int64()
-        number = self._arrow.float64()
-        word = self._arrow.string()
-        kinds = {int: whole, float: number, str: word, int | None: whole}
-        self._schema = self._arrow.schema(
-            [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)],
-            metadata={"ddrl.admix": "decisions/1"},
-        )
-        self._writer = self._arrow.parquet.ParquetWriter(path, self._schema)
-
-    def write(self, rows: list[Scored]) -> None:
-        columns = {name: [getattr(row, name) for row in rows] for name in self._schema.names}
-        self._writer.write_table(self._arrow.table(columns, self._schema))
-
-    def __enter__(self) -> _Parquet:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._writer.close()
-
-
-def _writer(path: Path, suffix: str) -> _JsonLines | _Parquet:
-    return _JsonLines(path) if suffix == ".jsonl" else _Parquet(path)
+@contextlib.contextmanager
+def _rows_into(path: Path, suffix: str) -> Generator[Callable[[list[Scored]], object]]:
+    """Write a new file by calls with its next rows."""
+    if suffix == ".jsonl":
+        encoder = msgspec.json.Encoder()
+        with path.open("wb") as file:
+            yield lambda rows: file.write(encoder.encode_lines(rows))
+        return
+    package = arrow()
+    kinds = {int: "int64", int | None: "int64", float: "double", str: "string"}
+    schema = package.schema(
+        [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)], {"ddrl.admix": "decisions/1"}
+    )
+    with package.parquet.ParquetWriter(path, schema) as writer:
+        yield lambda rows: writer.write_table(package.Table.from_pylist(msgspec.to_builtins(rows), schema))

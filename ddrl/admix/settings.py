@@ -139,7 +139,6 @@ class PlayConfig:
     ctr_weight: float = setting(1.0, "", "Weight of the value of clicks on contract ads.", ge=0)
     bid_weight: float = setting(1.0, "", "Weight of what bidding ads pay.", ge=0)
     reward_scale: float = setting(1000.0, "", "Factor from currency (or shares) to the reward of a learner.", gt=0)
-    episode_windows: int = setting(0, "windows", "Length of an episode; 0: a whole day.", ge=0)
     first_window: int = setting(0, "windows", "Where in the day an episode begins; what came before is left out.", ge=0)
     last_window: int = setting(0, "windows", "Where an episode ends, and the next day begins; 0: the day's end.", ge=0)
     ad_fields: tuple[str, ...] = setting(

@@ -1,7 +1,17 @@
 """Micro-batch sizes for nodes of unequal speed, and the rules by which their gradients are collected.
 
-Imports numpy and ddrl.core only: no torch, no MPI. `Balancer` serves a program's own training loop; `python -m
-ddrl.balance --nodes ...` prints sizes without training anything."""
+Importing the package needs numpy and ddrl.core only: no torch, no MPI. `Balancer` serves a program's own training loop;
+`python -m ddrl.balance --nodes ...` prints sizes without training anything. `docs/microbatch.md` describes it.
+
+    settings, sizes            settings; integer sizes that sum to the batch, and what sizers are given
+    sizers, affine_filter      the rules that choose sizes; the filter of each node's time behind the default one
+    ddqn                       parts of the learned sizer: objectives, features, network, actions
+    simulator                  iterations on many simulated clusters, to compare sizers and to train the learned one
+    collection                 which gradients an update waits for and uses; the samples of an epoch
+    leader, nodes              the trainer's side and a node's side of a run with learner.nodes
+    messages, exchange         what both send and share; vectors and gradients of a learner, the only module with torch
+    page                       figures
+"""
 
 from ddrl.balance.sizers import Balancer, make_sizer
 from ddrl.balance.sizes import Cluster, Observation

@@ -8,7 +8,6 @@ import math
 from collections import deque
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +16,6 @@ from ddrl.balance.settings import CollectionSettings
 from ddrl.core.errors import ConfigError
 
 # -- gradients of an update --------------------------------------------------------------------------------------------
-
-
-class Verdict(StrEnum):
-    """What becomes of a gradient."""
-
-    ACCEPTED = "accepted"
-    DROPPED = "dropped"
 
 
 @dataclass(frozen=True)
@@ -135,14 +127,15 @@ class Collection:
             raise ConfigError(f"node {node} sent a gradient that nobody asked for")
         return self._computing[node][0]
 
-    def arrive(self, now: float, node: Hashable) -> Verdict:
-        """The gradient of `node` has arrived. ConfigError for a node that computes nothing."""
+    def arrive(self, now: float, node: Hashable) -> bool:
+        """The gradient of `node` has arrived: whether it is used, else it is dropped. ConfigError for a node that
+        computes nothing."""
         self.computing(node)
         version, samples = self._computing.pop(node)
         fresh = self._staleness(now, version) <= self.settings.threshold or version == self.version
         if not fresh:
             self._drop(samples)
-            return Verdict.DROPPED
+            return False
         self._held[node, version] = samples
         if version == self.version:
             self.counts.accepted += 1
@@ -150,7 +143,7 @@ class Collection:
         else:
             self.counts.late += 1
         self._open_wait(now)
-        return Verdict.ACCEPTED
+        return True
 
     def leave(self, now: float, node: Hashable) -> None:
         """`node` has died: its samples are requeued, whatever the setting, since no gradient of them exists."""

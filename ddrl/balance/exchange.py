@@ -78,7 +78,7 @@ class Exchange:
         self.learner.settle(homes)
 
     def set_updates(self, updates: Sequence[int]) -> None:
-        """Updates of each part, in their order, that the vectors come from."""
+        """Updates of each part, in their order, that the vectors result from."""
         for part, count in zip(self.learner.parts.values(), updates, strict=True):
             part.set_updates(count)
 
@@ -87,11 +87,11 @@ class Exchange:
         return np.zeros(self.learner.parts[part].online.layout.nbytes, np.uint8)
 
     def flat(self, gradient: Gradient, out: Vector) -> Vector:
-        """The gradient's vector: the memory where it stands if that is one vector on the CPU, else `out`."""
-        (first, *others) = gradient.vectors
-        if not others and first.device.type == "cpu" and first.nbytes == out.nbytes:
-            return first.view(torch.uint8).numpy()
-        torch._foreach_copy_(self.learner.pieces(gradient.part, torch.from_numpy(out)), gradient.vectors)
+        """The gradient as a vector of its part's layout: its own memory on the CPU, else `out`."""
+        part = self.learner.parts[gradient.part]
+        if gradient.vector.data_ptr() == part.gradient.data_ptr() and part.gradient.device.type == "cpu":
+            return part.gradient.numpy()
+        part.learned(torch.from_numpy(out)).copy_(gradient.vector)
         return out
 
     def sum(
@@ -105,13 +105,13 @@ class Exchange:
         batch: Any = None,
     ) -> Gradient:
         """The gradient sum_i weights_i vectors_i of weights that sum to 1, in this order, on the learner's device."""
-        total = weighted_mean([self.learner.pieces(part, torch.from_numpy(vector)) for vector in vectors], weights)
-        device = self.learner.device
+        of = self.learner.parts[part]
+        total = weighted_mean([of.learned(torch.from_numpy(vector)) for vector in vectors], weights)
         return Gradient(
             part,
-            [piece.to(device) for piece in total],
+            total.to(self.learner.device),
             count,
-            self.learner.parts[part].updates,
+            of.updates,
             None if priority is None else torch.from_numpy(priority),
             {name: torch.tensor(value) for name, value in figures.items()},
             batch,
@@ -120,16 +120,14 @@ class Exchange:
     def cosines(
         self, gradient: Gradient, vectors: Sequence[Vector], weights: Sequence[float], norms: Sequence[float]
     ) -> tuple[list[float], float]:
-        """Cosine of each gradient to their mean, and the mean's norm, after `sum`: the mean now stands where the first
-        one stood, whose product with it follows from the others' and its own."""
-        mean = [piece.flatten() for piece in gradient.vectors]
-
-        def product(pieces: Sequence[torch.Tensor]) -> float:
-            return sum(float(torch.dot(one.flatten(), of)) for one, of in zip(pieces, mean, strict=True))
-
-        square = product(mean)
-        pieces = (self.learner.pieces(gradient.part, torch.from_numpy(vector)) for vector in vectors[1:])
-        others = [product([piece.to(self.learner.device) for piece in one]) for one in pieces]
+        """Cosine of each gradient to their mean, and the mean's norm, after `sum`: the mean is now where the first
+        one was, whose product with it follows from the others' and its own."""
+        mean = gradient.vector
+        of = self.learner.parts[gradient.part]
+        square = float(torch.dot(mean, mean))
+        others = [
+            float(torch.dot(of.learned(torch.from_numpy(vector)).to(mean.device), mean)) for vector in vectors[1:]
+        ]
         first = square - sum(weight * one for weight, one in zip(weights[1:], others, strict=True))
         size = square**0.5
         products = [first / weights[0], *others]
@@ -142,17 +140,17 @@ class Exchange:
 
 def norm(gradient: Gradient) -> float:
     """Its Euclidean norm."""
-    return float(torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(gradient.vectors)))))
+    return float(torch.linalg.vector_norm(gradient.vector))
 
 
-def weighted_mean(terms: Sequence[list[torch.Tensor]], weights: Sequence[float]) -> list[torch.Tensor]:
-    """sum_i weights_i terms_i / sum_i weights_i, of lists of tensors of equal shapes, in this order: one pass over
-    memory for each term but the first, whose memory holds the result."""
+def weighted_mean(terms: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """sum_i weights_i terms_i / sum_i weights_i, of tensors of one shape, in this order: one pass over memory for each
+    term but the first, whose memory holds the result."""
     mean = terms[0]
     share = weights[0]
     for term, weight in zip(terms[1:], weights[1:], strict=True):
         share += weight
-        torch._foreach_lerp_(mean, term, weight / share)
+        mean.lerp_(term, weight / share)
     return mean
 
 

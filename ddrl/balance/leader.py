@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.balance.collection import Collection, Verdict
+from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
     Connection,
     Fields,
@@ -65,7 +65,7 @@ class NodeState:
 
     process: Reply = field(default_factory=Reply)  # what it said of its process
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
-    offered_memory: bool = False  # it was told the shared memory's name
+    offered_memory: bool = False  # it was sent the shared memory's name
     rings: bool = False  # it has mapped the doorbells
     in_memory: bool = False  # and reads vectors and writes gradients there
     part: str = ""  # that it computes a gradient of now; "": it is free
@@ -429,9 +429,9 @@ class Leader:
         state.rows = None
         age = collection.version - version
         requeued = collection.counts.requeued
-        verdict = collection.arrive(now, node)
-        batches.record(node, state.samples, state.seconds, reply, age, verdict is Verdict.DROPPED)
-        if verdict is Verdict.ACCEPTED:
+        accepted = collection.arrive(now, node)
+        batches.record(node, state.samples, state.seconds, reply, age, not accepted)
+        if accepted:
             state.late += version < collection.version
             priority = arrays.get("priority")
             answer = Answer(rows, vector, priority, reply.figures, reply.norm, reply.in_memory)
@@ -453,7 +453,7 @@ class Leader:
         state = self.nodes.pop(node)
         self._absent.discard(node)
         self._connection.forget(node + 1)
-        self._notify(f"node {node} has left: {failure}; {len(self.nodes)} go on")
+        self._notify(f"node {node} has left: {failure}; {len(self.nodes)} continue")
         if not self.nodes:
             raise JobFailed(f"no gradient node is left; the last one said: {failure}")
         for batches in self.parts.values():

@@ -3,7 +3,7 @@
 The leader is rank 0 of a communicator, in the trainer's process; node i is rank i + 1. A message is one header, a
 msgspec struct, followed by named arrays; nothing is pickled. Parameters and gradients travel as messages of their own
 straight from the memory that holds them. On the leader's host `SharedMemory` replaces those, and its doorbells wake
-whoever a message is for. Imports neither torch nor, before a message is sent, MPI.
+the receiver of a message. Imports neither torch nor, before a message is sent, MPI.
 """
 
 from __future__ import annotations

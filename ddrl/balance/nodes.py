@@ -2,7 +2,7 @@
 
 `check_nodes` refuses runs that cannot use nodes, `lead_nodes` makes the trainer use them, `node_process` is the life of
 a node's rank. A node computes the gradient of the rows and vectors that it is sent. It never steps an optimizer,
-publishes, evaluates or records. Where it fails it tells the leader why, which continues without it.
+publishes, evaluates or records. Where it fails it sends the leader the reason, which continues without it.
 """
 
 from __future__ import annotations

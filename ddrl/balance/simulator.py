@@ -58,7 +58,7 @@ def _ones(rng: Generator, shape: tuple[int, int, int]) -> Floats:
 
 
 def _drifting(rng: Generator, shape: tuple[int, int, int]) -> Floats:
-    """Background load that comes and goes: log slow is a random walk between 1 and 6."""
+    """Background load that rises and falls: log slow is a random walk between 1 and 6."""
     steps = rng.normal(0.0, rng.uniform(0.02, 0.1, (1, shape[1], 1)), shape)
     steps[0] = rng.uniform(0.0, math.log(6.0), shape[1:])
     top = 2 * math.log(6.0)
@@ -209,7 +209,7 @@ def awaited(finish: Floats, first: NDArray[np.int64] | None) -> Floats:
 
 
 class Simulation:
-    """One scenario, iteration by iteration; it knows the truth and tells oracles alone."""
+    """One scenario, iteration by iteration; it knows the truth, which only oracles read."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -237,7 +237,7 @@ class Simulation:
         return rewards(awaited(finish, first), self.reference, finish, sizes, total, phi)
 
     def step(self, sizes: Sizes, first: NDArray[np.int64] | None = None) -> tuple[Floats, Observation]:
-        """One iteration: seconds [C] until the coordinator goes on, and what it then knows."""
+        """One iteration: seconds [C] until the coordinator makes its update, and what it then knows."""
         scenario = self.scenario
         k = self.iteration
         work = times(scenario, k, sizes)

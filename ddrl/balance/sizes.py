@@ -212,7 +212,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Observation:
-    """One iteration as measured by whoever collects gradients: a trainer, `Balancer`, the simulator.
+    """One iteration as measured by what collects gradients: a trainer, `Balancer`, the simulator.
 
     sizes [samples], seconds [s] from a node's start to its gradient, `received` where seconds are known. Of the
     gradients: norm, cosine to the mean gradient, mean loss, staleness [versions], dropped (bool). `noise_scale` is

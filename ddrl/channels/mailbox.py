@@ -180,7 +180,7 @@ class Mailbox:
         if slot is None:
             raise ChannelError(
                 f"mailbox {self.segment.name}: all {self.slots} slots are newest, open or in transfer; "
-                "raise channels.mailbox_slots or lower cluster.versions_in_flight"
+                "lower cluster.versions_in_flight"
             )
         return slot
 

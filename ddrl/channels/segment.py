@@ -261,7 +261,7 @@ def _map_new(draft: Path, name: str, size: int) -> NDArray[np.uint8]:
 def _no_room(name: str, size: int, free: int) -> ChannelError:
     return ChannelError(
         f"shared memory {name} needs {size / 2**20:.1f} MiB, {SHM} has {free / 2**20:.1f} MiB free: enlarge it (in a "
-        "container: --shm-size), or lower channels.lane_rows, channels.mailbox_slots or the number of rollouts"
+        "container: --shm-size), or lower channels.lane_rows or the number of rollouts"
     )
 
 

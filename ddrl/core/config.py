@@ -417,15 +417,6 @@ class ChannelConfig:
         "steps where samples_per_insert makes rollouts wait, else 512.",
         ge=0,
     )
-    lane_full: Literal["wait", "drop"] = setting(
-        "wait",
-        "",
-        "What a producer does at a full lane: wait, or drop the new row (counted).",
-        choices=("wait", "drop"),
-    )
-    mailbox_slots: int = setting(
-        4, "slots", "Parameter vectors held per host: newest, being written, and pinned ones.", ge=3
-    )
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,9 @@ class Removed:
 REMOVED = {
     "run.keep_checkpoints": Removed(3, "the three newest checkpoints are kept; copy those that are to stay"),
     "cluster.uplink_block_bytes": Removed(1 << 18, "one message holds at most 256 KiB of experience"),
+    "cluster.xor_zstd.level": Removed(1, "higher levels of zstd save next to nothing on parameters; leave it out"),
+    "channels.lane_full": Removed("wait", "a rollout waits at a full lane; raise channels.lane_rows"),
+    "channels.mailbox_slots": Removed(4, "a host holds as many versions as can be in use; leave it out"),
     "areas.guard": Removed("generations", "set replay.source = benchmarks.admix.sources:PlainFlag"),
     "learner.node_replay": Removed("leader", "gradient nodes learn from the trainer's replay; leave it out"),
     "learner.td3.target_noise_clip": Removed(0.5, "derive a class of your own from TD3"),

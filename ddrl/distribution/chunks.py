@@ -1,22 +1,23 @@
-"""What each piece of a model bears on its way, and how a model is put together from its pieces.
+"""What is sent before each piece of a model, and how a model is put together from its pieces.
 
-A model is one flat buffer (core.layouts.ParameterLayout), cut by `plans.cuts`. Every chunk travels behind a header of
-24 bytes: of which model of which plan it is, which chunk, how long, and a checksum of all that. What is the same for
-all chunks of a model travels once, before the header of chunk 0, and is part of that chunk's checksum: a model is acted
-on only when all its chunks are sound. Written by the root, verified by every receiver, read by nobody else.
+A model is one flat buffer (`core.rows.ParameterLayout`), cut by a plan. Every chunk is sent behind a header of 24
+bytes: of which model of which plan it is, which chunk, how long, and a checksum of all that. What is the same for all
+chunks of a model is sent once, before the header of chunk 0, and is part of that chunk's checksum. A model is used only
+when all its chunks are sound. Headers are written by the root and verified by every receiver. Used by `executor` alone;
+imports no MPI.
 """
 
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl._kernel import seal_chunks, sound_chunks
+from ddrl._kernel import sound_chunks
+from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import DdrlError
 from ddrl.core.rows import ALIGNMENT
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
@@ -24,10 +25,6 @@ from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
 if TYPE_CHECKING:
     from ddrl.distribution.codecs import Codec
     from ddrl.distribution.executor import Held
-
-# -- shards ------------------------------------------------------------------------------------------------------------
-
-Checksum = Callable[[Any], int]
 
 MAGIC = 0x6C726464  # "ddrl"
 EPOCHS = 1 << 16
@@ -39,7 +36,7 @@ HEADER = np.dtype(
         ("length", np.uint32),  # bytes that follow: of the model, or of its coded form
         ("epoch", np.uint16),  # of the plan
         ("back", np.uint16),  # models between this one and its base; 0: it is whole
-        ("checksum", np.uint64),  # of this chunk and of all that stands before in this header
+        ("checksum", np.uint64),  # of this chunk and of the fields above
     ]
 )
 MODEL_HEADER = np.dtype(
@@ -52,12 +49,12 @@ MODEL_HEADER = np.dtype(
         ("values", np.float64, (8,)),
     ]
 )
-_FIELDS = struct.Struct("=IIIH2xQ")  # of HEADER, without back
-assert (HEADER.itemsize, _FIELDS.size, MODEL_HEADER.itemsize) == (HEADER_BYTES, HEADER_BYTES, MODEL_HEADER_BYTES)
+assert (HEADER.itemsize, MODEL_HEADER.itemsize) == (HEADER_BYTES, MODEL_HEADER_BYTES)
 
 
 class Headers:
-    """Of one version, as they travel: `model` [1] (dtype MODEL_HEADER), then `chunks` [K] (dtype HEADER)."""
+    """The headers of one version as they are sent: `model` [1] (dtype MODEL_HEADER), then `chunks` [K] (dtype
+    HEADER)."""
 
     def __init__(self, chunks: int) -> None:
         self.memory = np.zeros(MODEL_HEADER_BYTES + chunks * HEADER_BYTES, np.uint8)
@@ -73,62 +70,47 @@ class Headers:
         start = MODEL_HEADER_BYTES + first * HEADER_BYTES if first else 0
         return start, MODEL_HEADER_BYTES + (first + count) * HEADER_BYTES - start
 
-    def before_checksum(self, index: int) -> Bytes:
-        """What the checksum of chunk `index` covers beside the chunk."""
+    def fill(
+        self,
+        *,
+        epoch: int,
+        sequence: int,
+        version: int,
+        model_checksum: int,
+        time_ns: int,
+        values: NDArray[np.float64],
+        back: int = 0,
+    ) -> None:
+        """Everything but the lengths and checksums of chunks, which `seal` or the kernel's `seal_chunks` write."""
+        self.chunks["sequence"] = sequence
+        self.chunks["index"] = np.arange(len(self))
+        self.chunks["epoch"] = epoch % EPOCHS
+        self.chunks["back"] = back
+        self.model["magic"] = MAGIC
+        self.model["count"] = len(self)
+        self.model["version"] = version
+        self.model["model_checksum"] = model_checksum
+        self.model["time_ns"] = time_ns
+        self.model["values"] = values
+
+    def seal(self, index: int, payload: Bytes) -> None:
+        """Length and checksum of chunk `index`, which is sent as `payload`."""
+        self.chunks["length"][index] = len(payload)
+        self.chunks["checksum"][index] = self.checksum(index, payload)
+
+    def checksum(self, index: int, payload: Bytes) -> int:
+        """Checksum of chunk `index` and its header."""
         start, nbytes = self.span(index, 1)
-        return self.memory[start : start + nbytes - 8]
-
-
-def write_headers(headers: Headers, model: Bytes, bounds: NDArray[np.int64], **fields: Any) -> None:
-    """All of one model that travels as it is (`fields` as in `fill_headers`); reads the whole model once."""
-    fill_headers(headers, **fields)
-    seal_chunks(headers.memory, model, bounds)
-
-
-def fill_headers(
-    headers: Headers,
-    *,
-    epoch: int,
-    sequence: int,
-    version: int,
-    model_checksum: int,
-    time_ns: int,
-    values: NDArray[np.float64],
-    back: int = 0,
-) -> None:
-    """All but length and checksum of the chunks [K] of one model."""
-    model = headers.model
-    chunks = headers.chunks
-    chunks["sequence"], chunks["index"] = sequence, np.arange(len(chunks))
-    chunks["epoch"] = epoch % EPOCHS
-    chunks["back"] = back
-    model["magic"], model["count"], model["version"] = MAGIC, len(chunks), version
-    model["model_checksum"] = model_checksum
-    model["time_ns"] = time_ns
-    model["values"] = values
-
-
-def seal_header(headers: Headers, index: int, payload: Bytes, checksum: Checksum) -> None:
-    """Length and checksum of chunk `index`, whose bytes on the wire are `payload`."""
-    headers.chunks["length"][index] = len(payload)
-    headers.chunks["checksum"][index] = checksum(payload) ^ checksum(headers.before_checksum(index))
+        return checksum(payload) ^ checksum(self.memory[start : start + nbytes - 8])
 
 
 class Assembly:
     """One version being put together in place: which chunks are there, and whether all are sound.
 
     Chunks arrive in any order; a chunk that is already there changes nothing. `complete` is True when all are there;
-    only if `problem` is then still empty may the model be acted on."""
+    only if `problem` is then still empty may the model be used."""
 
-    def __init__(
-        self,
-        data: Bytes,
-        headers: Headers,
-        bounds: NDArray[np.int64],
-        epoch: int,
-        sequence: int,
-        checksum: Checksum,
-    ) -> None:
+    def __init__(self, data: Bytes, headers: Headers, bounds: NDArray[np.int64], epoch: int, sequence: int) -> None:
         self.data = data
         self.headers = headers
         self.problem = ""
@@ -139,7 +121,6 @@ class Assembly:
         self._missing = len(bounds) - 1
         self._epoch = epoch % EPOCHS
         self._sequence = sequence
-        self._checksum = checksum
 
     @property
     def complete(self) -> bool:
@@ -147,8 +128,8 @@ class Assembly:
         return self._missing == 0
 
     def all_arrived(self, chunks: Sequence[int]) -> bool:
-        """`arrived` for several at once, in one call of the kernel; False, and nothing has changed, where each must be
-        looked at by itself: one is not sound, or is the first, or was there already."""
+        """`arrived` for several at once, in one call of the kernel. False, and nothing has changed, where `arrived`
+        must be called for each: one is not sound, or is the first, or was there already."""
         if self.problem or any(self._there[index] for index in chunks) or 0 in chunks:
             return False
         if not sound_chunks(self.headers.memory, self.data, self._bounds, chunks, self._epoch, self._sequence):
@@ -159,39 +140,39 @@ class Assembly:
         return True
 
     def arrived(self, index: int) -> bool:
-        """Verify chunk `index`, whose header and payload now stand in place; False if it was there already. Never
-        raises: see `problem`."""
+        """Verify chunk `index`, whose header and payload are in place; False if it was there already. Never raises: see
+        `problem`."""
         if self._there[index]:
             return False
         self._there[index] = 1
         self._missing -= 1
-        headers = self.headers
-        sequence, place, length, epoch, checksum = _FIELDS.unpack_from(
-            headers.memory.data, MODEL_HEADER_BYTES + index * HEADER_BYTES
-        )
-        foreign = (epoch, sequence, place) != (self._epoch, self._sequence, index)
+        header = self.headers.chunks[index]
+        foreign = (header["epoch"], header["sequence"], header["index"]) != (self._epoch, self._sequence, index)
         if index == 0:
-            model = headers.model[0]
+            model = self.headers.model[0]
             self.version = int(model["version"])
             foreign = foreign or (model["magic"], model["count"]) != (MAGIC, len(self._there))
         payload = self.payload(index)
-        where = f"chunk {index} (bytes {self._edges[index]}..{self._edges[index + 1]})"
+        problem = ""
         if foreign:
-            self.problem = self.problem or f"chunk {index} bears a header of another message"
-        elif length != len(payload):
-            self.problem = self.problem or f"{where} does not belong there"
-        elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:
-            self.problem = self.problem or f"{where} does not match its checksum"
+            problem = "bears a header of another message"
+        elif header["length"] != len(payload):
+            problem = "does not belong there"
+        elif header["checksum"] != self.headers.checksum(index, payload):
+            problem = "does not match its checksum"
         elif not self.problem:
-            self.accept(index)
+            problem = self.accept(index)
+        if problem and not self.problem:
+            self.problem = f"chunk {index} (bytes {self._edges[index]}..{self._edges[index + 1]}) {problem}"
         return True
 
     def payload(self, index: int) -> Bytes:
-        """The bytes of chunk `index` as they came."""
+        """The bytes of chunk `index` as they were sent."""
         return self.data[self._edges[index] : self._edges[index + 1]]
 
-    def accept(self, index: int) -> None:
-        """Chunk `index` is sound; the model already holds it."""
+    def accept(self, index: int) -> str:
+        """Chunk `index` is sound: put it into the model, where it is already. Returns a problem."""
+        return ""
 
     def model_checksum(self) -> int:
         """Of the whole model, once it is complete; sets `problem` where it is not the trainer's."""
@@ -199,22 +180,22 @@ class Assembly:
 
 
 # -- coding ------------------------------------------------------------------------------------------------------------
-# Versions in coded form: the root codes each chunk once, when it first leaves; receivers pass it on as it came and
+# Versions in coded form: the root encodes each chunk once, when it is first sent; receivers pass it on as it came and
 # decode it into their slot.
 #
-# A coded version travels out of and into memory of its own (`Coding.take`), cut like the plan; a decoded chunk goes
-# straight into the mailbox's slot. With a codec that takes differences, a version is encoded as its difference from a
-# base: the newest one that every receiver has confirmed, named in each chunk's header by how many models ago it left. A
-# receiver keeps what may still become a base (`Bases`); where it lacks one it refuses the version, and the root sends
-# whole ones until one is confirmed. Used by `executor` alone; must not import MPI.
+# A coded version is sent from and received into memory of its own (`Coding.take`), cut like the plan; a decoded chunk
+# goes straight into the mailbox's slot. A codec that takes differences encodes a version as its difference from a base:
+# the newest one that every receiver has confirmed, named in each chunk's header by how many models ago it was sent. A
+# receiver keeps its newest versions (`Bases`); where it lacks a base it refuses the version, and the root sends whole
+# versions until one is confirmed.
 
 
 MAX_BACK = (1 << 16) - 1  # models between a version and its base
 
 
 def wire_edges(codec: Codec, bounds: list[int]) -> list[int]:
-    """Where the coded chunks of a model cut at `bounds` [K + 1] stand in memory, [K + 1]: at 64-byte boundaries unless
-    the size is fixed."""
+    """Where the coded chunks of a model cut at `bounds` [K + 1] are in memory, [K + 1]: at 64-byte boundaries unless
+    their size is fixed."""
     edges = [0]
     for start, stop in itertools.pairwise(bounds):
         size = codec.wire_bytes(start, stop)
@@ -223,7 +204,7 @@ def wire_edges(codec: Codec, bounds: list[int]) -> list[int]:
 
 
 class Coding:
-    """What all coded versions of one plan share: the codec, where chunks stand, and memory that is used again."""
+    """What all coded versions of one plan share: the codec, where chunks are in memory, and memory that is reused."""
 
     def __init__(self, codec: Codec, bounds: NDArray[np.int64], *, most_bases: int) -> None:
         self.codec = codec
@@ -237,155 +218,114 @@ class Coding:
         return self._free.pop() if self._free else np.empty(max(1, self.edges[-1]), np.uint8)
 
     def give(self, wire: Bytes) -> None:
-        """Done with it."""
+        """Reuse it for another version."""
         self._free.append(wire)
 
 
 class Encoder:
-    """Root: one version, coded chunk by chunk as chunks are asked for. Keeps version and base until `release`."""
+    """Root: one version, encoded chunk by chunk as chunks are sent. `lengths` [K]: of the coded chunks, which begin at
+    `at` [K + 1] in `wire`."""
 
-    def __init__(
-        self, coding: Coding, wire: Bytes, headers: Headers, version: Held, base: Held | None, checksum: Checksum
-    ) -> None:
+    def __init__(self, coding: Coding, wire: Bytes, headers: Headers, model: Bytes, base: Bytes | None) -> None:
         self._coding = coding
         self._wire = wire
         self._headers = headers
-        self._checksum = checksum
-        self._version = version
+        self._model = model
         self._base = base
         self._ready = bytearray(len(headers))
+        self.at = coding.edges
         self.lengths: list[int] = [0] * len(headers)
 
     def code(self, first: int, count: int) -> None:
-        """See to it that these chunks are coded, their headers complete."""
-        bounds = self._coding.bounds
-        edges = self._coding.edges
-        base = None if self._base is None else self._base.data
+        """Encode these chunks and complete their headers, where that is not done yet."""
         for chunk in range(first, first + count):
             if self._ready[chunk]:
                 continue
             self._ready[chunk] = 1
-            out = self._wire[edges[chunk] : edges[chunk + 1]]
-            self.lengths[chunk] = self._coding.codec.encode(
-                out, self._version.data, base, bounds[chunk], bounds[chunk + 1]
-            )
-            seal_header(self._headers, chunk, out[: self.lengths[chunk]], self._checksum)
-
-    def release(self) -> None:
-        """Nothing of it is needed any more."""
-        self._version.release()
-        if self._base is not None:
-            self._base.release()
+            out = self._wire[self.at[chunk] : self.at[chunk + 1]]
+            start, stop = self._coding.bounds[chunk : chunk + 2]
+            self.lengths[chunk] = self._coding.codec.encode(out, self._model, self._base, start, stop)
+            self._headers.seal(chunk, out[: self.lengths[chunk]])
 
 
 class CodedAssembly(Assembly):
-    """A coded version being put together: `data` is the coded form, `model` the slot that it is decoded into, chunk by
-    chunk."""
+    """A coded version being put together: `wire` is the coded form, `model` the slot that it is decoded into, chunk by
+    chunk. `lengths` [K]: of the coded chunks, which begin at `at` [K] in `wire`."""
 
-    def __init__(
-        self,
-        coding: Coding,
-        wire: Bytes,
-        model: Bytes,
-        headers: Headers,
-        epoch: int,
-        sequence: int,
-        checksum: Checksum,
-    ) -> None:
-        super().__init__(wire, headers, np.asarray(coding.bounds, np.int64), epoch, sequence, checksum)
+    def __init__(self, coding: Coding, wire: Bytes, model: Bytes, headers: Headers, epoch: int, sequence: int) -> None:
+        super().__init__(wire, headers, np.asarray(coding.bounds, np.int64), epoch, sequence)
         self._coding = coding
         self._model = model
-        self.at: list[int] = coding.edges[:-1]  # where each chunk begins in `data`
+        self.at: list[int] = coding.edges[:-1]
         self.lengths: list[int] = [stop - start for start, stop in itertools.pairwise(coding.edges)]
-        self.back = 0  # models between the base and this one; 0: none is needed
 
     def all_arrived(self, chunks: Sequence[int]) -> bool:
-        """See Assembly. Each must be decoded."""
+        """False: each chunk must be decoded."""
         return False
 
     def locate(self, first: int, count: int) -> None:
-        """Chunks of one message lie one behind the other: find where. Impossible lengths are cut; their checksums do
-        not match then."""
-        if self._coding.codec.fixed:
-            return
+        """Where the chunks of one message of varying size are: one behind the other. Impossible lengths are cut; their
+        checksums do not match then."""
         edges = self._coding.edges
         at = edges[first]
         end = edges[first + count]
         for chunk in range(first, first + count):
+            length = int(self.headers.chunks["length"][chunk])
             self.at[chunk] = at
-            self.lengths[chunk] = min(
-                int(self.headers.chunks["length"][chunk]), end - at, edges[chunk + 1] - edges[chunk]
-            )
+            self.lengths[chunk] = min(length, end - at, edges[chunk + 1] - edges[chunk])
             at += self.lengths[chunk]
 
     def payload(self, index: int) -> Bytes:
-        """See Assembly."""
+        """The coded chunk `index`."""
         return self.data[self.at[index] : self.at[index] + self.lengths[index]]
 
-    def accept(self, index: int) -> None:
-        """Decode a chunk that is sound."""
+    def accept(self, index: int) -> str:
+        """Decode chunk `index`, which is sound. Returns a problem."""
         back = int(self.headers.chunks["back"][index])
         base: Bytes | None = None
         if back:
-            self.back = back
             bases = self._coding.bases
             base = bases.find(self._sequence - back) if bases is not None else None
             if base is None:
-                self.problem = "it is a difference from one that this host does not have"
-                return
+                return "is a difference from one that this host does not have"
         try:
             self._coding.codec.decode(
                 self._model, self.payload(index), base, self._edges[index], self._edges[index + 1]
             )
         except DdrlError as error:
-            self.problem = f"chunk {index}: {error}"
+            return f"cannot be decoded: {error}"
+        return ""
 
     def model_checksum(self) -> int:
-        """Of the decoded model; where the codec gives the model back, compared with what the trainer published."""
-        decoded = self._checksum(self._model)
+        """Of the decoded model; where the codec is lossless, `problem` is set unless it is what the trainer
+        published."""
+        decoded = checksum(self._model)
         if self._coding.codec.lossless and decoded != int(self.headers.model["model_checksum"][0]):
             self.problem = "it was decoded to another model than the trainer's"
         return decoded
 
 
 class Bases:
-    """A receiver's versions that later ones may be differences from, by sequence; at most `most`. Once the oldest is
-    dropped, versions that reference it are refused."""
+    """A receiver's newest versions, at most `most`, by sequence: later ones may be differences from them. Once the
+    oldest is dropped, versions that reference it are refused."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[int, tuple[Bytes, Callable[[], None]]] = {}
-        self._needs: dict[
-            int, int
-        ] = {}  # oldest base that a model that has ended asked for; only what comes later counts
-        self._next = 0  # all models before have ended here
 
     def find(self, sequence: int) -> Bytes | None:
-        """The version that left as that model, if it is held."""
+        """The version that was sent as that model, if it is held."""
         entry = self._held.get(sequence)
         return None if entry is None else entry[0]
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def keep(self, sequence: int, data: Bytes, let_go: Callable[[], None]) -> None:
-        """Keep a whole version; `let_go` is called once it is not needed."""
+        """Keep a whole version; `let_go` is called once it is dropped."""
         self._held[sequence] = (data, let_go)
         while len(self._held) > self._most:
             self._drop(min(self._held))
 
-    def ended(self, sequence: int, back: int) -> None:
-        """A model has ended here, a difference from the one `back` models before. Bases never go back, so once all up
-        to it have ended, versions older than its base are not referenced again."""
-        self._needs[sequence] = sequence - back if back else -1
-        while self._next in self._needs:
-            need = self._needs.pop(self._next)
-            self._next += 1
-            for old in [held for held in self._held if held < need]:
-                self._drop(old)
-
     def clear(self) -> None:
-        """Let go of everything."""
+        """Drop everything."""
         for sequence in list(self._held):
             self._drop(sequence)
 
@@ -395,13 +335,13 @@ class Bases:
 
 
 class SentVersions:
-    """Root: from which sent version the next one may be a difference. Whole versions are sent until one that left since
-    the last refusal is confirmed."""
+    """Root: from which sent version the next one may be a difference. Whole versions are sent until one that was sent
+    since the last refusal is confirmed."""
 
     def __init__(self) -> None:
         self._sent: dict[int, Held] = {}
         self._base = -1
-        self._since = 0  # models before this one are no bases any more
+        self._since = 0  # models before this one cannot be bases
 
     def base(self, next_sequence: int) -> tuple[int, Held] | None:
         """Sequence and version that every receiver holds; None: send a whole one."""
@@ -410,7 +350,7 @@ class SentVersions:
         return self._base, self._sent[self._base]
 
     def sent(self, sequence: int, version: Held) -> None:
-        """A version has left; it is kept until a newer one is confirmed."""
+        """A version is sent; it is kept until a newer one is confirmed."""
         self._sent[sequence] = version.share()
 
     def confirmed(self, sequence: int) -> None:
@@ -421,7 +361,7 @@ class SentVersions:
         self._drop([old for old in self._sent if old < sequence])
 
     def refused(self, next_sequence: int) -> None:
-        """Some receiver has refused a version: begin anew with a whole one."""
+        """Some receiver has refused a version: begin again with a whole one."""
         self._since = next_sequence
         self._base = -1
         self._drop(list(self._sent))

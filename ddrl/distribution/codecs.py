@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from ddrl import _kernel
 from ddrl.core import plugins
-from ddrl.core.config import Config, setting
+from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.settings import plugin_settings
@@ -222,12 +221,7 @@ class XorZstd:
     lossless = uses_base = True
     fixed = False
     _HEAD = 16  # bytes of the four lengths
-
-    @dataclass(frozen=True)
-    class Settings:
-        """[cluster.xor_zstd]."""
-
-        level: int = setting(1, "", "Level of zstd; higher ones gain next to nothing on parameters.", ge=1, le=19)
+    _LEVEL = 1  # of zstd; higher ones save next to nothing on parameters
 
     @classmethod
     def check(cls) -> None:
@@ -236,15 +230,17 @@ class XorZstd:
             raise MissingExtraError("zstandard", "codecs", "cluster.codec = xor_zstd")
 
     @classmethod
-    def make(cls, layout: ParameterLayout | None, settings: Settings) -> XorZstd:
+    def make(cls, layout: ParameterLayout | None, settings: Any) -> XorZstd:
         """Needs no manifest."""
-        return cls(settings.level)
+        return cls()
 
-    def __init__(self, level: int = 1) -> None:
+    def __init__(self) -> None:
         self.check()
         import zstandard
 
-        self._compress = zstandard.ZstdCompressor(level=level, write_checksum=False, write_content_size=True).compress
+        self._compress = zstandard.ZstdCompressor(
+            level=self._LEVEL, write_checksum=False, write_content_size=True
+        ).compress
         self._decompress = zstandard.ZstdDecompressor().decompress
         self._error: type[Exception] = zstandard.ZstdError
         self._planes = np.empty(0, np.uint8)

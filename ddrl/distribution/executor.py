@@ -1,10 +1,10 @@
 """Running a plan over MPI, version after version, straight out of and into mailbox slots.
 
-One executor a relay, for one (communicator, plan); when either changes it is drained, closed and built anew. Messages
-move in the kernel (`Transfers`): it posts some receives from each host ahead, passes a chunk on as soon as it is there,
-and sends what its outbox says is next. Here versions begin and end: memory for the next ones is there ahead, and a
-version is acted on only when all its chunks are verified. Nothing here blocks but `wait`. Written by the relay alone;
-must not import tensors. mpi4py objects are handed in.
+One executor per relay for one (communicator, plan); when either changes it is drained, closed and built again. Messages
+move in the kernel (`Transfers`): it keeps some receives from each host posted, passes a chunk on as soon as it is
+there, and sends what the plan says is next. Here versions begin and end: memory for the next ones is opened ahead, and
+a version is used only when all its chunks are verified. Nothing here blocks but `wait`. Used by the relay alone;
+imports no torch. mpi4py objects are handed in.
 """
 
 from __future__ import annotations
@@ -13,24 +13,16 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl._kernel import Transfers
+from ddrl._kernel import Transfers, seal_chunks
 from ddrl.core.errors import PlanError
-from ddrl.distribution.chunks import (
-    Assembly,
-    Bytes,
-    Checksum,
-    CodedAssembly,
-    Coding,
-    Encoder,
-    Headers,
-    fill_headers,
-    write_headers,
-)
+from ddrl.distribution.chunks import Assembly, Bytes, CodedAssembly, Coding, Encoder, Headers
+from ddrl.distribution.membership import Confirm
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import Posted
 
@@ -38,16 +30,11 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-# -- flights -----------------------------------------------------------------------------------------------------------
-# What stands between the executor, the memory it moves and the relay: on which terms, versions under way, how they
-# end, and what has gone over the wire.
-#
-# Written by the executor alone; `Held`, `Opened` and `Inbox` are what it asks of this host's memory (`inbox` is the
-# real one).
+# -- the memory of a host as the executor uses it; `models` has the real one, a mailbox --------------------------------
 
 
 class Held(Protocol):
-    """A sealed version kept from being overwritten while it is sent on."""
+    """A sealed version that is not overwritten until it is released."""
 
     version: int
     data: Bytes
@@ -56,7 +43,7 @@ class Held(Protocol):
     values: NDArray[np.float64]
 
     def share(self) -> Held:
-        """The same, to be released once more."""
+        """The same, to be released one more time."""
         ...
 
     def release(self) -> None:
@@ -65,7 +52,7 @@ class Held(Protocol):
 
 
 class Opened(Protocol):
-    """Memory for one version that is still coming."""
+    """Memory for one version that is being received."""
 
     data: Bytes
 
@@ -79,7 +66,7 @@ class Opened(Protocol):
 
 
 class Inbox(Protocol):
-    """Where versions land on this host; `inbox.MailboxInbox` is the real one."""
+    """Where versions land on this host."""
 
     def open(self, urgent: bool) -> Opened | None:
         """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader
@@ -87,28 +74,7 @@ class Inbox(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Terms:
-    """On which terms a plan runs.
-
-    `epoch` numbers plans. `versions_in_flight`: models that may travel at once. `window_bytes`: most bytes handed to
-    MPI and not yet taken; 0: 512 KiB, and a quarter of it to one host; a message that is larger goes alone. `trace`
-    records every send and arrival."""
-
-    epoch: int = 0
-    versions_in_flight: int = 2
-    window_bytes: int = 0
-    trace: bool = False
-
-
-@dataclass
-class VersionReport:
-    """How a version ended on this host: sealed, or refused with `problem`. `seconds` run from the trainer's publish."""
-
-    sequence: int
-    version: int
-    problem: str
-    seconds: float
+# -- versions under way ------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -116,22 +82,21 @@ class Flight:
     """One version on its way through this host."""
 
     sequence: int
-    data: Bytes  # what travels: the slot itself, or the coded form
+    data: Bytes  # what is sent: the slot itself, or the coded form
     headers: Headers
-    assembly: Assembly | None  # None at the root, which holds everything
-    opened: Opened | None = None
-    held: Held | None = None
-    unsent: bool = False  # some of its messages have yet to leave
-    unreceived: int = 0
-    done: bool = False  # sealed or refused
+    unsent: bool  # some of its messages have yet to leave
+    unreceived: int = 0  # messages
+    ended: bool = False  # sealed or refused; at the root from the start
+    opened: Opened | None = None  # where it lands
+    assembly: Assembly | None = None  # None at the root, which has everything
     encoder: Encoder | None = None  # root, with a codec
-    lengths: list[int] | None = None  # of the coded chunks in `data`, where they differ from version to version
-    at: list[int] | None = None  # and where they begin
+    varying: Encoder | CodedAssembly | None = None  # knows places and lengths of coded chunks of varying size
+    let_go: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # once nothing needs it
 
 
 @dataclass
 class Traffic:
-    """Counters of one executor; bytes include headers."""
+    """Counters of executors; bytes include headers."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -139,9 +104,8 @@ class Traffic:
     messages_received: int = 0
     sealed: int = 0
     refused: int = 0
-    trace: list[tuple[int, str, int, int, int]] = field(
-        default_factory=list[tuple[int, str, int, int, int]]
-    )  # (ns, what, sequence, message, peer)
+    # (ns, what, sequence, message, peer)
+    trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])
 
     def __add__(self, other: Traffic) -> Traffic:
         return Traffic(
@@ -154,16 +118,12 @@ class Traffic:
         )
 
 
-# -- packing -----------------------------------------------------------------------------------------------------------
-# How the messages of one plan stand in memory.
-#
-# Headers and payload of a message are gathered from two places (or, where sizes vary, from one for each chunk) by a
-# datatype, so nothing is copied. Used by `executor` alone.
-
-
 class Packing:
-    """`edges` [K + 1]: where chunks stand in what travels. `sizes`: bytes of each message, headers included, at most
-    where sizes vary."""
+    """How the messages of one plan lie in memory: a datatype gathers headers and payload from two places (where sizes
+    vary, from one for each chunk), so nothing is copied.
+
+    `edges` [K + 1]: where chunks are in what is sent. `sizes`: bytes of each message, headers included; the most where
+    sizes vary."""
 
     def __init__(self, plan: Plan, edges: list[int]) -> None:
         from mpi4py import MPI
@@ -171,61 +131,58 @@ class Packing:
         self._mpi = MPI
         self._edges = edges
         self._chunks = plan.chunks
-        self._first: list[int] = plan.first.tolist()
-        self._count: list[int] = plan.count.tolist()
-        ends = np.asarray(edges, np.int64)
-        payload = ends[plan.first + plan.count] - ends[plan.first]
-        heads = [Headers.span(first, count)[1] for first, count in zip(self._first, self._count, strict=True)]
-        self.sizes: list[int] = (payload + heads).tolist()
+        self.first: list[int] = plan.first.tolist()
+        self.count: list[int] = plan.count.tolist()
+        self.sizes = [
+            Headers.span(first, count)[1] + edges[first + count] - edges[first]
+            for first, count in zip(self.first, self.count, strict=True)
+        ]
         self._known: dict[tuple[int, int, int], MPI.Datatype] = {}  # by slot, first chunk and number of chunks
         self._varying: MPI.Datatype | None = None  # of the last message of a size of its own
         self._headers: dict[int, Headers] = {}  # by the address of the model's slot
 
-    def nbytes(self, flight: Flight, message: int) -> int:
-        """Bytes of a message, headers included; known once its chunks are coded or have arrived."""
-        if flight.lengths is None:
-            return self.sizes[message]
-        first = self._first[message]
-        count = self._count[message]
-        return Headers.span(first, count)[1] + sum(flight.lengths[first : first + count])
-
     def headers(self, data: Bytes) -> Headers:
-        """Of the model that stands in `data`."""
+        """The headers of the model in `data`."""
         return self._headers.setdefault(data.ctypes.data, Headers(self._chunks))
+
+    def nbytes(self, flight: Flight, message: int) -> int:
+        """Bytes of a message, headers included; known once its chunks are encoded or have arrived."""
+        if flight.varying is None:
+            return self.sizes[message]
+        first = self.first[message]
+        count = self.count[message]
+        return Headers.span(first, count)[1] + sum(flight.varying.lengths[first : first + count])
 
     def handles(self, flight: Flight, messages: Sequence[int]) -> list[int]:
         """MPI's handles of the datatypes of messages, as long as they can be."""
-        address = flight.data.ctypes.data
-        return [self._whole(flight, address, self._first[one], self._count[one]).handle for one in messages]
+        return [self._whole(flight, message).handle for message in messages]
 
     def datatype(self, flight: Flight, message: int) -> MPI.Datatype:
-        """A message about to be sent; good until the next one is asked for. Where sizes vary, headers and chunks go one
-        behind the other, from wherever they stand."""
-        first = self._first[message]
-        count = self._count[message]
+        """Of a message about to be sent; valid until the next one is asked for. Where sizes vary, headers and chunks
+        are sent one behind the other, from wherever they are."""
+        if flight.varying is None:
+            return self._whole(flight, message)
+        first = self.first[message]
+        stop = first + self.count[message]
+        begin, nbytes = Headers.span(first, stop - first)
         address = flight.data.ctypes.data
-        if flight.lengths is None or flight.at is None:
-            return self._whole(flight, address, first, count)
-        start, nbytes = Headers.span(first, count)
-        sizes = [nbytes]
-        places = [flight.headers.memory.ctypes.data + start]
-        for chunk in range(first, first + count):
-            sizes.append(flight.lengths[chunk])
-            places.append(address + flight.at[chunk])
+        sizes = [nbytes, *flight.varying.lengths[first:stop]]
+        places = [flight.headers.memory.ctypes.data + begin, *(address + at for at in flight.varying.at[first:stop])]
         self._free_varying()
         made = self._varying = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
         return made
 
-    def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
-        found = self._known.get((address, first, count))
-        if found is None:
-            start = self._edges[first]
-            stop = self._edges[first + count]
+    def _whole(self, flight: Flight, message: int) -> MPI.Datatype:
+        first = self.first[message]
+        count = self.count[message]
+        address = flight.data.ctypes.data
+        key = (address, first, count)
+        if key not in self._known:
             begin, nbytes = Headers.span(first, count)
-            heads = flight.headers.memory.ctypes.data + begin
-            found = self._mpi.BYTE.Create_hindexed([nbytes, stop - start], [heads, address + start])
-            self._known[address, first, count] = found.Commit()
-        return found
+            sizes = [nbytes, self._edges[first + count] - self._edges[first]]
+            places = [flight.headers.memory.ctypes.data + begin, address + self._edges[first]]
+            self._known[key] = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
+        return self._known[key]
 
     def _free_varying(self) -> None:
         """MPI keeps it until the message has left."""
@@ -243,9 +200,9 @@ class Packing:
 
 # -- executor ----------------------------------------------------------------------------------------------------------
 
-WINDOW = 1 << 19  # bytes
-POSTED = 8  # receives that stand posted from each host: more only make MPI look through more
-# Of MPI, made by the kernel.
+WINDOW = 1 << 19  # most bytes handed to MPI and not yet taken, where links were not measured
+POSTED = 8  # receives that are posted from each host: more only make MPI search longer
+# Functions of MPI that the kernel calls.
 CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_start", "MPI_Grequest_complete")
 NOTED = ("send", "sent", "received")
 
@@ -253,15 +210,21 @@ NOTED = ("send", "sent", "received")
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
-    With a `coding` what travels is the coded form, in memory of its own; relays pass it on as it came."""
+    `inbox`: where versions land; None at the root. `epoch` numbers plans. `versions_in_flight`: models that may travel
+    at once. `window_bytes`: most bytes handed to MPI and not yet taken, a quarter of it to one host; a message that is
+    larger goes alone. `trace` records every send and arrival. With a `coding` what is sent is the coded form, in memory
+    of its own; relays pass it on as it came."""
 
     def __init__(
         self,
         comm: MPI.Comm,
         plan: Plan,
         inbox: Inbox | None,
-        checksum: Checksum,
-        terms: Terms,
+        *,
+        epoch: int = 0,
+        versions_in_flight: int = 1,
+        window_bytes: int = WINDOW,
+        trace: bool = False,
         coding: Coding | None = None,
     ) -> None:
         from mpi4py import MPI
@@ -271,25 +234,17 @@ class Executor:
                 f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
             )
         self.plan = plan
-        self.epoch = terms.epoch
-        self.versions_in_flight = terms.versions_in_flight
-        self.reports: list[VersionReport] = []  # of this host, oldest first; the relay takes them away
+        self.epoch = epoch
+        self.versions_in_flight = versions_in_flight
+        self.reports: list[Confirm] = []  # how versions ended on this host, oldest first; the relay takes them away
         self._mpi = MPI
         self._inbox = inbox
-        self._checksum = checksum
-        self._tracing = terms.trace
+        self._tracing = trace
         self._host = comm.rank
         self._coding = coding
-        self._variable = coding is not None and not coding.codec.fixed
-        edges = np.asarray(plan.bounds if coding is None else coding.edges, np.int64)
-        self._edges: list[int] = edges.tolist()  # where chunks stand in what travels
-        self._packing = Packing(plan, self._edges)
-        largest = max([*self._packing.sizes, 1])
-        window = terms.window_bytes or max(largest, WINDOW)
+        self._packing = Packing(plan, plan.bounds.tolist() if coding is None else coding.edges)
         self._source: list[int] = plan.source.tolist()
-        self._first: list[int] = plan.first.tolist()
-        self._count: list[int] = plan.count.tolist()
-        self._mine: list[int] = plan.sent_by(self._host).tolist()
+        self._outgoing: list[int] = plan.sent_by(self._host).tolist()
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         if self._host and not self._incoming:
             raise PlanError(f"plan {plan.scheme} sends nothing to host {self._host}")
@@ -297,31 +252,33 @@ class Executor:
         addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in CALLS]
         self._transfers = Transfers.make(
             addresses,
-            MPI._sizeof(MPI.Request),  # pyright: ignore[reportPrivateUsage] (a handle's)
+            MPI._sizeof(MPI.Request),  # pyright: ignore[reportPrivateUsage] (of a handle)
             comm.handle,
             self._source,
             plan.target.tolist(),
-            self._first,
-            self._count,
-            self._mine,
+            self._packing.first,
+            self._packing.count,
+            self._outgoing,
             self._incoming,
             plan.chunks,
             self._packing.sizes,
-            window,
-            max(largest, window // 4),
-            2 * terms.versions_in_flight,
+            window_bytes,
+            max([window_bytes // 4, *self._packing.sizes]),
+            2 * versions_in_flight,
             POSTED,
-            terms.trace,
+            trace,
         )
         self._flights: dict[int, Flight] = {}
-        self._ahead = 0  # versions opened and not yet over
+        self._ahead = 0  # versions opened that have not ended
         self._next = 0
-        self._sealed = self._refused = 0
+        self._sealed = 0
+        self._refused = 0
         self._trace: list[tuple[int, str, int, int, int]] = []
         self._posted: Posted | None = None
 
     def open(self) -> None:
-        """Post the first receives. From here on requests stand, so the caller gives the executor to its guard first."""
+        """Post the first receives. From here on there are requests, so the caller gives the executor to its guard
+        first."""
         self._open_ahead()
 
     # -- for the relay
@@ -333,7 +290,7 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """Nothing is under way on this host: every version here is over, or was only opened ahead."""
+        """Nothing is under way on this host: every version here has ended, or was only opened ahead."""
         return all(
             flight.assembly is not None and flight.unreceived == len(self._incoming)
             for flight in self._flights.values()
@@ -341,7 +298,7 @@ class Executor:
 
     @property
     def traffic(self) -> Traffic:
-        """What has gone over the wire so far."""
+        """What has been sent and received so far."""
         sent, received, messages_sent, messages_received = self._transfers.totals
         self._take_notes()
         return Traffic(sent, received, messages_sent, messages_received, self._sealed, self._refused, self._trace)
@@ -352,35 +309,30 @@ class Executor:
 
         `base`: sequence and version that every receiver holds, for a codec that takes differences; None: a whole one.
         """
-        sequence = self._next
-        self._next = self._next + 1
-        data = held.data if self._coding is None else self._coding.take()
-        headers = self._packing.headers(data)
-        flight = Flight(sequence, data, headers, None, held=held, unsent=bool(self._mine), done=True)
-        fields: dict[str, Any] = {
-            "epoch": self.epoch,
-            "sequence": sequence,
-            "version": held.version,
-            "model_checksum": held.checksum,
-            "time_ns": held.time_ns,
-            "values": held.values,
-        }
-        prepare = None
+        flight = self._begin(held.data)
+        flight.ended = True
+        flight.let_go.append(held.release)
+        flight.headers.fill(
+            epoch=self.epoch,
+            sequence=flight.sequence,
+            version=held.version,
+            model_checksum=held.checksum,
+            time_ns=held.time_ns,
+            values=held.values,
+            back=flight.sequence - base[0] if base else 0,
+        )
         if self._coding is None:
-            write_headers(headers, held.data, self.plan.bounds, **fields)
+            seal_chunks(flight.headers.memory, held.data, self.plan.bounds)
         else:
-            fill_headers(headers, back=sequence - base[0] if base else 0, **fields)
-            flight.encoder = Encoder(
-                self._coding, data, headers, held, base[1].share() if base else None, self._checksum
-            )
-            if self._variable:
-                flight.lengths = flight.encoder.lengths
-                flight.at = self._edges
-            prepare = self._prepare(flight)
-        self._flights[sequence] = flight
-        self._transfers.open(sequence, self._packing.handles(flight, self._mine), [], True, prepare)
+            shared = base[1].share() if base else None
+            if shared is not None:
+                flight.let_go.append(shared.release)
+            against = None if shared is None else shared.data
+            flight.encoder = Encoder(self._coding, flight.data, flight.headers, held.data, against)
+            flight.varying = None if self._coding.codec.fixed else flight.encoder
+        self._transfer(flight)
         self._retire(flight)
-        return sequence
+        return flight.sequence
 
     def progress(self) -> bool:
         """Move whatever can be moved, without waiting; True if anything moved."""
@@ -396,13 +348,13 @@ class Executor:
             flight = self._flights[sequence]
             self._received(flight, messages)
             self._retire(flight)
-        if arrivals:  # what has ended makes room for the next, which may come before this is called again
+        if arrivals:  # what has ended makes room for the next, which may arrive before this is called again
             self._open_ahead()
         return moved or opened or bool(arrivals)
 
     def wait(self, bell: int, descriptors: Sequence[int], seconds: float) -> bool:
-        """Sleep and move in turn, until there is something to act on, or the descriptor `bell` can be read; whether MPI
-        ended a sleep by one of `descriptors`."""
+        """Sleep and move in turn, at most `seconds`, until Python must act or the descriptor `bell` can be read;
+        whether MPI ended a sleep by one of `descriptors`."""
         return self._transfers.wait(bell, descriptors, seconds)
 
     def close(self) -> None:
@@ -414,19 +366,15 @@ class Executor:
                 request.Cancel()
         self._mpi.Request.Waitall([*posted.receives, *posted.sends])
         for flight in self._flights.values():
-            if flight.encoder is not None:
-                flight.encoder.release()
-            elif flight.held is not None:
-                flight.held.release()
-            if flight.opened is not None:
-                flight.opened.abandon()
+            for let_go in flight.let_go:
+                let_go()
         if self._coding is not None and self._coding.bases is not None:
             self._coding.bases.clear()
         self._packing.free()
         self._flights = {}
 
     def posted(self) -> Posted:
-        """Requests that stand; the kernel moves nothing any more."""
+        """Requests that have not ended; the kernel moves nothing any more."""
         if self._posted is None:
             receives, sends = (
                 [self._mpi.Request.fromhandle(handle) for handle in self._transfers.give_up(receives)]
@@ -435,132 +383,127 @@ class Executor:
             self._posted = Posted(receives, sends, [self, *self._flights.values()])
         return self._posted
 
-    # -- receiving
+    # -- versions
+
+    def _begin(self, data: Bytes) -> Flight:
+        """The next version, in the slot `data`."""
+        wire = data if self._coding is None else self._coding.take()
+        flight = Flight(self._next, wire, self._packing.headers(wire), unsent=bool(self._outgoing))
+        self._flights[flight.sequence] = flight
+        self._next += 1
+        return flight
+
+    def _transfer(self, flight: Flight) -> None:
+        """From now on the kernel moves its messages."""
+        coded = flight.encoder or flight.varying
+        varying = flight.varying
+        self._transfers.open(
+            flight.sequence,
+            self._packing.handles(flight, self._outgoing),
+            self._packing.handles(flight, self._incoming),
+            not self._host,
+            None if coded is None else partial(self._prepare, flight),
+            partial(self._locate, flight, varying) if isinstance(varying, CodedAssembly) else None,
+        )
+
+    def _prepare(self, flight: Flight, message: int) -> tuple[int, int]:
+        """A message of a coded version is about to be sent: its datatype, and its bytes."""
+        if flight.encoder is not None:
+            flight.encoder.code(self._packing.first[message], self._packing.count[message])
+        return self._packing.datatype(flight, message).handle, self._packing.nbytes(flight, message)
+
+    def _locate(self, flight: Flight, assembly: CodedAssembly, message: int) -> int:
+        """A message of varying size has arrived: its bytes."""
+        assembly.locate(self._packing.first[message], self._packing.count[message])
+        return self._packing.nbytes(flight, message)
 
     def _open_ahead(self) -> bool:
         """Keep receives posted for as many versions as the root may have on their way."""
-        if not self._host or self._inbox is None:
+        if self._inbox is None:
             return False
-        opened_any = False
+        before = self._next
         while self._ahead < self.versions_in_flight:
             opened = self._inbox.open(urgent=not self._ahead)
             if opened is None:
                 break
-            sequence = self._next
-            self._next = self._next + 1
-            data = opened.data if self._coding is None else self._coding.take()
-            headers = self._packing.headers(data)
-            flight = Flight(
-                sequence, data, headers, None, opened, unsent=bool(self._mine), unreceived=len(self._incoming)
-            )
-            prepare = arrived = None
+            flight = self._begin(opened.data)
+            flight.opened = opened
+            flight.let_go.append(opened.abandon)
+            flight.unreceived = len(self._incoming)
+            identity = (self.epoch, flight.sequence)
             if self._coding is None:
-                flight.assembly = Assembly(data, headers, self.plan.bounds, self.epoch, sequence, self._checksum)
+                flight.assembly = Assembly(flight.data, flight.headers, self.plan.bounds, *identity)
             else:
-                coded = CodedAssembly(self._coding, data, opened.data, headers, self.epoch, sequence, self._checksum)
+                coded = CodedAssembly(self._coding, flight.data, opened.data, flight.headers, *identity)
                 flight.assembly = coded
-                if self._variable:
-                    flight.lengths = coded.lengths
-                    flight.at = coded.at
-                    prepare = self._prepare(flight)
-                    arrived = self._locate(flight, coded)
-            self._flights[sequence] = flight
+                flight.varying = None if self._coding.codec.fixed else coded
             self._ahead += 1
-            handles = self._packing.handles
-            self._transfers.open(
-                sequence, handles(flight, self._mine), handles(flight, self._incoming), False, prepare, arrived
-            )
-            opened_any = True
-        return opened_any
-
-    def _locate(self, flight: Flight, assembly: CodedAssembly) -> Callable[[int], int]:
-        """What the kernel calls when a message of varying size has arrived: its bytes."""
-
-        def arrived(message: int) -> int:
-            assembly.locate(self._first[message], self._count[message])
-            return self._packing.nbytes(flight, message)
-
-        return arrived
+            self._transfer(flight)
+        return self._next > before
 
     def _received(self, flight: Flight, messages: Sequence[int]) -> None:
         """Messages have arrived, and have been passed on: verify them."""
         assembly = flight.assembly
         assert assembly is not None
-        chunks = [
-            (message, chunk)
+        first = self._packing.first
+        count = self._packing.count
+        senders = {
+            chunk: self._source[message]
             for message in messages
-            for chunk in range(self._first[message], self._first[message] + self._count[message])
-        ]
-        if not assembly.all_arrived([chunk for _, chunk in chunks]):
-            for message, chunk in chunks:
+            for chunk in range(first[message], first[message] + count[message])
+        }
+        if not assembly.all_arrived(list(senders)):
+            for chunk, sender in senders.items():
                 healthy = not assembly.problem
                 assembly.arrived(chunk)
                 if healthy and assembly.problem:
-                    assembly.problem += f", as received from host {self._source[message]}"
+                    assembly.problem += f", as received from host {sender}"
         flight.unreceived -= len(messages)
         if not flight.unreceived:
-            self._conclude(flight, assembly)
+            self._end(flight, assembly)
 
-    def _conclude(self, flight: Flight, assembly: Assembly) -> None:
+    def _end(self, flight: Flight, assembly: Assembly) -> None:
         """All chunks are here: seal the version, or refuse it."""
-        header = flight.headers.model[0]
-        opened = flight.opened
-        assert opened is not None
-        flight.done = True
+        flight.ended = True
         self._ahead -= 1
         seconds = 0.0
-        decoded = 0
-        bases = self._coding.bases if self._coding is not None else None
-        if not assembly.problem:
-            decoded = assembly.model_checksum()
+        checksum = 0 if assembly.problem else assembly.model_checksum()
         if assembly.problem:
             self._refused += 1
         else:
-            hold = bases is not None or (self._coding is None and flight.unsent)
-            flight.held = opened.seal(assembly.version, header["values"].copy(), decoded, int(header["time_ns"]), hold)
-            flight.opened = opened if hold and flight.held is None else None
             self._sealed += 1
-            seconds = max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
-        if bases is not None and isinstance(assembly, CodedAssembly):
-            if not assembly.problem:
-                bases.keep(
-                    flight.sequence, opened.data, flight.held.release if flight.held is not None else opened.abandon
-                )
-                flight.held = flight.opened = None
-            bases.ended(flight.sequence, assembly.back)
-        self.reports.append(VersionReport(flight.sequence, assembly.version, assembly.problem, seconds))
-        self._note("refused" if assembly.problem else "sealed", flight)
+            seconds = self._seal(flight, assembly.version, checksum)
+        self.reports.append(Confirm(self.epoch, flight.sequence, assembly.version, assembly.problem, seconds))
+        if self._tracing:
+            self._take_notes()
+            what = "refused" if assembly.problem else "sealed"
+            self._trace.append((time.perf_counter_ns(), what, flight.sequence, 0, self._host))
 
-    # -- sending
-
-    def _prepare(self, flight: Flight) -> Callable[[int], tuple[int, int]]:
-        """What the kernel calls before it sends a message of a coded version: its datatype, and its bytes."""
-
-        def prepare(message: int) -> tuple[int, int]:
-            if flight.encoder is not None:
-                flight.encoder.code(self._first[message], self._count[message])
-            return self._packing.datatype(flight, message).handle, self._packing.nbytes(flight, message)
-
-        return prepare
+    def _seal(self, flight: Flight, version: int, checksum: int) -> float:
+        """Hand a version to the readers of this host, and hold it while it is sent on or may become a base; seconds
+        since the trainer published it."""
+        opened = flight.opened
+        assert opened is not None
+        header = flight.headers.model[0]
+        bases = None if self._coding is None else self._coding.bases
+        hold = bases is not None or (self._coding is None and flight.unsent)
+        held = opened.seal(version, header["values"].copy(), checksum, int(header["time_ns"]), hold)
+        flight.let_go.clear()
+        if hold:
+            flight.let_go.append(opened.abandon if held is None else held.release)
+        if bases is not None:
+            bases.keep(flight.sequence, opened.data, flight.let_go.pop())
+        return max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
 
     def _retire(self, flight: Flight) -> None:
         """Give a version's memory back once it has ended here and its last byte has left."""
-        if not flight.done or flight.unsent or self._flights.pop(flight.sequence, None) is None:
+        if not flight.ended or flight.unsent or self._flights.pop(flight.sequence, None) is None:
             return
         self._transfers.forget(flight.sequence)
-        if flight.encoder is not None:
-            flight.encoder.release()
-        elif flight.held is not None:
-            flight.held.release()
-        elif flight.opened is not None:
-            flight.opened.abandon()
+        for let_go in flight.let_go:
+            let_go()
         if self._coding is not None:
             self._coding.give(flight.data)
-
-    def _note(self, what: str, flight: Flight) -> None:
-        if self._tracing:
-            self._take_notes()
-            self._trace.append((time.perf_counter_ns(), what, flight.sequence, 0, self._host))
 
     def _take_notes(self) -> None:
         """What the kernel has noted."""

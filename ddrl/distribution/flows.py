@@ -27,7 +27,6 @@ from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.distribution.membership import (
     MAX_TEXT,
     TAG_BLOCK,
-    TAG_TABLE,
     Finished,
     Goodbye,
     MemberFailed,
@@ -35,6 +34,7 @@ from ddrl.distribution.membership import (
     Orders,
     Report,
     State,
+    Table,
     decode,
     decode_wish,
     encode,
@@ -289,110 +289,48 @@ def _rows_received(membership: Membership, mine: dict[int, int]) -> dict[int, in
 
 
 class TablesUp(Duty):
-    """Sends this host's counters to the root: whole tables, about every quarter of a second, the newest replaces the
-    last."""
+    """Sends this host's counters to the root: whole tables, every TABLE_PERIOD, the newest replaces the last."""
 
     def __init__(self, membership: Membership, table: Counters) -> None:
-        from mpi4py import MPI
-
-        self._mpi = MPI
         self._membership = membership
         self._table = table
-        self._request: Any = MPI.REQUEST_NULL
-        self._data = table.table()
         self._next = 0.0
-        self._last_one = False
-        self.sent = 0
-        membership.keep(self)
 
     def progress(self) -> bool:
-        """Send the table where the last one has left and TABLE_PERIOD has passed."""
+        """Send the table where the last messages have left and TABLE_PERIOD has passed."""
         now = time.monotonic()
-        if now >= self._next and self._request.Test():
+        if now >= self._next and self._membership.all_sent:
             self._next = now + TABLE_PERIOD
             self._send()
         return False
 
+    def finish(self) -> None:
+        """Send one last table."""
+        self._next = math.inf
+        self._send()
+
     def _send(self) -> None:
-        self._data = self._table.table()
-        self._request = self._membership.control.Isend(self._data, 0, TAG_TABLE)
-        self.sent += 1
-
-    def finish(self) -> bool:
-        """Send one last table; True once it has left."""
-        if not self._last_one and self._request.Test():
-            self._last_one = True
-            self._next = math.inf
-            self._send()
-        return self._last_one and bool(self._request.Test())
-
-    def posted(self) -> Posted:
-        """Requests that have not ended."""
-        return Posted([], [self._request], [self._data])
+        self._membership.send_root(Table(self._table.table().tobytes()))
 
     def reset(self, membership: Membership) -> None:
-        """Count anew."""
+        """Tables go there, from now on."""
         self._membership = membership
-        membership.keep(self)
-        self._request = self._mpi.REQUEST_NULL
         self._next = 0.0
-        self._last_one = False
-        self.sent = 0
-
-    def close(self) -> None:
-        """Wait for the last send."""
-        self._request.Wait()
-        self._membership.drop(self)
 
 
 class TablesIn(Duty):
     """Loads the table that host i + 1 sends into `mirrors[i]`; read by telemetry on the trainer's host."""
 
-    def __init__(self, membership: Membership, mirrors: Sequence[Counters]) -> None:
-        from mpi4py import MPI
-
-        self._mpi = MPI
+    def __init__(self, mirrors: Sequence[Counters]) -> None:
         self._mirrors = list(mirrors)
-        self._data: list[NDArray[np.float64]] = [np.ascontiguousarray(mirror.table()) for mirror in mirrors]
-        self.reset(membership)
 
-    def reset(self, membership: Membership) -> None:
-        """Receive from the hosts of this membership; count anew."""
-        self._membership = membership
-        membership.keep(self)
-        self._requests: list[Any] = [self._mpi.REQUEST_NULL] * len(self._mirrors)
-        self._received = [0] * len(self._mirrors)
-        for host in membership.ids[1:] if self._mirrors else ():
-            self._receive(host - 1)
+    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+        """Tables go into the mirrors."""
+        return {Table: self._load}
 
-    def _receive(self, index: int) -> None:
-        rank = self._membership.ids.index(index + 1)
-        self._requests[index] = self._membership.control.Irecv(self._data[index], rank, TAG_TABLE)
-
-    def received(self, host: int) -> int:
-        """Tables received from a host."""
-        return self._received[host - 1]
-
-    def progress(self) -> bool:
-        """Load the tables that have arrived."""
-        indices: list[int] = self._mpi.Request.Testsome(self._requests) or []
-        for index in indices:
-            self._mirrors[index].load(self._data[index])
-            self._received[index] += 1
-            self._receive(index)
-        return False
-
-    def posted(self) -> Posted:
-        """Requests that have not ended."""
-        return Posted(self._requests, [], self._data)
-
-    def close(self) -> None:
-        """Withdraw the receives."""
-        for request in self._requests:
-            if request:
-                request.Cancel()
-        self._mpi.Request.Waitall(self._requests)
-        self._membership.drop(self)
+    def _load(self, host: int, message: Table) -> None:
+        mirror = self._mirrors[host - 1]
+        mirror.load(np.frombuffer(message.data).reshape(mirror.rows, -1))
 
 
 class Starter(Protocol):
@@ -481,14 +419,12 @@ class RootCommands(Duty):
         board: Board,
         models: ModelSender,
         rows: RowsIn,
-        tables: TablesIn,
         on_failure: Callable[[str], None] | None,
     ) -> None:
         self._membership = membership
         self._board = board
         self._models = models
         self._rows = rows
-        self._tables = tables
         self._on_failure = on_failure
         self._finished: dict[int, Finished] = {}  # by host
         self._stopping = False
@@ -518,7 +454,7 @@ class RootCommands(Duty):
         if not self._said_goodbye and self._all_done():
             self._membership.send_all(Goodbye())
             self._said_goodbye = moved = True
-        self.done = self._said_goodbye and self._membership.post.idle
+        self.done = self._said_goodbye and self._membership.all_sent
         return moved
 
     def _send_state(self) -> None:
@@ -546,8 +482,6 @@ class RootCommands(Duty):
     def _all_done(self) -> bool:
         if len(self._finished) < self._membership.hosts or not self._models.settled:
             return False
-        if any(end.tables and self._tables.received(host) < end.tables for host, end in self._finished.items()):
-            return False
         return self._rows.rows >= sum(end.rows for end in self._finished.values()) and self._rows.idle
 
     def reset(self, membership: Membership) -> None:
@@ -559,8 +493,7 @@ class RootCommands(Duty):
 
 
 class HostCommands(Duty):
-    """On every other host: the root's command and values to this host's board, and this host's end. `count` brings the
-    relay's counters up to date.
+    """On every other host: the root's command and values to this host's board, and this host's end.
 
     Where this host's command is FAIL, the root gets the text of `failure` and ends the job; rows not yet sent are
     left. `quiet`: whether no producer of this host will push another row."""
@@ -570,13 +503,12 @@ class HostCommands(Duty):
         membership: Membership,
         board: Board,
         models: ModelReceiver,
-        rows: RowsUp | None,
-        tables: TablesUp | None,
+        rows: RowsUp,
+        tables: TablesUp,
         starter: Starter | None,
         *,
         quiet: Callable[[], bool],
         failure: Callable[[], str] | None,
-        count: Callable[[], None],
     ) -> None:
         self._membership = membership
         self._board = board
@@ -586,7 +518,6 @@ class HostCommands(Duty):
         self._starter = starter
         self._quiet = quiet
         self._failure = failure
-        self._count = count
         self._stopping = False
         self._failure_at_root = False
         self._sent_finished = False
@@ -620,13 +551,11 @@ class HostCommands(Duty):
     def _stop(self) -> None:
         self._stopping = True
         self._models.stopping = True
-        if self._rows is not None:
-            self._rows.flush = True
+        self._rows.flush = True
 
     def _fail(self) -> None:
         self._failure_at_root = True
-        if self._rows is not None:
-            self._rows.muted = True
+        self._rows.muted = True
 
     def progress(self) -> bool:
         """Send this host's failure, or that it has finished."""
@@ -640,25 +569,18 @@ class HostCommands(Duty):
         return False
 
     def _finish(self, last_models: int) -> None:
-        """Send `Finished` once nothing more can come from this host."""
-        rows = self._rows
-        tables = self._tables
+        """Send the last table and `Finished` once nothing more can come from this host."""
         self._stopped_at = self._stopped_at or time.monotonic()
         if not self._failure_at_root:
             if not self._quiet() and time.monotonic() - self._stopped_at < QUIET_SECONDS:
                 return
-            if rows is not None and rows.pending:
+            if self._rows.pending:
                 return
-        if rows is not None and not rows.idle:
+        if not self._rows.idle or not self._models.ended(last_models):
             return
-        if tables is not None:
-            if not self._models.ended(last_models):
-                return
-            self._count()  # the last table is exact: nothing more is received or passed on
-            if not tables.finish():
-                return
+        self._tables.finish()  # exact: nothing more is received or passed on, and the relay has just counted
+        self._membership.send_root(Finished(self._rows.rows))
         self._sent_finished = True
-        self._membership.send_root(Finished(rows.rows if rows else 0, tables.sent if tables else 0))
 
     def reset(self, membership: Membership) -> None:
         """Say everything again."""

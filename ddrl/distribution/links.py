@@ -1,10 +1,9 @@
-"""Measuring the links between relays: rates each way, latency, and what a message costs (the processor's part:
-`processor`).
+"""Measuring the links between relays: rates each way, latency, bursts, and what a message costs the processor.
 
-Collective over the relays' communicator, at the start and whenever the root asks again; it lasts about a second or two.
-In each round every host sends to the one a certain number of places further on, which answers when it has everything; a
-host's rate each way is the best of all rounds, so a slow partner does not count against it. Nobody spins while it
-waits. Models must be at rest meanwhile.
+Collective over the relays, at the start and whenever the root asks again; it takes one or two seconds, in which no
+model may be under way. In each round every host sends to the one a certain number of places further on, which answers
+when it has everything; a host's rate each way is the best of all rounds, so a slow partner does not count against it.
+Nobody spins while it waits.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.mailbox import checksum
 from ddrl.distribution.chunks import Bytes
-from ddrl.distribution.executor import Executor, Terms
+from ddrl.distribution.executor import Executor
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard, Unguarded
+from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network
 from ddrl.distribution.waits import rest
@@ -36,29 +34,28 @@ if TYPE_CHECKING:
 
 
 # -- processor ---------------------------------------------------------------------------------------------------------
-# What a message and a byte cost the processor here: short models through the executor itself, on the links that are
-# there.
+# What a message and a byte cost the processor: a few short models are sent through the executor itself, over the real
+# links.
 #
-# Collective over the relays, part of measuring the links. Two plans of the same trees carry a few models each, one of
-# small messages and one of large ones; every host counts the processor time of its own thread in the polls that moved
-# something, so that neither waiting for the wire nor a machine that others keep busy counts. What both cost a message
-# gives a line: its intercept is a message's cost at either end, its slope a byte's. The least of several models counts,
-# for what disturbs can only add.
+# Two plans of the same trees carry the models, one of small messages and one of large ones. Every host counts the
+# processor time of its own thread in the polls that moved something, so neither waiting for the wire nor other work on
+# the machine counts. The two costs of a message give a line: its intercept is a message's cost at either end, its slope
+# a byte's. The cheapest of several models counts, because disturbances only add.
 
 
-BYTE_CPU = 1e-9  # s at each end, where links are too slow to measure it; fitted once to benchmarks.distribution
-SMALL = 1 << 10  # bytes of payload
-LARGE = 1 << 15
+BYTE_CPU = 1e-9  # at each end, where links are too slow to measure it [s]; fitted once to benchmarks.distribution
+SMALL = 1 << 10  # payload of a small message [bytes]
+LARGE = 1 << 15  # payload of a large message [bytes]
 FANOUT = 3
 MODELS = 4  # of each size; the first opens connections and is not counted
-MESSAGES = 1 << 9  # that all hosts receive in one model, about
-SECONDS = 0.025  # of a link's time that a model of large messages may take
-MIN_BYTE = 1e-10  # s: 10 GB/s, which no checksum and copy together reach
-MIN_LARGE_PIECES = 6  # large messages to a host from which a slope is taken
+MESSAGES = 1 << 9  # that all hosts together receive in one model, about
+SECONDS = 0.025  # longest time of a model of large messages on a link [s]
+MIN_BYTE = 1e-10  # [s]: 10 GB/s, which no checksum and copy together reach
+MIN_LARGE_PIECES = 6  # fewest large messages to a host from which a slope is taken
 
 
 class _Memory:
-    """A place for one model: what the executor asks of a slot, and of a version that is held."""
+    """Private memory for one model: what the executor asks of a mailbox slot, and of a version that is held."""
 
     def __init__(self, nbytes: int, free: list[_Memory]) -> None:
         self.version = 0
@@ -82,11 +79,11 @@ class _Memory:
         return self
 
     def release(self) -> None:
-        """It stays."""
+        """Nothing to do: nobody else writes here."""
 
 
 class _Memories:
-    """An inbox of two places, taken in turn."""
+    """An inbox of two places, used in turn."""
 
     def __init__(self, nbytes: int) -> None:
         self._free: list[_Memory] = []
@@ -97,89 +94,82 @@ class _Memories:
         return self._free.pop(0) if self._free else None
 
 
-def measure_processor(comm: MPI.Comm, rate: float, exchange: Exchange, guard: Guard) -> tuple[float, float]:
+def measure_processor(probe: _Probe, rate: float) -> tuple[float, float]:
     """Seconds that a message, and a byte of it, cost the processor at either end; every rank returns the same.
 
     `rate`: of the links [bytes/s], the same on every rank. Where they are too slow for large messages in the time, a
     byte costs BYTE_CPU."""
-    hosts = comm.size - 1
+    hosts = probe.size - 1
     count = max(8, min(64, MESSAGES // hosts))
-    small = _message_seconds(
-        comm, exchange, guard, make_plan("stripes", hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL)
-    )
+    small = _message_seconds(probe, make_plan("stripes", hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL))
     count = min(count, int(rate * SECONDS / LARGE))
     if count < MIN_LARGE_PIECES:
         return max(0.0, small - BYTE_CPU * SMALL), BYTE_CPU
-    large = _message_seconds(
-        comm, exchange, guard, make_plan("stripes", hosts, count * LARGE, fanout=FANOUT, chunk_bytes=LARGE)
-    )
+    large = _message_seconds(probe, make_plan("stripes", hosts, count * LARGE, fanout=FANOUT, chunk_bytes=LARGE))
     byte = max(MIN_BYTE, (large - small) / (LARGE - SMALL))
     return max(0.0, small - byte * SMALL), byte
 
 
-def _message_seconds(comm: MPI.Comm, exchange: Exchange, guard: Guard, plan: Plan) -> float:
-    """Processor seconds of a message at one end: of all hosts, over all messages' ends, in the cheapest model."""
-    terms = Terms(versions_in_flight=1)
-    executor = Executor(comm, plan, _Memories(plan.nbytes) if comm.rank else None, checksum, terms)
-    guard.keep(executor)
+def _message_seconds(probe: _Probe, plan: Plan) -> float:
+    """Processor seconds of a message at one end: the mean over all messages and both ends, in the cheapest model."""
+    rank = probe.rank
+    executor = Executor(probe.comm, plan, _Memories(plan.nbytes) if rank else None)
+    probe.guard.keep(executor)
     executor.open()
     held = _Memory(plan.nbytes, [])
     spent = np.zeros(MODELS)
-    longest = max(5e-4, 2e-5 * comm.size)  # between polls: many relays on one machine must not poll all the time
+    longest = max(5e-4, 2e-5 * probe.size)  # between polls: many relays on one machine must not poll all the time
     for model in range(MODELS):
-        exchange.barrier()  # receives stand everywhere
+        probe.barrier()  # receives are posted everywhere
         used = time.thread_time()
-        if comm.rank == 0:
+        if rank == 0:
             held.version = model
             executor.start(held)
             spent[model] += time.thread_time() - used
         pause = 5e-5
-        while not (executor.idle and (comm.rank == 0 or len(executor.reports) > model)):
+        while not (executor.idle and (rank == 0 or len(executor.reports) > model)):
             used = time.thread_time()
             if executor.progress():
                 spent[model] += time.thread_time() - used
                 pause = 5e-5
             else:
-                guard.poll()
+                probe.poll()
                 time.sleep(pause)
                 pause = min(longest, 1.5 * pause)
-    exchange.barrier()
+    probe.barrier()
     executor.close()
-    exchange.barrier()  # before anything else is sent by these tags
-    guard.drop(executor)
-    everywhere = exchange.reduce(spent, np.add)
+    probe.barrier()  # before anything else is sent by these tags
+    probe.guard.drop(executor)
+    everywhere = probe.reduce(spent, np.add)
     return float(everywhere[1:].min()) / (2 * plan.messages)
 
 
 # -- links -------------------------------------------------------------------------------------------------------------
 
-PIECE = 1 << 15  # bytes of a message in the rounds
+PIECE = 1 << 15  # of a message in the rounds [bytes]
 ROUND_SECONDS = 0.06
 WAKE_SECONDS = 2e-4  # from a message's arrival until its relay runs
-# on one machine the kernel's packets cost its cores about as much again as the relays' own work
-SHARED_CPU = 2.0
+SHARED_CPU = 2.0  # on one machine the kernel's packets cost its cores about as much again as the relays' own work
 MIN_PIECES = 4  # pieces in a round
 MAX_PIECES = 1 << 11
-ROUNDS = 12  # partners of each host: at most, and where a slow link makes rounds long
-LEAST_ROUNDS = 3
-ROUNDS_SECONDS = 1.0  # s, after which there are no more rounds; where models wait
-ANEW_SECONDS = 0.5
-FRAME_BYTES = 40  # of TCP and IP, by packet
-PACKET_BYTES = 1448
-ALIKE = 1.35  # rates that differ from the middle one by less are taken as equal
-LEAST_BURST = 1 << 10  # bytes
-MOST_BURST = 1 << 18
-BURST_TURNS = 4  # trips of each size, and s: at least
-BURST_SECONDS = 0.03
-LATENCY_TURNS = 6  # trips to a host: at least; s, for each relay there is
-LATENCY_SECONDS = 3e-3
+ROUNDS = 12  # most partners of each host
+LEAST_ROUNDS = 3  # fewest, where a slow link makes rounds long
+ROUNDS_SECONDS = 1.0  # after which no more rounds begin [s]
+ANEW_SECONDS = 0.5  # the same where models wait [s]
+ALIKE = 1.35  # rates that differ from the median by less than this factor are taken as equal
+LEAST_BURST = 1 << 10  # [bytes]
+MOST_BURST = 1 << 18  # [bytes]
+BURST_TURNS = 4  # fewest trips of each size
+BURST_SECONDS = 0.03  # shortest time for them [s]
+LATENCY_TURNS = 6  # fewest trips to a host
+LATENCY_SECONDS = 3e-3  # shortest time for them, for each relay that there is [s]
 TAG = COLLECTIVE_TAG + 1
 
 
 @dataclass(frozen=True)
 class Links:
-    """What was measured: rates [hosts + 1] in bytes/s of payload, root first; times in seconds. `machines`: distinct
-    machines below the hosts.
+    """What was measured: rates [hosts + 1] in bytes/s of payload, the root's first; times in seconds. `machines`:
+    number of distinct machines, several hosts may be on one.
 
     `message_seconds`, `byte_seconds`: of the processor, at both ends together. `burst`: bytes that an idle link lets
     through at once.
@@ -195,7 +185,7 @@ class Links:
     burst: float = 0.0
 
     def network(self) -> Network:
-        """For the simulator. Hosts that stand on one machine share its cores."""
+        """For the simulator. Hosts on one machine share its cores."""
         rates = [*self.up, *self.down[1:]]
         middle = statistics.median(rates)
         if max(rates) < ALIKE * middle and min(rates) > middle / ALIKE:  # what differs less is noise
@@ -217,17 +207,16 @@ class Links:
         )
 
 
-def measure_links(comm: MPI.Comm, guard: Guard | None = None, known: Links | None = None) -> Links:
+def measure_links(comm: MPI.Comm, guard: Guard, known: Links | None = None) -> Links:
     """Measure; every rank returns the same. `guard` raises where another relay fails meanwhile. `known`: what was
-    measured before, the same at every rank: only rates and latency are measured anew, for a link that has changed
+    measured before, the same at every rank: only rates and latency are measured again, because a link that has changed
     changes nothing else."""
     size = comm.size
     if size == 1:
         return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1, 0.0)
-    guard = guard or Unguarded()
     probe = _Probe(comm, guard)
     latency = probe.latency()
-    probe.round(1, [MIN_PIECES] * size)  # opens connections and fills token buckets' debts
+    probe.round(1, [MIN_PIECES] * size)  # opens connections and uses up bursts
     limit = ROUNDS_SECONDS if known is None else ANEW_SECONDS
     rates, pieces = measure_rates(size, latency, lambda shift, counts: probe.gather(probe.round(shift, counts)), limit)
     fan = probe.fan_out(pieces)
@@ -240,7 +229,7 @@ def measure_links(comm: MPI.Comm, guard: Guard | None = None, known: Links | Non
     machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
     rate = float(np.median([up, down]))
     burst = probe.burst(rate, latency)
-    message, byte = measure_processor(comm, rate, probe, guard)
+    message, byte = measure_processor(probe, rate)
     probe.close()
     return Links(up, down, latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte, burst)
 
@@ -333,7 +322,7 @@ def _machine() -> str:
 
 
 class _Probe(Exchange):
-    """Rounds of messages on one communicator."""
+    """Timed messages on one communicator."""
 
     def __init__(self, comm: MPI.Comm, guard: Guard) -> None:
         super().__init__(comm, guard)
@@ -341,33 +330,80 @@ class _Probe(Exchange):
         self._nothing = np.zeros(1, np.uint8)
         self._in = np.zeros((MAX_PIECES, PIECE), np.uint8)
 
+    # -- trips: from the root to a host and back
+
+    def _trip(self, host: int, nbytes: int) -> float:
+        """Root: send `nbytes` to a host that answers trips; seconds until its answer is here."""
+        data = self._in.reshape(-1)[:nbytes]
+        data[0] = 1
+        begun = time.perf_counter()
+        self.wait([self.send(data, host, TAG), self.receive(self._nothing, host, TAG)])
+        return time.perf_counter() - begun
+
+    def _end_trips(self, host: int) -> None:
+        self.wait([self.send(np.zeros(1, np.uint8), host, TAG)])
+
+    def _answer_trips(self) -> None:
+        """Another host: answer until the root ends the trips."""
+        data = self._in.reshape(-1)[:MOST_BURST]
+        while True:
+            self.wait([self.receive(data, 0, TAG)])
+            if not data[0]:
+                return
+            self.wait([self.send(self._nothing, 0, TAG)])
+
     def latency(self) -> float:
-        """Half the quickest round trip of an empty message between the root and each of a few hosts, the longest of
-        them: what disturbs can only add."""
-        found: list[float] = []
-        nothing = np.zeros(1, np.uint8)
+        """Half the quickest trip of a byte between the root and each of a few hosts, the longest of them: disturbances
+        only add."""
+        halves: list[float] = []
         for host in sorted({1, self.size // 2 or 1, self.size - 1}):
             self.barrier()
-            times: list[float] = []
-            last = np.zeros(1, np.uint8)
-            end = time.perf_counter() + LATENCY_SECONDS * self.size
-            while not last[0]:  # the longer it lasts, the less often all others look whether it is over
-                if self.rank == 0:
-                    last[0] = len(times) >= LATENCY_TURNS and time.perf_counter() > end
-                    begun = time.perf_counter()
-                    self.wait([self.send(last, host, TAG)])
-                    self.wait([self.receive(nothing, host, TAG)])
-                    times.append(0.5 * (time.perf_counter() - begun))
-                elif self.rank == host:
-                    self.wait([self.receive(last, 0, TAG)])
-                    self.wait([self.send(nothing, 0, TAG)])
-                else:
-                    break
-            found.append(min(times, default=0.0))
-        return max(self.gather(max(found)))
+            if self.rank == 0:
+                trips: list[float] = []
+                # The longer it lasts, the less often all others poll whether it is over.
+                end = time.perf_counter() + LATENCY_SECONDS * self.size
+                while len(trips) < LATENCY_TURNS or time.perf_counter() < end:
+                    trips.append(self._trip(host, 1))
+                self._end_trips(host)
+                halves.append(0.5 * min(trips))
+            elif self.rank == host:
+                self._answer_trips()
+        return max(self.gather(max(halves, default=0.0)))
+
+    def burst(self, rate: float, latency: float) -> float:
+        """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
+        quickest takes more than half as long as at `rate`. The size before that was between the burst and twice the
+        burst; the time that it took belongs to the rest, which went at `rate`."""
+        burst = 0.0
+        self.barrier()
+        if self.rank == 0:
+
+            def quickest(size: int, least: float = BURST_SECONDS) -> float:
+                trips: list[float] = []
+                end = time.perf_counter() + least
+                while len(trips) < BURST_TURNS or time.perf_counter() < end:
+                    time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
+                    trips.append(self._trip(1, size))
+                return min(trips)
+
+            nothing = quickest(1, LATENCY_SECONDS * self.size)  # as in `latency`
+            size = max(LEAST_BURST, int(4 * rate * latency))  # less would be lost in the noise
+            full = False
+            while size <= MOST_BURST and not full:
+                seconds = max(0.0, quickest(size) - nothing)
+                full = seconds > 0.5 * size / rate
+                if not full or not burst:
+                    burst = max(0.0, size - rate * seconds)
+                size *= 2
+            self._end_trips(1)
+        elif self.rank == 1:
+            self._answer_trips()
+        return max(self.gather(burst))
+
+    # -- rounds
 
     def round(self, shift: int, counts: Sequence[int]) -> float:
-        """Everybody sends its count of pieces to the host `shift` places on; seconds until that host confirms that it
+        """Every host sends its count of pieces to the host `shift` places on; seconds until that host confirms that it
         has them all.
 
         Timed by the sender, so that a process that is late can only make a link seem slower, never faster.
@@ -380,21 +416,21 @@ class _Probe(Exchange):
         target = (rank + shift) % size
         done = np.zeros(1, np.uint8)
         self.barrier()
-        receives = [self.receive(self._in[index], source, TAG + 2) for index in range(counts[source])]
-        answer = self.receive(done, target, TAG + 4)
+        receives = [self.receive(self._in[index], source, TAG + 1) for index in range(counts[source])]
+        answer = self.receive(done, target, TAG + 2)
         begun = time.perf_counter()
-        sends = [self.send(self._out, target, TAG + 2) for _ in range(counts[rank])]
+        sends = [self.send(self._out, target, TAG + 1) for _ in range(counts[rank])]
         answered = False
         while not answer.Test():
             self.poll()
             if not answered and MPI.Request.Testall(receives):
-                sends.append(self.send(self._nothing, source, TAG + 4))
+                sends.append(self.send(self._nothing, source, TAG + 2))
                 answered = True
             rest(begun)
         seconds = time.perf_counter() - begun
         self.wait(receives)
         if not answered:
-            sends.append(self.send(self._nothing, source, TAG + 4))
+            sends.append(self.send(self._nothing, source, TAG + 2))
         self.wait(sends)
         return seconds
 
@@ -411,45 +447,3 @@ class _Probe(Exchange):
         ended = time.perf_counter() - begun if self.rank in targets else 0.0
         slowest = max(self.gather(ended))
         return len(targets) * share * PIECE / max(slowest, 1e-9)
-
-    def burst(self, rate: float, latency: float) -> float:
-        """Bytes that an idle link lets through at once: the root sends more and more, each size a few times, until the
-        quickest takes more than half as long as at `rate`. The size before that was between the burst and twice the
-        burst; what it took is the rest at `rate`."""
-        data = self._in.reshape(-1)
-        answer = np.zeros(1, np.uint8)
-        found = 0.0
-        self.barrier()
-        if self.rank == 0:
-            data[0] = 1  # go on
-
-            def quickest(size: int, least: float = BURST_SECONDS) -> float:
-                seconds = list[float]()
-                end = time.perf_counter() + least
-                while len(seconds) < BURST_TURNS or time.perf_counter() < end:
-                    time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
-                    begun = time.perf_counter()
-                    self.wait([self.send(data[:size], 1, TAG + 5), self.receive(answer, 1, TAG + 5)])
-                    seconds.append(time.perf_counter() - begun)
-                return min(seconds)
-
-            # While all others still look whether it is over trips take longer; the longer it lasts, the less they look.
-            nothing = quickest(1, LATENCY_SECONDS * self.size)
-            size = max(LEAST_BURST, int(4 * rate * latency))
-            while size <= MOST_BURST:  # less than the first size would be lost in the noise
-                seconds = max(0.0, quickest(size) - nothing)
-                full = seconds > 0.5 * size / rate
-                if not full or not found:
-                    found = max(0.0, size - rate * seconds)
-                if full:
-                    break
-                size *= 2
-            data[0] = 0
-            self.wait([self.send(data[:1], 1, TAG + 5)])
-        elif self.rank == 1:
-            while True:
-                self.wait([self.receive(data[:MOST_BURST], 0, TAG + 5)])
-                if not data[0]:
-                    break
-                self.wait([self.send(answer, 0, TAG + 5)])
-        return max(self.gather(found))

@@ -13,6 +13,7 @@ replaced by another one of fewer hosts, or in another order (`withdraw`, then `R
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -27,17 +28,14 @@ from ddrl.distribution.requests import Exchange, Part, Posted, withdraw
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-TAG_DOWN = 1  # small messages from the root
-TAG_UP = 2  # small messages to the root
-TAG_TABLE = 3
-TAG_BLOCK = 4
-TAG_EXCHANGE = 5
-POLL_PERIOD = 0.01  # between polls of the post while others are waited for [s]
-MAX_BYTES = 1 << 16  # of a message
-MAX_TEXT = MAX_BYTES // 4 - 64  # letters of a failure's text: at most 4 bytes each
+TAG_MESSAGE = 1
+TAG_BLOCK = 2  # rows of experience
+TAG_EXCHANGE = 3
+POLL_PERIOD = 0.01  # between looks for a failure while others are waited for [s]
+MAX_TEXT = 1 << 14  # letters of a failure's text
 
 
-# -- messages: msgspec structs, so a message that is not ours is refused; nothing is unpickled
+# -- messages: msgspec structs, so malformed bytes are refused; nothing is unpickled
 
 
 class State(msgspec.Struct, tag="state"):
@@ -108,11 +106,16 @@ class MemberFailed(msgspec.Struct, tag="member_failed"):
     text: str
 
 
+class Table(msgspec.Struct, tag="table"):
+    """Relay to root. The host's whole table of counters, float64 [rows, columns]; the newest replaces the last."""
+
+    data: bytes
+
+
 class Finished(msgspec.Struct, tag="finished"):
-    """Relay to root. This host has sent its last row and its last table."""
+    """Relay to root. This host has sent its last row, of `rows` in all; its last table is before this message."""
 
     rows: int
-    tables: int
 
 
 class Failed(msgspec.Struct, tag="failed"):
@@ -138,7 +141,9 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     bound_seconds: float | None
 
 
-Message = State | NewPlan | Measure | Orders | Goodbye | Ready | Confirm | Report | MemberFailed | Finished | Failed
+Down = State | NewPlan | Measure | Orders | Goodbye  # root to relay
+Up = Ready | Confirm | Report | MemberFailed | Table | Finished  # relay to root
+Message = Down | Up | Failed
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
@@ -168,79 +173,6 @@ def decode_plan(data: bytes) -> PlanInForce:
     return msgspec.msgpack.decode(data, type=PlanInForce)
 
 
-class Post:
-    """Sends small messages to `peers`, ranks of a communicator, under `out_tag`, and receives theirs under `tag`; never
-    blocks."""
-
-    def __init__(self, comm: MPI.Comm, tag: int, peers: Sequence[int], *, out_tag: int) -> None:
-        from mpi4py import MPI
-
-        self._comm = comm
-        self._tag = tag
-        self._out_tag = out_tag
-        self._mpi = MPI
-        self._peers = list(peers)
-        self._buffers: list[NDArray[np.uint8]] = [np.empty(MAX_BYTES, np.uint8) for _ in self._peers]
-        self._receives: list[Any] = [
-            comm.Irecv(buffer, peer, tag) for buffer, peer in zip(self._buffers, self._peers, strict=True)
-        ]
-        self._sends: list[Any] = []
-        self._sent: list[bytes] = []  # kept alive beside `_sends`
-        self.bytes_sent = self.bytes_received = 0
-
-    def posted(self) -> Posted:
-        """Requests that have not ended."""
-        return Posted(self._receives, self._sends, [*self._buffers, *self._sent])
-
-    @property
-    def idle(self) -> bool:
-        """Whether all sends have been taken by MPI."""
-        return not self._sends
-
-    def send(self, peer: int, message: Message) -> None:
-        """Hand a message to MPI; its bytes are kept until MPI has taken them."""
-        data = encode(message)
-        self._sends.append(self._comm.Isend([data, self._mpi.BYTE], peer, self._out_tag))
-        self._sent.append(data)
-        self.bytes_sent += len(data)
-
-    def send_all(self, message: Message) -> None:
-        """The same message to every peer."""
-        for peer in self._peers:
-            self.send(peer, message)
-
-    def receive(self) -> list[tuple[int, Message]]:
-        """Messages since the last call, (rank, message); also lets sends continue."""
-        if self._sends:
-            taken = self._mpi.Request.Testsome(self._sends)
-            for index in sorted(taken or (), reverse=True):
-                self._sends.pop(index)
-                self._sent.pop(index)
-        received: list[tuple[int, Message]] = []
-        while self._receives:
-            statuses: list[Any] = []
-            indices: list[int] = self._mpi.Request.Testsome(self._receives, statuses) or []
-            if not indices:
-                break
-            for index, status in zip(indices, statuses, strict=False):
-                length = status.Get_count(self._mpi.BYTE)
-                data = bytes(self._buffers[index][:length])
-                self._receives[index] = self._comm.Irecv(self._buffers[index], self._peers[index], self._tag)
-                self.bytes_received += length
-                received.append((self._peers[index], decode(data)))
-        return received
-
-    def close(self) -> None:
-        """Wait until all sends are through and withdraw the receives."""
-        self._mpi.Request.Waitall(self._sends)
-        for request in self._receives:
-            request.Cancel()
-        self._mpi.Request.Waitall(self._receives)
-        self._sends = []
-        self._sent = []
-        self._receives = []
-
-
 class RelayFailed(JobFailed):
     """Another relay has failed; the text is its own."""
 
@@ -260,25 +192,26 @@ class Membership:
         describe: Callable[[BaseException], str] = describe_relay,
         ids: Sequence[int] | None = None,
     ) -> None:
+        from mpi4py import MPI
+
         self.rank = comm.rank
         self.hosts = comm.size - 1  # beside the root
         self.ids = list(range(comm.size)) if ids is None else list(ids)
         self.host = self.ids[self.rank]
         self.data = comm.Dup()
         self.control = comm.Dup()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._mpi = MPI
+        self._peers = [0] if self.rank else range(1, comm.size)
         self._describe = describe
         self._left = False
         self._next_poll = 0.0
+        self._sends: list[tuple[Any, bytes]] = []  # request, and the bytes that MPI reads until it has ended
+        self._arriving: deque[tuple[Any, int, NDArray[np.uint8]]] = deque()  # request, rank, bytes
         self._unread: list[tuple[int, Message]] = []
         self._parts: list[Part] = []
-        root = self.rank == 0
-        self.post = Post(
-            self.control,
-            TAG_UP if root else TAG_DOWN,
-            range(1, comm.size) if root else [0],
-            out_tag=TAG_DOWN if root else TAG_UP,
-        )
-        self.keep(self.post)
+        self.keep(self)
         self.exchange = Exchange(self.control, self, TAG_EXCHANGE)
 
     def __enter__(self) -> Self:
@@ -300,18 +233,30 @@ class Membership:
 
     def send(self, host: int, message: Message) -> None:
         """To the relay of one host; never blocks."""
-        self.post.send(self.ids.index(host), message)
+        self._send(self.ids.index(host), encode(message))
 
-    def send_root(self, message: Message) -> None:
+    def send_root(self, message: Up) -> None:
         """To the root."""
-        self.post.send(0, message)
+        self._send(0, encode(message))
 
     def send_all(self, message: Message) -> None:
         """From the root to every relay, or from a relay to the root."""
-        self.post.send_all(message)
+        data = encode(message)
+        for rank in self._peers:
+            self._send(rank, data)
+
+    def _send(self, rank: int, data: bytes) -> None:
+        self._sends.append((self.control.Isend([data, self._mpi.BYTE], rank, TAG_MESSAGE), data))
+        self.bytes_sent += len(data)
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether MPI had taken every message at the last look (`messages`, `poll`)."""
+        return not self._sends
 
     def messages(self) -> list[tuple[int, Message]]:
-        """Messages since the last call, (host, message). RelayFailed where another relay has failed."""
+        """Messages since the last call, (host, message), those of a host in order. RelayFailed where another relay has
+        failed."""
         self._read()
         unread = self._unread
         self._unread = []
@@ -325,12 +270,27 @@ class Membership:
             self._read()
 
     def _read(self) -> None:
-        for rank, message in self.post.receive():
+        mpi = self._mpi
+        self._sends = [entry for entry in self._sends if not entry[0].Test()]
+        status = mpi.Status()
+        while (found := self.control.Improbe(mpi.ANY_SOURCE, TAG_MESSAGE, status)) is not None:
+            data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
+            self._arriving.append((found.Irecv([data, mpi.BYTE]), status.Get_source(), data))
+        while self._arriving and self._arriving[0][0].Test():
+            _, rank, data = self._arriving.popleft()
+            self.bytes_received += len(data)
+            message = decode(data.tobytes())
             if isinstance(message, Failed):
                 raise RelayFailed(message.text)
             self._unread.append((self.ids[rank], message))
 
     # -- objects that have posted requests (`requests.Guard`)
+
+    def posted(self) -> Posted:
+        """Requests of messages that have not ended."""
+        receives = [request for request, _, _ in self._arriving]
+        sends = [request for request, _ in self._sends]
+        return Posted(receives, sends, [*self._arriving, *self._sends])
 
     def keep(self, part: Part) -> None:
         """`part` posts requests from now on."""
@@ -348,7 +308,8 @@ class Membership:
             return
         self.exchange.barrier()
         self._left = True
-        self.post.close()
+        posted = self.posted()
+        self._mpi.Request.Waitall([*posted.receives, *posted.sends])
         self._free()
 
     def withdraw(self) -> bool:
@@ -370,5 +331,5 @@ class Membership:
     def abandon(self, text: str) -> None:
         """Send the text of a failure, this relay's or another's, to the others, and withdraw together."""
         if not self._left:
-            self.post.send_all(Failed(text[-MAX_TEXT:]))
+            self.send_all(Failed(text[-MAX_TEXT:]))
             self.withdraw()

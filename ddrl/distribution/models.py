@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,12 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin, checksum
+from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
 from ddrl.distribution.chunks import Coding, SentVersions
 from ddrl.distribution.codecs import Codec, load_codec
-from ddrl.distribution.executor import WINDOW, Executor, Terms, Traffic, VersionReport
+from ddrl.distribution.executor import WINDOW, Executor, Traffic
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
 from ddrl.distribution.plan import Bytes, Plan
@@ -138,7 +137,7 @@ def bases_kept(config: ClusterConfig) -> int:
 # -- both ends
 
 
-class Models(ABC):
+class Models:
     """What both ends share: the membership, the plan in force, and its executor."""
 
     def __init__(
@@ -148,6 +147,7 @@ class Models(ABC):
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
         self.hosts = membership.hosts
+        self.stopping = False  # from STOP on: no more versions are sent or taken
         self.past = Traffic()  # of executors before this one
         self._membership = membership
         self._inbox = inbox
@@ -162,23 +162,6 @@ class Models(ABC):
     def _measure_if_used(self) -> None:
         if self._uses_links and self.hosts:
             self.links = measure_links(self._membership.data, self._membership)
-
-    @abstractmethod
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
-        """What is called with (host, message), by the type of message."""
-
-    @abstractmethod
-    def progress(self) -> bool:
-        """Move what can be moved, without waiting; True if anything moved."""
-
-    @property
-    @abstractmethod
-    def resting(self) -> bool:
-        """Whether no model is under way."""
-
-    @abstractmethod
-    def figures(self) -> dict[str, float]:
-        """Counters of this end."""
 
     @property
     def mailbox(self) -> Mailbox:
@@ -226,8 +209,16 @@ class Models(ABC):
         coding = None
         if self.codec is not None:
             coding = Coding(self.codec, plan.bounds, most_bases=bases_kept(self._config.cluster))
-        terms = Terms(self._epoch, versions_in_flight, self._window(), self._trace)
-        self.executor = Executor(self._membership.data, plan, inbox, checksum, terms, coding)
+        self.executor = Executor(
+            self._membership.data,
+            plan,
+            inbox,
+            epoch=self._epoch,
+            versions_in_flight=versions_in_flight,
+            window_bytes=self._window(),
+            trace=self._trace,
+            coding=coding,
+        )
         self._kept = self.executor
         self._membership.keep(self.executor)
         self.executor.open()
@@ -237,7 +228,7 @@ class Models(ABC):
         """Bytes on their way from this host at most: half a second of a slow link's, for longer queues delay all that
         passes through them."""
         if self.links is None:
-            return 0
+            return WINDOW
         return int(min(WINDOW, max(MIN_WINDOW, WINDOW_SECONDS * self.links.up[self._membership.rank])))
 
 
@@ -260,7 +251,6 @@ class ModelSender(Models):
         self.ready: set[int] = set()  # hosts on which the plan is in force
         # (host, how a model ended there), oldest first
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
-        self.stopping = False  # start no more
         self.in_force: PlanInForce | None = None
         self._max_in_flight = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
         self._in_flight = self._max_in_flight
@@ -446,11 +436,10 @@ class ModelReceiver(Models):
     ) -> None:
         super().__init__(membership, inbox, config, codec, trace)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
-        self.stopping = False  # rollouts take no more versions
         self._confirmed = 0  # models, by the plan in force
         self._in_use = in_use
         self._on_seal = on_seal
-        self._unconfirmed: deque[VersionReport] = deque()
+        self._unconfirmed: deque[Confirm] = deque()
 
     @property
     def resting(self) -> bool:
@@ -504,9 +493,7 @@ class ModelReceiver(Models):
                 break
             self._unconfirmed.popleft()
             self._confirmed += 1
-            self._membership.send_root(
-                Confirm(self._epoch, report.sequence, report.version, report.problem, report.seconds)
-            )
+            self._membership.send_root(report)
             moved = True
         return moved
 

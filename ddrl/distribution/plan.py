@@ -1,16 +1,15 @@
-"""A plan: which piece of a model goes from whom to whom.
+"""A plan: which piece of a model is sent from which host to which, in what order.
 
-Made by `schemes`, run by `executor` (MPI) and `simulator` (modeled network) alike. Host 0 is the root, the relay beside
-the trainer: it holds the whole model from the start. Hosts 1..n are the others. A host may send what it has received;
-among the messages that it may send, it always sends the one that stands earliest in the plan. So a plan needs no
-"after": it follows from who receives what.
+Made by `schemes`; run alike by `executor` (MPI) and `simulator` (modeled network). Host 0 is the root, the relay beside
+the trainer, which has the whole model from the start; hosts 1..n are the others. A host may send what it has received;
+of the messages that it may send, it sends the one with the lowest number first. So a plan needs no dependencies between
+messages: they follow from who receives what. Imports no MPI.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +17,18 @@ from numpy.typing import NDArray
 from ddrl.core.errors import PlanError
 from ddrl.core.rows import ALIGNMENT
 
-# -- plan --------------------------------------------------------------------------------------------------------------
-
 Bytes = NDArray[np.uint8]
 
-HEADER_BYTES = 24  # travels before the payload of each chunk; the record is `shards.HEADER`
-MODEL_HEADER_BYTES = 96  # once a model, before the header of its first chunk; the record is `shards.MODEL_HEADER`
+HEADER_BYTES = 24  # sent before each chunk: `chunks.HEADER`
+MODEL_HEADER_BYTES = 96  # sent once a model, before the header of its first chunk: `chunks.MODEL_HEADER`
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Messages of one model of `nbytes` bytes to hosts 1..`hosts`.
+    """The messages of one model of `nbytes` bytes to hosts 1..`hosts`.
 
     `bounds` [K + 1] cuts the model into K chunks. Message i carries the `count[i]` chunks from `first[i]` on, from host
-    `source[i]` to host `target[i]`. Arrays are int64, one entry a message, in the order of precedence."""
+    `source[i]` to host `target[i]`. Arrays are int64, one entry a message; the lowest message has precedence."""
 
     scheme: str
     hosts: int
@@ -41,26 +38,13 @@ class Plan:
     target: NDArray[np.int64]
     first: NDArray[np.int64]
     count: NDArray[np.int64]
-    parameters: dict[str, Any] = field(
-        default_factory=dict[str, Any]
-    )  # what the scheme was asked for, for tables and traces
 
     @classmethod
-    def of(
-        cls,
-        scheme: str,
-        hosts: int,
-        bounds: Iterable[int],
-        messages: Iterable[tuple[int, int, int, int]],
-        **parameters: Any,
-    ) -> Plan:
+    def of(cls, scheme: str, hosts: int, bounds: Iterable[int], messages: Iterable[tuple[int, int, int, int]]) -> Plan:
         """A plan from (source, target, first chunk, chunks) in the order of precedence."""
         edges = np.asarray(list(bounds), np.int64)
         table = np.asarray(list(messages), np.int64).reshape(-1, 4)
-        columns = np.ascontiguousarray(table.T)
-        return cls(
-            scheme, hosts, int(edges[-1]), edges, columns[0], columns[1], columns[2], columns[3], dict(parameters)
-        )
+        return cls(scheme, hosts, int(edges[-1]), edges, *np.ascontiguousarray(table.T))
 
     @property
     def chunks(self) -> int:
@@ -80,18 +64,8 @@ class Plan:
         """Model bytes that each host sends, [hosts + 1], headers not counted."""
         return np.bincount(self.source, weights=self.payload(), minlength=self.hosts + 1).astype(np.int64)
 
-    def ingress(self) -> NDArray[np.int64]:
-        """Model bytes that each host receives, [hosts + 1], headers not counted."""
-        return np.bincount(self.target, weights=self.payload(), minlength=self.hosts + 1).astype(np.int64)
-
-    def connections(self) -> int:
-        """Pairs of hosts that speak to each other."""
-        low = np.minimum(self.source, self.target)
-        high = np.maximum(self.source, self.target)
-        return len(np.unique(low * (self.hosts + 1) + high))
-
     def senders(self) -> int:
-        """Most hosts that one host receives from; 0 without messages."""
+        """The largest number of hosts that one host receives from; 0 without messages."""
         pairs = np.unique(self.source * (self.hosts + 1) + self.target)
         return int(np.bincount(pairs % (self.hosts + 1)).max(initial=0))
 
@@ -104,10 +78,10 @@ class Plan:
         return np.flatnonzero(self.target == host)
 
     def check(self) -> None:
-        """Raise PlanError unless every host ends with each byte exactly once and nobody must send what it never gets.
+        """Raise PlanError unless every host receives each byte exactly once and no host must send what it never gets.
 
-        The second is checked by running the plan with unlimited links: whatever order messages take, a host can send a
-        chunk once it holds it, so if that run ends with nothing left, no execution can deadlock. O(messages)."""
+        The second is checked by running the plan on unlimited links: a host can send a chunk once it has it, in
+        whatever order messages arrive. If that run sends every message, no execution can deadlock. O(messages)."""
         edges = self.bounds
         if (
             edges[0] != 0
@@ -149,38 +123,39 @@ class Plan:
         np.add.at(steps, (self.target - 1, self.first + self.count), -1)
         return np.cumsum(steps, axis=1)[:, :-1]
 
+    def waiters(self) -> dict[int, list[int]]:
+        """Messages that their sender can send once it has received a chunk, by host * K + chunk. Those of the root are
+        not among them: they wait for nothing."""
+        waiting: dict[int, list[int]] = {}
+        columns = (self.source.tolist(), self.first.tolist(), self.count.tolist())
+        for message, (host, first, count) in enumerate(zip(*columns, strict=True)):
+            if host:
+                for chunk in range(first, first + count):
+                    waiting.setdefault(host * self.chunks + chunk, []).append(message)
+        return waiting
+
     def _stuck(self) -> int:
         """Messages left after everything that can be sent has been."""
-        held = np.zeros((self.hosts + 1, self.chunks), bool)
-        held[0] = True
-        waiting: dict[tuple[int, int], list[int]] = {}
-        missing = self.count.copy()
-        ready: list[int] = []
-        sources, targets, firsts, counts = (
-            column.tolist() for column in (self.source, self.target, self.first, self.count)
-        )
-        for message, source in enumerate(sources):
-            if source == 0:
-                ready.append(message)
-                continue
-            for chunk in range(firsts[message], firsts[message] + counts[message]):
-                waiting.setdefault((source, chunk), []).append(message)
+        waiting = self.waiters()
+        targets: list[int] = self.target.tolist()
+        firsts: list[int] = self.first.tolist()
+        counts: list[int] = self.count.tolist()
+        missing = list(counts)
+        ready: list[int] = self.sent_by(0).tolist()
         sent = 0
         while ready:
             message = ready.pop()
             sent += 1
-            host = targets[message]
-            for chunk in range(firsts[message], firsts[message] + counts[message]):
-                if not held[host, chunk]:
-                    held[host, chunk] = True
-                    for other in waiting.pop((host, chunk), ()):
-                        missing[other] -= 1
-                        if missing[other] == 0:
-                            ready.append(other)
+            place = targets[message] * self.chunks + firsts[message]
+            for received in range(place, place + counts[message]):
+                for other in waiting.pop(received, ()):
+                    missing[other] -= 1
+                    if not missing[other]:
+                        ready.append(other)
         return self.messages - sent
 
 
-# -- boundaries of shards and chunks, in bytes: each at a multiple of ALIGNMENT, but for the model's end
+# -- boundaries of shards and chunks [bytes]: multiples of ALIGNMENT, except for the model's end
 
 
 def cut_evenly(nbytes: int, parts: int) -> list[int]:
@@ -227,5 +202,5 @@ def cut_chunks(start: int, stop: int, chunk_bytes: int) -> list[int]:
 
 
 def chunk_bounds(nbytes: int, chunk_bytes: int) -> list[int]:
-    """Chunk boundaries of an uncut model; an empty model is one empty chunk, so that its header still travels."""
+    """Chunk boundaries of a whole model; an empty model is one empty chunk, so that its header is still sent."""
     return [0, *cut_chunks(0, nbytes, chunk_bytes)] if nbytes else [0, 0]

@@ -37,7 +37,7 @@ from ddrl.distribution.flows import (
 )
 from ddrl.distribution.links import Links
 from ddrl.distribution.membership import Membership
-from ddrl.distribution.models import MailboxInbox, ModelReceiver, Models, ModelSender, bases_kept
+from ddrl.distribution.models import MailboxInbox, ModelReceiver, ModelSender, bases_kept
 from ddrl.distribution.waits import Events, rest_seconds
 
 UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
@@ -109,38 +109,6 @@ class LocalHost:
         return MailboxInbox(self.mailbox, self.readers)
 
 
-class RelayCounters:
-    """A relay's own row of counters."""
-
-    def __init__(self, membership: Membership, local: LocalHost, models: Models, duties: Sequence[Duty]) -> None:
-        self.membership = membership
-        self._local = local
-        self._models = models
-        self._duties = duties
-
-    def update(self) -> None:
-        """Bring the row up to date."""
-        post = self.membership.post
-        traffic = self._models.totals()
-        newest = self._local.mailbox.newest
-        figures = {
-            "heartbeat": time.time(),
-            "model_bytes_sent": traffic.bytes_sent,
-            "model_bytes_received": traffic.bytes_received,
-            "bytes_sent": traffic.bytes_sent + post.bytes_sent,
-            "bytes_received": traffic.bytes_received + post.bytes_received,
-            "versions_sealed": traffic.sealed,
-            "checksum_failures": traffic.refused,
-        }
-        if newest >= 0:
-            figures["policy_version"] = newest
-        for part in (self._models, *self._duties):
-            for name, value in part.figures().items():
-                figures[name] = figures.get(name, 0.0) + value
-        for name, value in figures.items():
-            self._local.counters[name].set(float(value))
-
-
 class Relay:
     """Models and duties of one host. `duty_period`: between calls of the duties [s]; models are served at every turn,
     for chunks may be a tenth of a millisecond apart."""
@@ -149,9 +117,8 @@ class Relay:
         self,
         membership: Membership,
         local: LocalHost,
-        models: Models,
+        models: ModelSender | ModelReceiver,
         duties: Sequence[Duty],
-        counters: RelayCounters,
         duty_period: float,
     ) -> None:
         self.models = models
@@ -159,7 +126,6 @@ class Relay:
         self.finished = False
         self._membership = membership
         self._local = local
-        self._counters = counters
         self._duty_period = duty_period
         self._handlers = {kind: handler for part in (models, *duties) for kind, handler in part.handlers().items()}
         self._next_counters = 0.0
@@ -195,7 +161,7 @@ class Relay:
             for host, message in messages:
                 if (handler := self._handlers.get(type(message))) is not None:
                     handler(host, message)
-            if now >= self._next_counters:
+            if now >= self._next_counters or self.models.stopping:  # the last table of a host is exact
                 self._next_counters = now + COUNT_PERIOD
                 self._count()
             for duty in self.duties:
@@ -249,13 +215,30 @@ class Relay:
         return longest_sleep(waited, idle, woken=self._mpi_wakes, resting=self.models.resting)
 
     def _count(self) -> None:
-        self._counters.update()
+        """Bring the relay's own row of counters up to date."""
+        traffic = self.models.totals()
+        newest = self._local.mailbox.newest
+        figures = {
+            "heartbeat": time.time(),
+            "model_bytes_sent": traffic.bytes_sent,
+            "model_bytes_received": traffic.bytes_received,
+            "bytes_sent": traffic.bytes_sent + self._membership.bytes_sent,
+            "bytes_received": traffic.bytes_received + self._membership.bytes_received,
+            "versions_sealed": traffic.sealed,
+            "checksum_failures": traffic.refused,
+        }
+        if newest >= 0:
+            figures["policy_version"] = newest
+        for part in (self.models, *self.duties):
+            for name, value in part.figures().items():
+                figures[name] = figures.get(name, 0.0) + value
+        for name, value in figures.items():
+            self._local.counters[name].set(float(value))
 
     def reset(self, membership: Membership) -> None:
         """Continue with other relays, once all have left the old membership by `Membership.withdraw`. Collective over
         the new one. Rows on their way arrive once, the newest version leaves again."""
         self._membership = membership
-        self._counters.membership = membership
         for duty in self.duties:
             duty.reset(membership)
         self.models.reset(membership)
@@ -276,7 +259,7 @@ def root_relay(
     local: LocalHost,
     *,
     lanes: Sequence[Lane],
-    mirrors: Sequence[Counters] = (),
+    mirrors: Sequence[Counters],
     on_failure: Callable[[str], None] | None = None,
     orders: MessageLane | None = None,
     reports: MessageLane | None = None,
@@ -287,19 +270,18 @@ def root_relay(
     `lanes`, `mirrors`: of each other host in turn, for its rows and its table of counters. `on_failure` is given the
     text of a host's failure. `orders` go to the other hosts' starters of collectors, `reports` come from them."""
     hosts = membership.hosts
-    if len(lanes) != hosts or len(mirrors) not in (0, hosts):
+    if len(lanes) != hosts or len(mirrors) != hosts:
         raise ConfigError(
-            f"the root relay needs a lane for each of the {hosts} other relays, not {len(lanes)}, and a table "
-            f"for each or none, not {len(mirrors)}"
+            f"the root relay needs a lane and a table for each of the {hosts} other relays, not {len(lanes)} and "
+            f"{len(mirrors)}"
         )
     inbox = local.inbox(config.cluster)
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
-    tables = TablesIn(membership, mirrors)
     models = ModelSender(membership, inbox, config, make_codec(config, local.layout), local.in_use, trace)
-    duties: list[Duty] = [rows, tables, RootCommands(membership, local.board, models, rows, tables, on_failure)]
+    duties: list[Duty] = [rows, TablesIn(mirrors), RootCommands(membership, local.board, models, rows, on_failure)]
     if orders is not None and reports is not None:
         duties.insert(0, LinesOut(membership, orders, reports))
-    return Relay(membership, local, models, duties, RelayCounters(membership, local, models, duties), 0.0)
+    return Relay(membership, local, models, duties, 0.0)
 
 
 def host_relay(
@@ -307,8 +289,8 @@ def host_relay(
     config: Config,
     local: LocalHost,
     *,
-    lanes: LaneSet | None = None,
-    table: Counters | None = None,
+    lanes: LaneSet,
+    table: Counters,
     failure: Callable[[], str] | None = None,
     starter: Starter | None = None,
     trace: bool = False,
@@ -318,20 +300,13 @@ def host_relay(
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
     text of `failure` and ends the job. `starter`: of this host's collectors, where it has any."""
     inbox = local.inbox(config.cluster)
-    duties: list[Duty] = []
-    rows = tables = None
-    if lanes is not None:
-        period = max(2e-3, 5e-5 * membership.hosts)
-        rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, period)
-        duties.append(rows)
-    if table is not None:
-        tables = TablesUp(membership, table)
-        duties.append(tables)
+    rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, max(2e-3, 5e-5 * membership.hosts))
+    tables = TablesUp(membership, table)
+    duties: list[Duty] = [rows, tables]
     if starter is not None:
         duties.append(LinesIn(membership, starter))
     codec = make_codec(config, local.layout)
     models = ModelReceiver(membership, inbox, config, codec, local.in_use, trace, local.board.rollout_bell.ring)
-    counters = RelayCounters(membership, local, models, duties)
     commands = HostCommands(
         membership,
         local.board,
@@ -341,6 +316,5 @@ def host_relay(
         starter,
         quiet=local.quiet,
         failure=failure,
-        count=counters.update,
     )
-    return Relay(membership, local, models, [*duties, commands], counters, SHORT_SLEEP)
+    return Relay(membership, local, models, [*duties, commands], SHORT_SLEEP)

@@ -63,19 +63,6 @@ class Guard(Protocol):
         ...
 
 
-class Unguarded:
-    """For a measurement without relays."""
-
-    def keep(self, part: Part) -> None:
-        """Nothing withdraws it."""
-
-    def drop(self, part: Part) -> None:
-        """Nothing to do."""
-
-    def poll(self) -> None:
-        """Nothing to do."""
-
-
 class Exchange:
     """Messages between all ranks of a communicator that can be given up at any time, which MPI's own collective calls
     cannot: they are made of sends and receives, over a binomial tree. Every rank calls them in the same order."""
@@ -83,8 +70,8 @@ class Exchange:
     def __init__(self, comm: MPI.Comm, guard: Guard, tag: int = COLLECTIVE_TAG) -> None:
         self.rank = comm.rank
         self.size = comm.size
-        self._comm = comm
-        self._guard = guard
+        self.comm = comm
+        self.guard = guard
         self._tag = tag
         self._receives: list[tuple[Any, Any]] = []  # (request, buffer)
         self._sends: list[tuple[Any, Any]] = []
@@ -101,27 +88,27 @@ class Exchange:
 
     def close(self) -> None:
         """All of its requests have ended."""
-        self._guard.drop(self)
+        self.guard.drop(self)
 
     def receive(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
         """Post a receive."""
-        self._receives.append((self._comm.Irecv(buffer, rank, tag), buffer))
+        self._receives.append((self.comm.Irecv(buffer, rank, tag), buffer))
         return self._receives[-1][0]
 
     def send(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
         """Post a send."""
-        self._sends.append((self._comm.Isend(buffer, rank, tag), buffer))
+        self._sends.append((self.comm.Isend(buffer, rank, tag), buffer))
         return self._sends[-1][0]
 
     def wait(self, requests: Sequence[Any]) -> None:
         """Until all of them have ended, sleeping between polls."""
-        wait(requests, self._guard.poll, longest=MAX_POLL_PERIOD)
+        wait(requests, self.guard.poll, longest=MAX_POLL_PERIOD)
         self._receives = [entry for entry in self._receives if entry[0]]
         self._sends = [entry for entry in self._sends if entry[0]]
 
     def poll(self) -> None:
-        """Nothing to do."""
-        self._guard.poll()
+        """Raise where another relay has failed."""
+        self.guard.poll()
 
     def reduce(self, values: NDArray[np.float64], operation: Callable[..., NDArray[np.float64]]) -> NDArray[np.float64]:
         """`operation` (np.add, np.maximum) over all ranks' values, at every rank."""

@@ -264,25 +264,21 @@ def earliest_tree(
     return edges
 
 
-def whole_models(name: str, hosts: int, nbytes: int, edges: Edges, **parameters: Any) -> Plan:
+def whole_models(name: str, hosts: int, nbytes: int, edges: Edges) -> Plan:
     """Whole models, stored and then forwarded, along the edges of one tree."""
     messages = ((parent, child, 0, 1) for parent, child in edges)
-    return Plan.of(name, hosts, chunk_bounds(nbytes, 0), messages, **parameters)
+    return Plan.of(name, hosts, chunk_bounds(nbytes, 0), messages)
 
 
-def chunks_over_trees(
-    name: str, hosts: int, nbytes: int, trees: list[Edges], chunk_bytes: int, **parameters: Any
-) -> Plan:
+def chunks_over_trees(name: str, hosts: int, nbytes: int, trees: list[Edges], chunk_bytes: int) -> Plan:
     """Chunks take the trees in turn, each forwarded as it arrives."""
     bounds = chunk_bounds(nbytes, chunk_bytes)
     chunks = range(len(bounds) - 1) if trees else range(0)
     messages = ((parent, child, chunk, 1) for chunk in chunks for parent, child in trees[chunk % len(trees)])
-    return Plan.of(name, hosts, bounds, messages, chunk_bytes=chunk_bytes, **parameters)
+    return Plan.of(name, hosts, bounds, messages)
 
 
-def shards_over_relays(
-    name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: int, **parameters: Any
-) -> Plan:
+def shards_over_relays(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: int) -> Plan:
     """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; the root itself serves a
     shard beyond the last host."""
     bounds = [0]
@@ -311,7 +307,7 @@ def shards_over_relays(
         messages.append((0, relay, chunk, 1))
         served = ((relay + shard * apart + step) % hosts + 1 for step in range(hosts))
         messages += [(relay, host, chunk, 1) for host in served if host != relay]
-    return Plan.of(name, hosts, bounds, messages, chunk_bytes=chunk_bytes, **parameters)
+    return Plan.of(name, hosts, bounds, messages)
 
 
 # -- the schemes
@@ -328,7 +324,7 @@ class Direct(Scheme):
         """The root sends the whole model to each host in turn."""
         bounds = chunk_bounds(nbytes, chunk_bytes)
         messages = ((0, host, chunk, 1) for host in range(1, hosts + 1) for chunk in range(len(bounds) - 1))
-        return Plan.of("direct", hosts, bounds, messages, chunk_bytes=chunk_bytes)
+        return Plan.of("direct", hosts, bounds, messages)
 
 
 class Tree(Scheme):
@@ -344,7 +340,7 @@ class Tree(Scheme):
             raise PlanError(
                 f"a tree needs a fan-out of at least 1 (not {fanout}) and a depth of at least 0 (not {depth})"
             )
-        return whole_models("tree", hosts, nbytes, level_tree(hosts, fanout, depth), fanout=fanout, depth=depth)
+        return whole_models("tree", hosts, nbytes, level_tree(hosts, fanout, depth))
 
     @dataclass(frozen=True)
     class Settings:
@@ -373,7 +369,7 @@ class Chain(Scheme):
         """Host i forwards each chunk to host i + 1 as it arrives."""
         bounds = chunk_bounds(nbytes, chunk_bytes)
         messages = ((host, host + 1, chunk, 1) for chunk in range(len(bounds) - 1) for host in range(hosts))
-        return Plan.of("chain", hosts, bounds, messages, chunk_bytes=chunk_bytes)
+        return Plan.of("chain", hosts, bounds, messages)
 
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
@@ -414,7 +410,7 @@ class Sharded(Scheme):
             )
         if relays > hosts:
             raise PlanError(f"sharded: {relays} relays need as many hosts, but there are {hosts}: lower cluster.shards")
-        return shards_over_relays("sharded", hosts, nbytes, cut_evenly(nbytes, relays), chunk_bytes, relays=relays)
+        return shards_over_relays("sharded", hosts, nbytes, cut_evenly(nbytes, relays), chunk_bytes)
 
     @dataclass(frozen=True)
     class Settings:
@@ -487,7 +483,7 @@ class Weighted(Scheme):
             )
         if hosts == 0 or nbytes == 0:
             edges = cut_evenly(nbytes, max(1, hosts))
-            return shards_over_relays("weighted", hosts, nbytes, edges, chunk_bytes, up=list(up))
+            return shards_over_relays("weighted", hosts, nbytes, edges, chunk_bytes)
         others = float(sum(up[1:]))
         rate = min(float(up[0]), float(sum(up)) / hosts)  # at which a model can leave the root once, and reach all
         shares = [rate * value / others if others else 0.0 for value in up[1:]]
@@ -496,7 +492,7 @@ class Weighted(Scheme):
         if by_root < 1e-6 * rate:
             by_root = 0.0
         edges = cut_by_weight(nbytes, [*relayed, by_root])
-        return shards_over_relays("weighted", hosts, nbytes, edges, chunk_bytes, up=list(up))
+        return shards_over_relays("weighted", hosts, nbytes, edges, chunk_bytes)
 
     @classmethod
     def parameters(cls, settings: None, situation: Situation) -> dict[str, Any]:
@@ -537,8 +533,7 @@ class Stripes(Scheme):
         depth * fanout chunk times instead of n."""
         fanout = max(1, min(fanout, hosts))
         trees = striped_trees(hosts, fanout, budgets) if hosts else []
-        extra: dict[str, Any] = {} if budgets is None else {"budgets": list(budgets)}
-        return chunks_over_trees("stripes", hosts, nbytes, trees, chunk_bytes, fanout=fanout, **extra)
+        return chunks_over_trees("stripes", hosts, nbytes, trees, chunk_bytes)
 
     @dataclass(frozen=True)
     class Settings:
@@ -591,8 +586,7 @@ class Postal(Scheme):
         send = [nbytes / rate for rate in up]
         receive = [nbytes / rate for rate in down]
         edges = earliest_tree(hosts, send, receive, message_seconds, latency)
-        links = {"up": list(up), "down": list(down), "message_seconds": message_seconds, "latency": latency}
-        return whole_models("postal", hosts, nbytes, edges, **links)
+        return whole_models("postal", hosts, nbytes, edges)
 
     @classmethod
     def parameters(cls, settings: None, situation: Situation) -> dict[str, Any]:

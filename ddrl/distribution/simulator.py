@@ -199,14 +199,8 @@ class _Run:
         self.first: list[int] = plan.first.tolist()
         self.count: list[int] = plan.count.tolist()
         hosts = plan.hosts + 1
-        self.waiters: dict[int, list[int]] = {}
-        self.from_root: list[int] = []
-        for message, host in enumerate(self.source):
-            if host == 0:
-                self.from_root.append(message)
-                continue
-            for chunk in range(self.first[message], self.first[message] + self.count[message]):
-                self.waiters.setdefault(host * plan.chunks + chunk, []).append(message)
+        self.waiters = plan.waiters()
+        self.from_root: list[int] = plan.sent_by(0).tolist()
         self.ready: list[list[int]] = [[] for _ in range(hosts)]
         self.sending = [False] * hosts
         # When a link's rate makes up for what it has carried; all have been idle before.

@@ -2,177 +2,319 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
+#include <initializer_list>
 #include <optional>
 
 #include "adam.hpp"
-#include "linear_layers.hpp"
-#include "q_learning.hpp"
-#include "quantile_regression.hpp"
+#include "losses.hpp"
+#include "plain_networks.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace {
 
-using Vector = nb::ndarray<float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<1>>;
-using Matrix = nb::ndarray<float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>>;
-using Floats = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<1>>;
-using Table = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<2>>;
-using Cube = nb::ndarray<float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<3>>;
-using Quantiles = nb::ndarray<const float, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<3>>;
-using Integers = nb::ndarray<const int64_t, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<1>>;
-using Layer = std::tuple<std::optional<Vector>, Matrix, Matrix, Matrix, bool>;
-using Step = std::tuple<Matrix, std::optional<Matrix>, Matrix, std::optional<Matrix>, std::optional<Vector>,
-                        std::optional<Matrix>>;
+template <class T, size_t Axes>
+using Array = nb::ndarray<T, nb::numpy, nb::c_contig, nb::device::cpu, nb::ndim<Axes>>;
+template <class T>
+using Vector = Array<const T, 1>;
+template <class T>
+using Table = Array<const T, 2>;
+template <class T>
+using Cube = Array<const T, 3>;
+using Integers = Array<const int64_t, 1>;
 
 void require(bool fits, const char* what) {
     if (!fits) throw nb::value_error(what);
 }
 
-bool has_shape(const Matrix& matrix, size_t rows, size_t columns) {
-    return matrix.shape(0) == rows && matrix.shape(1) == columns;
+void require_rows(size_t rows, std::initializer_list<size_t> sizes, const char* what) {
+    for (const size_t size : sizes) require(size == rows, what);
 }
 
-ddrl::LinearForward forward_of(const Layer& layer) {
-    const auto& [bias, below, weight, out, relu] = layer;
-    const size_t rows = below.shape(0), in = below.shape(1), width = weight.shape(0);
-    require(weight.shape(1) == in && has_shape(out, rows, width) && (!bias || bias->shape(0) == width),
-            "a layer is (bias [width] or None, below [rows, in], weight [width, in], out [rows, width], relu)");
-    return {bias ? bias->data() : nullptr,
-            below.data(),
-            weight.data(),
-            out.data(),
-            static_cast<int64_t>(rows),
-            static_cast<int64_t>(in),
-            static_cast<int64_t>(width),
-            relu};
+template <class A, class B>
+bool same_shape(const A& one, const B& other) {
+    for (size_t axis = 0; axis < one.ndim(); ++axis)
+        if (one.shape(axis) != other.shape(axis)) return false;
+    return true;
 }
 
-ddrl::LinearBackward backward_of(const Step& step) {
-    const auto& [slope, below, weight, weight_gradient, bias_gradient, slope_below] = step;
-    const size_t rows = slope.shape(0), width = weight.shape(0), in = weight.shape(1);
-    bool fits = rows > 0 && slope.shape(1) == width && (!slope_below || has_shape(*slope_below, rows, in));
-    fits = fits && (!below || has_shape(*below, rows, in)) && bool(weight_gradient) == bool(bias_gradient);
-    if (weight_gradient)
-        fits = fits && below && has_shape(*weight_gradient, width, in) && bias_gradient->shape(0) == width;
-    require(fits,
-            "a step is (slope [rows, width], below [rows, in] or None, weight [width, in], weight_gradient [width, in] "
-            "and bias_gradient [width], or neither, slope_below [rows, in] or None)");
-    return {slope.data(),
-            below ? below->data() : nullptr,
-            weight.data(),
-            weight_gradient ? weight_gradient->data() : nullptr,
-            weight_gradient ? bias_gradient->data() : nullptr,
-            slope_below ? slope_below->data() : nullptr,
-            static_cast<int64_t>(rows),
-            static_cast<int64_t>(in),
-            static_cast<int64_t>(width)};
+void require_actions(const Integers& action, size_t actions) {
+    if (!ddrl::actions_fit(action.data(), action.shape(0), actions))
+        throw nb::index_error("an action is not in [0, actions)");
 }
 
-// The layers with the arrays that they point into.
-class LinearLayers {
-public:
-    LinearLayers(uintptr_t gemm, std::vector<Layer> forward, std::vector<Step> backward)
-        : forward_(std::move(forward)), backward_(std::move(backward)) {
-        require(gemm != 0, "gemm is the address of a BLAS library's sgemm");
-        std::vector<ddrl::LinearForward> layers;
-        std::vector<ddrl::LinearBackward> steps;
-        for (const Layer& layer : forward_) layers.push_back(forward_of(layer));
-        for (const Step& step : backward_) steps.push_back(backward_of(step));
-        passes_.emplace(reinterpret_cast<ddrl::Gemm>(gemm), std::move(layers), std::move(steps));
+// ---- networks
+// --------------------------------------------------------------------------------------------------------
+
+// Numbers of a pass [rows, width] and their derivatives [back, width] (back <= rows), with the arrays that hold them.
+template <class T>
+struct Rows {
+    Array<T, 2> value;
+    std::optional<Array<T, 2>> slope;
+
+    Rows(Array<T, 2> given, std::optional<Array<T, 2>> derivative) : value(given), slope(derivative) {
+        require(!slope || (slope->shape(0) <= value.shape(0) && slope->shape(1) == value.shape(1)),
+                "value is [rows, width] and slope [at most rows, width], or None");
     }
-    void forward() const { passes_->forward(); }
-    void backward() const { passes_->backward(); }
-
-private:
-    std::vector<Layer> forward_;
-    std::vector<Step> backward_;
-    std::optional<ddrl::LinearLayers> passes_;
+    ddrl::Rows<T> view() const {
+        return {value.data(), slope ? slope->data() : nullptr, static_cast<int64_t>(value.shape(0)),
+                slope ? static_cast<int64_t>(slope->shape(0)) : 0, static_cast<int64_t>(value.shape(1))};
+    }
 };
 
-void q_slopes(const Table& q_tm1, const Integers& action, const Floats& r_t, const Floats& discount_t, const Table& q_t,
-              const Table& selector, const Floats& weight, bool huber, const Vector& td_error, const Vector& td_size,
-              const Vector& q_taken, const Matrix& slope) {
+template <class T>
+class PlainNetworks {
+public:
+    template <size_t Axes>
+    using Given = std::optional<Array<T, Axes>>;
+
+    explicit PlainNetworks(uintptr_t gemm) : networks_(checked(gemm)) {}
+
+    void linear(const Rows<T>& below, const Rows<T>& out, const Array<T, 2>& weight, const Given<1>& bias,
+                const Given<2>& weight_slope, const Given<1>& bias_slope, bool relu, bool add, bool add_below) {
+        const size_t in = below.value.shape(1), width = out.value.shape(1);
+        require(weight.shape(0) == width && weight.shape(1) == in && (!bias || bias->shape(0) == width),
+                "a linear layer has weight [out, in] and bias [out] or None");
+        require((!weight_slope || same_shape(*weight_slope, weight)) &&
+                    (!bias_slope || (bias && same_shape(*bias_slope, *bias))),
+                "derivatives have the shapes of their parameters");
+        require_same_rows(below, out);
+        keep(below, out, weight, bias, weight_slope, bias_slope);
+        networks_.add(ddrl::Linear<T>{below.view(), out.view(), of(std::optional(weight), weight_slope, add),
+                                      of(bias, bias_slope, add), relu, add_below});
+    }
+
+    void layer_norm(const Rows<T>& below, const Rows<T>& out, const Given<1>& weight, const Given<1>& bias,
+                    const Given<1>& weight_slope, const Given<1>& bias_slope, double epsilon, bool relu, bool add) {
+        const size_t width = out.value.shape(1);
+        for (const Given<1>* each : {&weight, &bias, &weight_slope, &bias_slope})
+            require(!*each || (*each)->shape(0) == width, "weight and bias of a layer norm are [width]");
+        require_same_shape(below, out);
+        keep(below, out, weight, bias, weight_slope, bias_slope);
+        networks_.add(ddrl::LayerNorm<T>{below.view(), out.view(), of(weight, weight_slope, add),
+                                         of(bias, bias_slope, add), static_cast<T>(epsilon), relu,
+                                         std::vector<T>(out.value.shape(0)), std::vector<T>(out.value.shape(0))});
+    }
+
+    void activation(const Rows<T>& below, const Rows<T>& out, bool tanh) {
+        require_same_shape(below, out);
+        keep(below, out);
+        networks_.add(ddrl::Activation<T>{below.view(), out.view(), tanh});
+    }
+
+    void dueling(const Rows<T>& below, const Rows<T>& out, int64_t atoms) {
+        require(atoms > 0 && out.value.shape(1) > 0 && out.value.shape(1) % static_cast<size_t>(atoms) == 0 &&
+                    below.value.shape(1) == out.value.shape(1) + static_cast<size_t>(atoms),
+                "a dueling head makes [actions, atoms] of [1 + actions, atoms]");
+        require_same_rows(below, out);
+        require(below.slope || !out.slope, "what is below a dueling head has a slope where the head has one");
+        keep(below, out);
+        networks_.add(
+            ddrl::Dueling<T>{below.view(), out.view(), static_cast<int64_t>(out.value.shape(1)) / atoms, atoms});
+    }
+
+    void bounds(const Rows<T>& below, const Rows<T>& out, const Array<T, 1>& centre, const Array<T, 1>& half,
+                const Array<T, 1>& low, const Array<T, 1>& high, const Given<2>& noise) {
+        require_same_shape(below, out);
+        require(below.slope || !out.slope, "what is below bounds has a slope where they have one");
+        for (const Array<T, 1>* each : {&centre, &half, &low, &high})
+            require(each->shape(0) == out.value.shape(1), "centre, half, low and high are [width]");
+        require(!noise || (same_shape(*noise, out.value) && !out.slope),
+                "noise is [rows, width], of outputs that are not differentiated");
+        keep(below, out, centre, half, low, high, noise);
+        networks_.add(ddrl::Bounds<T>{below.view(), out.view(), centre.data(), half.data(), low.data(), high.data(),
+                                      noise ? noise->data() : nullptr});
+    }
+
+    void columns(const Rows<T>& from, const Rows<T>& to, int64_t column) {
+        require(column >= 0 && static_cast<size_t>(column) + from.value.shape(1) <= to.value.shape(1) &&
+                    from.value.shape(0) == to.value.shape(0),
+                "columns have equal rows and fit into their place");
+        require(!from.slope || !to.slope || from.slope->shape(0) == to.slope->shape(0),
+                "columns have equal rows of slopes");
+        keep(from, to);
+        networks_.add(ddrl::Columns<T>{from.view(), to.view(), column});
+    }
+
+    void forward() { networks_.forward(); }
+    void backward() { networks_.backward(); }
+
+private:
+    static ddrl::Gemm<T> checked(uintptr_t gemm) {
+        require(gemm != 0, "gemm is the address of a BLAS library's product of matrices");
+        return reinterpret_cast<ddrl::Gemm<T>>(gemm);
+    }
+
+    static void require_same_rows(const Rows<T>& below, const Rows<T>& out) {
+        require(below.value.shape(0) == out.value.shape(0), "a layer has as many rows below as above");
+        require(!below.slope || !out.slope || below.slope->shape(0) == out.slope->shape(0),
+                "a layer has as many rows of slopes below as above");
+    }
+
+    static void require_same_shape(const Rows<T>& below, const Rows<T>& out) {
+        require_same_rows(below, out);
+        require(below.value.shape(1) == out.value.shape(1), "this layer is as wide below as above");
+    }
+
+    template <class Value, class Slope>
+    static ddrl::Weight<T> of(const Value& value, const Slope& slope, bool add) {
+        return {value ? value->data() : nullptr, slope ? slope->data() : nullptr, add};
+    }
+
+    // The operations point into these arrays.
+    template <class... Each>
+    void keep(const Each&... each) {
+        (kept_.append(nb::cast(each)), ...);
+    }
+
+    ddrl::PlainNetworks<T> networks_;
+    nb::list kept_;
+};
+
+template <class T>
+void bind_networks(nb::module_& module, const char* rows, const char* networks) {
+    nb::class_<Rows<T>>(module, rows,
+                        "Numbers of a pass [rows, width], and the loss's derivative by the first of them.")
+        .def(nb::init<Array<T, 2>, std::optional<Array<T, 2>>>(), "value"_a.noconvert(),
+             "slope"_a.noconvert() = nb::none(), "ValueError where the shapes do not fit each other.");
+    using Networks = PlainNetworks<T>;
+    nb::class_<Networks>(
+        module, networks,
+        "Passes of networks of plain layers, in arrays that stay in place; each method but forward and "
+        "backward adds an operation.")
+        .def(nb::init<uintptr_t>(), "gemm"_a, "`gemm`: address of a BLAS library's sgemm (or dgemm).")
+        .def("linear", &Networks::linear, "below"_a, "out"_a, "weight"_a.noconvert(), "bias"_a.noconvert().none(),
+             "weight_slope"_a.noconvert().none(), "bias_slope"_a.noconvert().none(), "relu"_a, "add"_a, "add_below"_a,
+             "add: derivatives by the parameters are added to what is there; add_below: those by `below`.")
+        .def("layer_norm", &Networks::layer_norm, "below"_a, "out"_a, "weight"_a.noconvert().none(),
+             "bias"_a.noconvert().none(), "weight_slope"_a.noconvert().none(), "bias_slope"_a.noconvert().none(),
+             "epsilon"_a, "relu"_a, "add"_a)
+        .def("activation", &Networks::activation, "below"_a, "out"_a, "tanh"_a, "tanh, else relu.")
+        .def("dueling", &Networks::dueling, "below"_a, "out"_a, "atoms"_a)
+        .def("bounds", &Networks::bounds, "below"_a, "out"_a, "centre"_a.noconvert(), "half"_a.noconvert(),
+             "low"_a.noconvert(), "high"_a.noconvert(), "noise"_a.noconvert() = nb::none())
+        .def("columns", &Networks::columns, "source"_a, "to"_a, "column"_a, "Copies `source` into columns of `to`.")
+        .def("forward", &Networks::forward, nb::call_guard<nb::gil_scoped_release>(), "Compute every output, in order.")
+        .def("backward", &Networks::backward, nb::call_guard<nb::gil_scoped_release>(),
+             "Compute derivatives from those by the outputs, which it overwrites.");
+}
+
+// ---- losses
+// ----------------------------------------------------------------------------------------------------------
+
+template <class T>
+double q_learning_loss(const Table<T>& q_tm1, const Integers& action, const Vector<T>& r_t, const Vector<T>& discount_t,
+                       const Table<T>& q_t, const Table<T>& selector, const Vector<T>& weight, bool huber,
+                       const Array<T, 1>& size, const Array<T, 1>& taken, const Array<T, 2>& slope) {
     const size_t rows = q_tm1.shape(0), actions = q_tm1.shape(1);
-    for (const Table* table : {&q_t, &selector})
-        require(table->shape(0) == rows && table->shape(1) == actions, "action values are [rows, actions] each");
-    for (size_t size : {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), td_error.shape(0),
-                        td_size.shape(0), q_taken.shape(0)})
-        require(size == rows, "everything but action values is [rows]");
-    require(has_shape(slope, rows, actions) && actions > 0, "slope is [rows, actions], of one action at least");
-    const ddrl::QBatch batch{rows,       actions,         q_tm1.data(), action.data(), r_t.data(), discount_t.data(),
-                             q_t.data(), selector.data(), weight.data()};
-    if (!ddrl::q_slopes(batch, huber, td_error.data(), td_size.data(), q_taken.data(), slope.data()))
-        throw nb::index_error("an action is not in [0, actions)");
+    require(actions > 0 && same_shape(q_tm1, q_t) && same_shape(q_tm1, selector) && same_shape(q_tm1, slope),
+            "action values and slope are [rows, actions] each, of one action at least");
+    require_rows(rows,
+                 {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), size.shape(0), taken.shape(0)},
+                 "everything but action values is [rows]");
+    require_actions(action, actions);
+    return ddrl::q_learning_loss<T>({rows, actions, q_tm1.data(), action.data(), r_t.data(), discount_t.data(),
+                                     q_t.data(), selector.data(), weight.data()},
+                                    huber, size.data(), taken.data(), slope.data());
 }
 
-void quantile_slopes(const Quantiles& value_tm1, const Floats& fraction, const Integers& action, const Floats& r_t,
-                     const Floats& discount_t, const Quantiles& value_t, const Quantiles& selector,
-                     const Floats& weight, float kappa, const Vector& loss, const Vector& size, const Vector& taken,
-                     const Cube& slope) {
+template <class T>
+double quantile_loss(const Cube<T>& value_tm1, const Vector<T>& fraction, const Integers& action, const Vector<T>& r_t,
+                     const Vector<T>& discount_t, const Cube<T>& value_t, const Cube<T>& selector,
+                     const Vector<T>& weight, T kappa, const Array<T, 1>& each, const Array<T, 1>& size,
+                     const Array<T, 1>& taken, const Array<T, 3>& slope) {
     const size_t rows = value_tm1.shape(0), actions = value_tm1.shape(1), count = value_tm1.shape(2);
-    for (const Quantiles* values : {&value_tm1, &value_t, &selector})
-        require(values->shape(0) == rows && values->shape(1) == actions && values->shape(2) > 0,
-                "quantiles are [rows, actions, some] each");
-    for (size_t each : {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), loss.shape(0),
-                        size.shape(0), taken.shape(0)})
-        require(each == rows, "everything but quantiles and fractions is [rows]");
+    for (const Cube<T>* cube : {&value_tm1, &value_t, &selector})
+        require(cube->shape(0) == rows && cube->shape(1) == actions && cube->shape(2) > 0,
+                "quantiles are [rows, actions, 1 or more] each");
+    require_rows(rows,
+                 {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), each.shape(0), size.shape(0),
+                  taken.shape(0)},
+                 "everything but quantiles and fractions is [rows]");
     require(fraction.shape(0) == count, "there is a fraction for each quantile of value_tm1");
-    require(slope.shape(0) == rows && slope.shape(1) == actions && slope.shape(2) == count && actions > 0,
-            "slope is as value_tm1, of one action at least");
-    const ddrl::QuantileBatch batch{rows,
-                                    actions,
-                                    count,
-                                    value_t.shape(2),
-                                    selector.shape(2),
-                                    value_tm1.data(),
-                                    fraction.data(),
-                                    action.data(),
-                                    r_t.data(),
-                                    discount_t.data(),
-                                    value_t.data(),
-                                    selector.data(),
-                                    weight.data()};
-    if (!ddrl::quantile_slopes(batch, kappa, loss.data(), size.data(), taken.data(), slope.data()))
-        throw nb::index_error("an action is not in [0, actions)");
+    require(actions > 0 && same_shape(value_tm1, slope), "slope is as value_tm1, of one action at least");
+    require_actions(action, actions);
+    return ddrl::quantile_loss<T>(
+        {rows, actions, count, value_t.shape(2), selector.shape(2), value_tm1.data(), fraction.data(), action.data(),
+         r_t.data(), discount_t.data(), value_t.data(), selector.data(), weight.data()},
+        kappa, each.data(), size.data(), taken.data(), slope.data());
 }
 
-float adam_step(const Vector& parameters, const Floats& gradient, const Vector& first, const Vector& second, double lr,
-                double beta1, double beta2, double epsilon, double max_norm, int count) {
+template <class T>
+double categorical_loss(const Cube<T>& logits_tm1, const Integers& action, const Vector<T>& r_t,
+                        const Vector<T>& discount_t, const Cube<T>& logits_t, const Cube<T>& selector,
+                        const Vector<T>& weight, T v_min, T v_max, const Array<T, 1>& divergence,
+                        const Array<T, 1>& taken, const Array<T, 3>& slope) {
+    const size_t rows = logits_tm1.shape(0), actions = logits_tm1.shape(1), atoms = logits_tm1.shape(2);
+    require(actions > 0 && atoms > 1 && same_shape(logits_tm1, logits_t) && same_shape(logits_tm1, selector) &&
+                same_shape(logits_tm1, slope),
+            "logits and slope are [rows, actions, atoms] each, of one action and two atoms at least");
+    require_rows(
+        rows,
+        {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), divergence.shape(0), taken.shape(0)},
+        "everything but logits is [rows]");
+    require_actions(action, actions);
+    return ddrl::categorical_loss<T>({rows, actions, atoms, logits_tm1.data(), action.data(), r_t.data(),
+                                      discount_t.data(), logits_t.data(), selector.data(), weight.data(), v_min, v_max},
+                                     divergence.data(), taken.data(), slope.data());
+}
+
+template <class T>
+double critics_loss(const Table<T>& q_tm1, const Vector<T>& r_t, const Vector<T>& discount_t, const Table<T>& q_t,
+                    const Vector<T>& weight, bool huber, const Array<T, 1>& size, const Array<T, 2>& slope) {
+    const size_t count = q_tm1.shape(0), rows = q_tm1.shape(1);
+    require(count > 0 && q_t.shape(0) > 0 && q_t.shape(1) == rows && same_shape(q_tm1, slope),
+            "values are [critics, rows], slope as q_tm1");
+    require_rows(rows, {r_t.shape(0), discount_t.shape(0), weight.shape(0), size.shape(0)},
+                 "everything but values is [rows]");
+    return ddrl::critics_loss<T>(
+        {count, q_t.shape(0), rows, q_tm1.data(), r_t.data(), discount_t.data(), q_t.data(), weight.data()}, huber,
+        size.data(), slope.data());
+}
+
+float adam_step(const Array<float, 1>& parameters, const Vector<float>& gradient, const Array<float, 1>& first,
+                const Array<float, 1>& second, double lr, double beta1, double beta2, double epsilon, double max_norm,
+                int count) {
     const size_t size = parameters.shape(0);
-    for (size_t other : {gradient.shape(0), first.shape(0), second.shape(0)})
-        require(other == size, "parameters, gradient and both moments are [size] each");
+    require_rows(size, {gradient.shape(0), first.shape(0), second.shape(0)},
+                 "parameters, gradient and both moments are [size] each");
     require(count > 0, "count is that of this step, from 1");
     nb::gil_scoped_release release;
     return ddrl::adam_step(parameters.data(), gradient.data(), first.data(), second.data(), size,
                            {lr, beta1, beta2, epsilon, max_norm, count});
 }
 
+// Numbers and outputs of one type, float or double; what is given may be converted to it.
+template <class T>
+void bind_losses(nb::module_& module) {
+    module.def("q_learning_loss", &q_learning_loss<T>, "q_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a, "q_t"_a,
+               "selector"_a, "weight"_a, "huber"_a, "size"_a.noconvert(), "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes sizes of TD errors, the values taken and the loss's derivative by q_tm1 into the last "
+               "three arrays.");
+    module.def("quantile_loss", &quantile_loss<T>, "value_tm1"_a, "fraction"_a, "action"_a, "r_t"_a, "discount_t"_a,
+               "value_t"_a, "selector"_a, "weight"_a, "kappa"_a, "each"_a.noconvert(), "size"_a.noconvert(),
+               "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes each row's, the sizes of mean errors, the means of the values taken and the loss's "
+               "derivative by value_tm1 into the last four arrays.");
+    module.def("categorical_loss", &categorical_loss<T>, "logits_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a,
+               "logits_t"_a, "selector"_a, "weight"_a, "v_min"_a, "v_max"_a, "divergence"_a.noconvert(),
+               "taken"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes divergences, the means of the distributions taken and the loss's derivative by "
+               "logits_tm1 into the last three arrays.");
+    module.def("critics_loss", &critics_loss<T>, "q_tm1"_a, "r_t"_a, "discount_t"_a, "q_t"_a, "weight"_a, "huber"_a,
+               "size"_a.noconvert(), "slope"_a.noconvert(),
+               "The loss; writes mean sizes of TD errors and the loss's derivative by q_tm1 into the last two arrays.");
+}
+
 }  // namespace
 
 void bind_learner(nb::module_& module) {
-    nb::class_<LinearLayers>(module, "LinearLayers",
-                             "Passes of linear layers with relu between them, in arrays that stay in place.")
-        .def(nb::init<uintptr_t, std::vector<Layer>, std::vector<Step>>(), "gemm"_a, "forward"_a.noconvert(),
-             "backward"_a.noconvert(),
-             "`gemm`: address of a BLAS library's sgemm. ValueError where shapes do not fit each other.")
-        .def("forward", &LinearLayers::forward, nb::call_guard<nb::gil_scoped_release>(),
-             "Compute every layer's `out`, in order.")
-        .def("backward", &LinearLayers::backward, nb::call_guard<nb::gil_scoped_release>(),
-             "Compute gradients from the first step's `slope`, in order.");
-    module.def("q_slopes", &q_slopes, "q_tm1"_a, "action"_a, "r_t"_a, "discount_t"_a, "q_t"_a, "selector"_a, "weight"_a,
-               "huber"_a, "td_error"_a.noconvert(), "td_size"_a.noconvert(), "q_taken"_a.noconvert(),
-               "slope"_a.noconvert(),
-               "Write TD errors, their sizes, the values taken, and the loss's derivative by q_tm1 into the last four "
-               "arrays.");
-    module.def("quantile_slopes", &quantile_slopes, "value_tm1"_a, "fraction"_a, "action"_a, "r_t"_a, "discount_t"_a,
-               "value_t"_a, "selector"_a, "weight"_a, "kappa"_a, "loss"_a.noconvert(), "size"_a.noconvert(),
-               "taken"_a.noconvert(), "slope"_a.noconvert(),
-               "Write the losses of quantile regression, the sizes of the mean errors, the means of the values taken, "
-               "and the weighted mean loss's derivative by value_tm1 into the last four arrays.");
+    bind_networks<float>(module, "Rows", "PlainNetworks");
+    bind_networks<double>(module, "Rows64", "PlainNetworks64");
+    bind_losses<float>(module);
+    bind_losses<double>(module);
     module.def("adam_step", &adam_step, "parameters"_a.noconvert(), "gradient"_a.noconvert(), "first"_a.noconvert(),
                "second"_a.noconvert(), "lr"_a, "beta1"_a, "beta2"_a, "epsilon"_a, "max_norm"_a, "count"_a,
                "One step of Adam in place, along the gradient scaled down to the norm; the norm before that.");

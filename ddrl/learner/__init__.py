@@ -11,16 +11,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import MissingExtraError
-from ddrl.learner.declaration import algorithm_class, describe
+from ddrl.learner.algorithm import algorithm_class, describe
 
 if TYPE_CHECKING:
     from ddrl.learner.export import export_acting
-    from ddrl.learner.flat import FlatParameters
     from ddrl.learner.learner import Gradient, Learner, Update
     from ddrl.learner.networks import make_network
+    from ddrl.learner.part import FlatParameters
 
 _HOMES = {
-    "FlatParameters": "flat",
+    "FlatParameters": "part",
     "Gradient": "learner",
     "Learner": "learner",
     "Update": "learner",

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.stacks import Stack
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.engine import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
+from ddrl.learner.networks import FlatInputs
 
 
 def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:
@@ -28,12 +29,6 @@ def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int 
     return Critics(spec, hidden, count, outputs)
 
 
-def flat_observation(observation: torch.Tensor, spec: ArraySpec) -> torch.Tensor:
-    """[B, observation.size] float32; bytes become [0, 1]."""
-    x = observation.flatten(1) if len(spec.shape) > 1 else observation.reshape(-1, spec.size)
-    return x.float() * (1.0 / 255.0) if spec.dtype == "uint8" else x.float()
-
-
 class Actor(nn.Module):
     """mu(s) = centre + half tanh(f(s)) with f an mlp with relu: [B, *action.shape], within the action's bounds, which
     must be finite."""
@@ -43,7 +38,7 @@ class Actor(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
-        self._observation = spec.observation
+        self._inputs = FlatInputs(spec.observation)
         self._shape = spec.action.shape
         self.trunk = nn.Sequential()
         for width, following in itertools.pairwise((spec.observation.size, *hidden)):
@@ -52,20 +47,19 @@ class Actor(nn.Module):
         self.register_buffer("low", torch.tensor(spec.action_low, dtype=torch.float32))
         self.register_buffer("high", torch.tensor(spec.action_high, dtype=torch.float32))
 
-    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weight [width, inputs] and bias of each layer."""
-        linears = [layer for layer in (*self.trunk, self.head) if isinstance(layer, nn.Linear)]
-        return [(layer.weight, layer.bias) for layer in linears]
+    def plain(self, inputs: int) -> Plain | None:
+        """For the engine."""
+        layers = layers_of(self.trunk)
+        if inputs not in (1, 2) or layers is None:
+            return None
+        layers += [Linear(self.head.weight, self.head.bias), Activation(tanh=True), Bounds(self.low, self.high)]
+        return Plain(self._inputs.columns(), [layers], self._shape, noise=inputs == 2)
 
-    def forward(
-        self, observation: torch.Tensor, noise: torch.Tensor | None = None, stack: Stack | None = None
-    ) -> torch.Tensor:
+    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
         """The action; with `noise` [B, action.size], in units of half the bounds' distance, added and clipped to the
-        bounds. A `stack` computes the layers."""
+        bounds."""
         half = 0.5 * (self.high - self.low)
-        x = flat_observation(observation, self._observation)
-        f = self.head(self.trunk(x)) if stack is None else stack(x, 1)[0]
-        action = self.low + half + half * torch.tanh(f)
+        action = self.low + half + half * torch.tanh(self.head(self.trunk(self._inputs(observation))))
         if noise is not None:
             action = torch.clamp(action + half * noise, self.low, self.high)
         return action.unflatten(1, self._shape) if len(self._shape) > 1 else action.reshape(-1, *self._shape)
@@ -78,7 +72,8 @@ class Critics(nn.Module):
 
     def __init__(self, spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> None:
         super().__init__()
-        self._observation = spec.observation
+        self._inputs = FlatInputs(spec.observation)
+        self._action_size = spec.action.size
         widths = (spec.observation.size + spec.action.size, *hidden, outputs)
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
@@ -87,18 +82,26 @@ class Critics(nn.Module):
             self.weights.append(torch.empty(count, following, width).uniform_(-bound, bound))
             self.biases.append(torch.empty(count, 1, following).uniform_(-bound, bound))
 
-    def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Weight [count, width, inputs] and bias of each layer."""
-        return list(zip(self.weights, self.biases, strict=True))
-
-    def forward(
-        self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None, stack: Stack | None = None
-    ) -> torch.Tensor:
-        """See the class; with `first`, of so many of them only: [B, first, outputs]. A `stack` computes the layers."""
-        x = torch.cat([flat_observation(observation, self._observation), action.flatten(1).float()], dim=1)
+    def plain(self, inputs: int, first: int | None = None) -> Plain | None:
+        """For the engine."""
+        if inputs != 2:
+            return None
         count = first or len(self.weights[0])
-        if stack is not None:
-            return stack(x, count).transpose(0, 1)
+        nets = [self._layers(net) for net in range(count)]
+        columns = [*self._inputs.columns(), Columns(self._action_size, 1)]
+        return Plain(columns, nets, (self.weights[-1].shape[1],), stacked=True)
+
+    def _layers(self, net: int) -> list[Layer]:
+        layers: list[Layer] = []
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            layers += [Linear(weight[net], bias[net].view(-1)), Activation(tanh=False)]
+        return layers[:-1]
+
+    def forward(self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """See the class; with `first`, of so many of them only: [B, first, outputs]."""
+        x = self._inputs(observation)
+        x = torch.cat([x, action.flatten(1).to(x.dtype)], dim=1)
+        count = first or len(self.weights[0])
         layers = [
             (_front(weight, count), _front(bias, count)) for weight, bias in zip(self.weights, self.biases, strict=True)
         ]

@@ -2,20 +2,31 @@
 
 Its module is imported by rank 0 before torch is loaded, so it imports torch inside functions only. The algorithm says
 which networks it has, where each is evaluated, and what the loss is; the library (`ddrl.learner.learner`) evaluates,
-differentiates, steps, moves the targets, publishes and saves."""
+differentiates, steps, moves the targets, publishes and saves.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from ddrl.acting.choosers import Chooser, chooser_class
+from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
-from ddrl.core.config import Config
-from ddrl.core.specs import EnvSpec
+from ddrl.core.config import Config, LearnerConfig
+from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+
+# -- algorithm ---------------------------------------------------------------------------------------------------------
 
 
 class Evaluation(NamedTuple):
@@ -31,14 +42,16 @@ class Evaluation(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What one part minimizes, and what it knows besides."""
+    """What one part minimizes, a mean over the batch's draws, and what is reported of them.
 
-    loss: torch.Tensor | Callable[[], torch.Tensor]  # scalar; with `slopes`, a function of it is called for statistics
+    `loss` is a scalar that torch differentiates. The library's losses (`ddrl.learner.losses`) know their derivatives
+    instead: then `loss` is a function that gives their value when statistics ask for it. To add a term to one of them,
+    replace `loss` by scalar() + term: the term is differentiated too."""
+
+    loss: torch.Tensor | Callable[[], torch.Tensor]
     priority: torch.Tensor | None = None  # [B], of the batch's draws
-    figures: Mapping[str, torch.Tensor] = {}  # scalars by the names of metrics
-    slopes: Mapping[str, torch.Tensor] = {}  # the loss's derivatives by all outputs that are differentiated, by name;
-    # of an output that is a tuple, by its first. None: autograd finds them. Given, they save the time of building and
-    # walking a graph.
+    figures: Mapping[str, torch.Tensor] = {}  # by the names of declared metrics; their means are reported
+    derivatives: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()  # (output, the loss's derivative by it)
 
     def scalar(self) -> torch.Tensor:
         """The loss []."""
@@ -92,3 +105,161 @@ class Algorithm(Protocol):
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Named arrays [B, ...] for those who look on: action values, distributions."""
         ...
+
+
+# -- declaration -------------------------------------------------------------------------------------------------------
+# From settings to an algorithm's class and its declaration, without torch: rank 0 does this before anything stands.
+
+
+PACKAGE = "ddrl.learner.algorithms"
+
+
+def algorithm_class(config: Config) -> Any:
+    """The class that learner.algorithm names; ConfigError where there is none."""
+    return plugins.load("learner.algorithm", PACKAGE, config.learner.algorithm)
+
+
+def describe(config: Config, spec: EnvSpec) -> Declaration:
+    """The declaration of the algorithm that `config` names, complete: with rollout.chooser in place of its own where
+    that is set, and with the columns of the chooser and of recurrent states.
+
+    Raises ConfigError where settings, algorithm, chooser and environment do not fit."""
+    algorithm = algorithm_class(config)
+    plugin_settings(config, "learner", algorithm)
+    declaration: Declaration = algorithm.describe(config, spec)
+    name = config.rollout.chooser or declaration.chooser
+    chooser = chooser_class(name)
+    chooser(spec, 1, 0, declaration.settings)  # refuses actions that it cannot choose
+    _check_family(config.rollout.by_rollout, chooser, declaration.settings, spec)
+    columns = {column.name: column for column in declaration.columns}
+    for column in chooser.columns(spec):
+        columns.setdefault(column.name, column)
+    for declared in declaration.inputs:
+        if declared.kind == "state":
+            state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
+            columns.setdefault(declared.name, state)
+    return replace(declaration, chooser=name, columns=tuple(columns.values()))
+
+
+def _check_family(
+    family: list[dict[str, float]], chooser: type[Chooser], settings: dict[str, Any], spec: EnvSpec
+) -> None:
+    for index, entry in enumerate(family):
+        names = ("exploration", *getattr(chooser, "settings", ()))
+        if unknown := sorted(entry.keys() - set(names)):
+            raise ConfigError(
+                f"rollout.by_rollout, entry {index}: {chooser.name} has no setting {unknown[0]}; it has "
+                f"{', '.join(names)}"
+            )
+        if not 0.0 <= entry.get("exploration", 1.0) < math.inf:
+            raise ConfigError(f"rollout.by_rollout, entry {index}: exploration is a factor, 0 or more")
+        chooser(spec, 1, 0, {**settings, **entry})
+
+
+def require_discrete(spec: EnvSpec, name: str) -> None:
+    """Raise ConfigError unless actions are integers. `name`: who chooses among them."""
+    if not spec.discrete:
+        raise ConfigError(
+            f"env.id = {spec.env_id} has continuous actions ({spec.action.dtype} {list(spec.action.shape)}), but "
+            f"{name} chooses among discrete actions: use an environment with a Discrete action space"
+        )
+
+
+def require_linear_dueling(config: Config, name: str, what: str) -> None:
+    """Raise ConfigError where the dueling form weighs actions by their values, but the network of `name` gives `what`
+    for each action."""
+    if config.learner.dueling not in ("mean", "none"):
+        raise ConfigError(
+            f"learner.dueling = {config.learner.dueling} weighs actions by their values, but a network of {name} "
+            f"gives {what}: use mean or none"
+        )
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+# The library's networks as numbers, without torch: which one a setting means, and the widths of its linear layers.
+#
+# Read by `networks`, which builds them, and by algorithms that must declare sizes before torch is loaded.
+
+
+SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
+
+
+class Convolutions(NamedTuple):
+    """Layers (channels, kernel, stride) of an image network, and the width of its two streams."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    stream_width: int
+    smallest: int  # pixels a side
+
+
+CNN_KINDS = {
+    "nature_cnn": Convolutions(((32, 8, 4), (64, 4, 2), (64, 3, 1)), 512, SMALLEST_SCREEN),
+    "small_cnn": Convolutions(((32, 5, 5), (64, 5, 5)), 256, 25),
+}
+
+
+class Image(NamedTuple):
+    """An observation as an image network takes it."""
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool
+    add_channel: bool
+
+
+def network_kind(name: str, observation: ArraySpec) -> str:
+    """What learner.network means: `auto` is nature_cnn for images that are large enough, else mlp."""
+    if name != "auto":
+        return name
+    shape = observation.shape
+    image = (len(shape) == 3 and min(sorted(shape)[1:]) >= SMALLEST_SCREEN) or (
+        len(shape) == 2 and min(shape) >= SMALLEST_SCREEN
+    )
+    return "nature_cnn" if image else "mlp"
+
+
+def image_of(kind: str, observation: ArraySpec) -> Image:
+    """[C, H, W], [H, W, C] or [H, W] as an image; NetworkError for what is none, or too small for `kind`."""
+    shape = observation.shape
+    smallest = CNN_KINDS[kind].smallest
+    if len(shape) not in (2, 3):
+        raise NetworkError(
+            f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
+            "set learner.network = mlp, or name a module of your own"
+        )
+    channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
+    add_channel = len(shape) == 2
+    channels, height, width = (1, *shape) if add_channel else ((shape[2], *shape[:2]) if channels_last else shape)
+    if min(height, width) < smallest:
+        raise NetworkError(
+            f"learner.network = {kind} needs at least {smallest} x {smallest} pixels, but the "
+            f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size"
+        )
+    return Image(channels, height, width, channels_last, add_channel)
+
+
+def image_features(kind: str, image: Image) -> int:
+    """Numbers that the convolutions of `kind` give for one image."""
+    channels, height, width = image[:3]
+    for outputs, kernel, stride in CNN_KINDS[kind].layers:
+        channels = outputs
+        height = (height - kernel) // stride + 1
+        width = (width - kernel) // stride + 1
+    return channels * height * width
+
+
+def linear_widths(config: LearnerConfig, spec: EnvSpec, atoms: int = 1) -> list[tuple[int, int]]:
+    """(inputs, outputs) of every linear layer of the library's network that `config` names, in order."""
+    kind = network_kind(config.network, spec.observation)
+    rows = spec.num_actions * atoms
+    dueling = 0
+    if config.dueling != "none":
+        dueling = atoms
+    if kind == "mlp":
+        return list(itertools.pairwise([spec.observation.size, *config.hidden, rows + dueling]))
+    width = CNN_KINDS[kind].stream_width
+    features = image_features(kind, image_of(kind, spec.observation))
+    if not dueling:
+        return [(features, width), (width, rows)]
+    return [(features, 2 * width), (width, dueling), (width, rows)]

@@ -25,7 +25,7 @@ from ddrl.core.errors import MissingExtraError, NetworkError
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Acting
-from ddrl.learner.flat import layout_of, named_tensors
+from ddrl.learner.part import layout_of, named_tensors
 
 OPSET = 17
 CHECKED_BATCHES = (1, 5)  # rows; neither is the size that the graph was traced with

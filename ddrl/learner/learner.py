@@ -4,14 +4,15 @@ Reads batches and gives back priorities; owns every tensor that learning changes
 torch's random state while it computes. An update is `gradient`, then `apply`, for each part; whatever lies between (an
 all-reduce, another process, a lease that ends) sees only a `Gradient`.
 
-Deterministic on the CPU: equal parameters, batches and random state give equal bits."""
+Deterministic on the CPU: equal parameters, batches and random state give equal bits.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,18 +27,21 @@ from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
-from ddrl.learner.algorithm import Algorithm
-from ddrl.learner.batches import BatchLoader, TensorBatch, rows_of
-from ddrl.learner.declaration import algorithm_class, describe
-from ddrl.learner.devices import random_states, resolve_device, set_random_states
+from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
+from ddrl.learner.devices import (
+    BatchLoader,
+    TensorBatch,
+    move,
+    random_states,
+    resolve_device,
+    rows_of,
+    set_random_states,
+    without_kernel,
+)
+from ddrl.learner.engine import Engine, draws_nothing
 from ddrl.learner.export import export_model
-from ddrl.learner.flat import FlatParameters
-from ddrl.learner.gradient_mean import GradientMean
-from ddrl.learner.observations import as_tensors
-from ddrl.learner.part import Part
-from ddrl.learner.passes import Passes, draws_nothing, make_passes
-from ddrl.learner.targets import linear_lr
-from ddrl.learner.transfers import move
+from ddrl.learner.networks import as_tensors
+from ddrl.learner.part import FlatParameters, Part
 
 
 @dataclass(slots=True)
@@ -45,12 +49,36 @@ class Gradient:
     """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
 
     part: str
-    vectors: list[torch.Tensor]  # float32; valid until the part's next gradient
+    vector: torch.Tensor  # float32 [n], as `Part.learned` gives it; valid until the part's next gradient
     count: int
     updates: int
     priority: torch.Tensor | None  # [count]
     figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
     batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
+
+
+class GradientMean:
+    """The mean of gradients of one part at the same parameters, weighted by their counts: the gradient of one batch of
+    all their draws (to rounding), where the loss is a mean over them."""
+
+    def __init__(self) -> None:
+        self.gradient: Gradient | None = None  # of those added so far; the priorities [sum of B] in their order
+
+    def add(self, gradient: Gradient) -> None:
+        """Take one more in; its vectors may change afterwards."""
+        before = self.gradient
+        if before is None:
+            priority = None if gradient.priority is None else gradient.priority.clone()
+            self.gradient = replace(gradient, vector=gradient.vector.clone(), priority=priority)
+            return
+        count = before.count + gradient.count
+        share = gradient.count / count
+        before.vector.lerp_(gradient.vector, share)
+        figures = {name: torch.lerp(value, gradient.figures[name], share) for name, value in before.figures.items()}
+        priority = before.priority
+        if priority is not None and gradient.priority is not None:
+            priority = torch.cat([priority, gradient.priority])
+        self.gradient = replace(before, count=count, priority=priority, figures=figures)
 
 
 class Update(NamedTuple):
@@ -88,6 +116,7 @@ class Learner:
         own = own and all(declared.kind != "noise" for declared in self.declaration.inputs)
         quiet = own and all(draws_nothing(part.module) for part in self.parts.values())
         self._draws = frozenset(getattr(algorithm, "draws", ()) if quiet else self.parts)
+        self._by_autograd: set[str] = set()
         self._begin()
 
     @classmethod
@@ -173,15 +202,16 @@ class Learner:
         devices = ["cpu", *([self.device] if len(self._random) > 1 else [])]
         self._random = [torch.Generator(device).manual_seed(seed).get_state() for device in devices]
 
-    def pieces(self, part: str, vector: torch.Tensor) -> list[torch.Tensor]:
-        """The pieces of a flat vector (uint8, in the part's layout) that the part's gradients belong to, as views."""
-        return self._passes[part].learning(vector)
+    def use_autograd(self, part: str) -> None:
+        """Compute the networks and losses of this part by torch alone from here on."""
+        self._by_autograd.add(part)
+        self._begin()
 
     def apply(self, gradient: Gradient) -> torch.Tensor:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping
         []. The target copy follows where it is due."""
         lr = self.lr * getattr(self.algorithm, "lr_factors", {}).get(gradient.part, 1.0)
-        return self.parts[gradient.part].step(gradient.vectors, lr)
+        return self.parts[gradient.part].step(gradient.vector, lr)
 
     # ---- acting and looking ---------------------------------------------------------------------------------------
 
@@ -248,8 +278,8 @@ class Learner:
         return state
 
     def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
-        """Go on from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of another
-        network."""
+        """Continue from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of
+        another network."""
         hosts: dict[tuple[str, str], NDArray[np.uint8]] = {}
         wanted: dict[str, NDArray[Any]] = {}
         for part in self.parts.values():
@@ -279,7 +309,7 @@ class Learner:
         )
 
     def load(self, path: Path) -> None:
-        """Go on from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
+        """Continue from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
         network."""
         self.load_state(snapshot.read(path, algorithm=self.algorithm.name), source=str(path))
 
@@ -293,26 +323,31 @@ class Learner:
     def _begin(self) -> None:
         """Make what depends on the device."""
         self._loader = BatchLoader(self.device)
-        self._passes: dict[str, Passes] = {name: make_passes(part, self.parts) for name, part in self.parts.items()}
+        self.engines: dict[str, Engine] = {}
         for name, part in self.parts.items():
-            part.optimize([self._passes[name].learning(vector) for vector in (part.online.vector, *part.moments)])
+            with self._way(name):
+                self.engines[name] = Engine(part, self.parts)
+
+    def _way(self, part: str) -> AbstractContextManager[None]:
+        """By which a part's networks and losses are computed: the kernel where there is one, or torch alone."""
+        return without_kernel() if part in self._by_autograd else nullcontext()
 
     def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         self.algorithm.updates = self.updates
-        passes = self._passes[name]
-        with self._own_random(name):
+        engine = self.engines[name]
+        with self._own_random(name), self._way(name):
             evaluations = self.algorithm.evaluations(tensors, name)
-            loss = self.algorithm.loss(passes.forward(evaluations), tensors, name) if evaluations else None
+            loss = self.algorithm.loss(engine.forward(evaluations), tensors, name) if evaluations else None
             if loss is None:
                 return None
-            vectors = passes.backward(loss)
+            vector = engine.backward(loss)
         figures = {}
         if statistics:
             own = {key: value.detach().mean(dtype=torch.float32) for key, value in loss.figures.items()}
             figures = {"loss": loss.scalar().detach(), **own}
         priority = None if loss.priority is None else loss.priority.detach()
         count = rows_of(evaluations[0].inputs[0])
-        return Gradient(name, vectors, count, self.parts[name].updates, priority, figures)
+        return Gradient(name, vector, count, self.parts[name].updates, priority, figures)
 
     @contextmanager
     def _own_random(self, part: str = "") -> Generator[None]:
@@ -339,3 +374,10 @@ class Learner:
                     f"({self.config.max_grad_norm:g}), look where loss and grad_norm begin to rise on the dashboard, "
                     "and check the environment for rewards or observations that are huge"
                 )
+
+
+def linear_lr(lr: float, end_fraction: float, progress: float) -> float:
+    """lr falling linearly from `lr` at progress 0 to `lr * end_fraction` at progress 1; progress is clipped to [0,
+    1]."""
+    progress = min(max(progress, 0.0), 1.0)
+    return lr * (1.0 + (end_fraction - 1.0) * progress)

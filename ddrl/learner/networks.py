@@ -11,23 +11,93 @@ Dueling heads: Q(s, a) = V(s) + A(s, a) - E_{a ~ pi}[A(s, a)] (Wang et al. 2016)
     policy    the acting policy: epsilon-greedy over the advantages
     softmax   softmax(A(s, .))
 Departure from the paper: the mlp's two streams share all hidden layers, and its V and A are rows of one linear layer,
-which costs one matrix product instead of two."""
+which costs one matrix product instead of two.
+"""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
+from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner.declaration import require_discrete
-from ddrl.learner.observations import FlatInputs, blank, input_scale
-from ddrl.learner.shapes import CNN_KINDS, image_features, image_of, network_kind
+from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
+from ddrl.learner.engine import Columns, Dueling, Linear, Plain, layers_of
+from ddrl.learner.losses import Support
+
+# -- observations ------------------------------------------------------------------------------------------------------
+# Observations as tensors: one tensor, or a dict of them by name where the environment gives a record of arrays.
+
+
+Observation = Any  # a tensor [B, *shape], or a dict of such tensors; torch's types do not say which
+
+
+def as_tensors(observations: NDArray[Any], observation: ArraySpec, device: torch.device) -> Observation:
+    """[B, *shape], structured where `observation` is a record, as tensors on `device`."""
+    if not observation.fields:
+        return torch.from_numpy(np.ascontiguousarray(observations)).to(device)
+    # Copies: the fields of a structured array lie at any offset, which torch does not take.
+    return {name: torch.from_numpy(observations[name].copy()).to(device) for name in observation.arrays}
+
+
+def blank(observation: ArraySpec, count: int) -> Observation:
+    """`count` observations of zeros. NetworkError where torch has no such dtype or there is nothing in them."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, array in observation.arrays.items():
+        if not hasattr(torch, array.dtype) or array.size == 0:
+            raise NetworkError(
+                f"observations {list(array.shape)} {array.dtype} cannot go into a torch network: convert them in the "
+                "environment"
+            )
+        tensors[name] = torch.zeros((count, *array.shape), dtype=getattr(torch, array.dtype))
+    return tensors if observation.fields else tensors["observation"]
+
+
+def input_scale(observation: ArraySpec) -> float:
+    """Bytes become [0, 1]."""
+    return 1.0 / 255.0 if observation.dtype == "uint8" else 1.0
+
+
+class FlatInputs:
+    """Observations as they come -> [..., observation.size] float32; the arrays of a record side by side, in its
+    order."""
+
+    def __init__(self, observation: ArraySpec) -> None:
+        self._record = bool(observation.fields)
+        self._arrays = [(name, array, input_scale(array)) for name, array in observation.arrays.items()]
+
+    def columns(self) -> list[Columns]:
+        """For the engine."""
+        return [Columns(array.size, 0, name if self._record else None, scale) for name, array, scale in self._arrays]
+
+    def __call__(self, observation: Observation, leading: int = 1) -> torch.Tensor:
+        """See the class; `leading` axes stay as they are."""
+        if self._record:
+            flat = [self._flat(observation[name], array, scale, leading) for name, array, scale in self._arrays]
+            return torch.cat(flat, dim=leading)
+        _, array, scale = self._arrays[0]
+        return self._flat(observation, array, scale, leading)
+
+    def _flat(self, x: torch.Tensor, array: ArraySpec, scale: float, leading: int) -> torch.Tensor:
+        if array.dtype != "float32":
+            x = x.float()
+        if scale != 1.0:
+            x = x * scale
+        if len(array.shape) != 1:
+            x = x.flatten(leading) if array.shape else x.unsqueeze(leading)
+        return x
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
@@ -145,6 +215,43 @@ class MLP(nn.Module):
     def features(self, observation: torch.Tensor) -> torch.Tensor:
         """What the head is given [B, F]."""
         return self.trunk(self.inputs(observation))
+
+    def plain(self, inputs: int) -> Plain | None:
+        """For the engine; a head whose form weighs actions by their values is none of plain layers."""
+        head = self.head
+        layers = layers_of(self.trunk)
+        if inputs != 1 or layers is None or not head.linear:
+            return None
+        layers.append(Linear(head.last.weight, head.last.bias))
+        if head.form == "mean":
+            layers.append(Dueling(head.atoms))
+        shape = (head.num_actions,) if head.atoms == 1 else (head.num_actions, head.atoms)
+        return Plain(self.inputs.columns(), [layers], shape)
+
+
+class NormalizedMLP(nn.Module):
+    """Flattened observation -> (linear, layer normalization, relu) for each hidden layer -> q [B, num_actions], which
+    keeps Q-learning stable without a target network (Gallici et al. 2024)."""
+
+    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+        super().__init__()
+        self._inputs = FlatInputs(spec.observation)
+        self.trunk = nn.Sequential()
+        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
+            self.trunk.extend([nn.Linear(width, following), nn.LayerNorm(following), nn.ReLU(inplace=True)])
+        self.head = nn.Linear(hidden[-1], spec.num_actions)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.head(self.trunk(self._inputs(observation)))
+
+    def plain(self, inputs: int) -> Plain | None:
+        """For the engine."""
+        layers = layers_of(self.trunk)
+        if inputs != 1 or layers is None:
+            return None
+        layers.append(Linear(self.head.weight, self.head.bias))
+        return Plain(self._inputs.columns(), [layers], (len(self.head.weight),))
 
 
 class CNN(nn.Module):
@@ -300,3 +407,191 @@ def _describe(observation: ArraySpec) -> str:
     if not observation.fields:
         return arrays["observation"]
     return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
+
+
+# -- distributions of the return --------------------------------------------------------------------------------------
+
+
+class MeanValues(nn.Module):
+    """A network of logits [B, A, N] as it acts: action values [B, A] from what the network takes."""
+
+    def __init__(self, network: nn.Module, support: Support) -> None:
+        super().__init__()
+        self.network = network
+        self._support = support
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """q [B, A]."""
+        return self._support.mean(self.network(*inputs).softmax(2))
+
+
+class MeanOfQuantiles(nn.Module):
+    """A network of quantiles [B, A, N] at fixed fractions as it acts: action values [B, A]."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """q [B, A]: the mean over equal shares."""
+        return self.network(observation).mean(dim=2)
+
+
+class ImplicitQuantiles(nn.Module):
+    """A network of the library, with its features multiplied by an embedding of the fraction before its head:
+    Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
+
+    The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions; where all rows
+    share their fractions, the layer's weights are multiplied by the embedding in place of each row's features."""
+
+    def __init__(self, network: MLP | CNN, cosines: int) -> None:
+        super().__init__()
+        self.network = network
+        self.cosines = cosines
+        self.embedding = nn.Linear(cosines, network.head.features)
+        self._mixing = network.head.mixing() if network.head.linear else None
+
+    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Quantiles [B, A, N] at the fractions [B, N], or at [N] for all rows, and these fractions."""
+        features = self.network.features(observation)  # [B, F]
+        steps = torch.arange(self.cosines, dtype=fraction.dtype, device=fraction.device) * math.pi
+        embedded = torch.relu(self.embedding(torch.cos(fraction.unsqueeze(-1) * steps)))  # [B, N, F] or [N, F]
+        if fraction.dim() == 1 and self._mixing is not None:
+            layer = self.network.head.last
+            mixing = self._mixing = self._mixing.to(features.device)  # a copy only where the network has moved
+            weight = (mixing @ layer.weight).unsqueeze(1) * embedded  # [A, N, F]
+            values = features @ weight.flatten(0, 1).t()  # [B, A N]
+            return values.unflatten(1, weight.shape[:2]) + (mixing @ layer.bias).unsqueeze(1), fraction
+        mixed = (features.unsqueeze(1) * embedded).flatten(0, 1)  # [B N, F]
+        values = self.network.head(mixed)  # [B N, A]
+        return values.unflatten(0, (-1, fraction.shape[-1])).transpose(1, 2), fraction
+
+
+class MeanOfFractions(nn.Module):
+    """An implicit network as it acts: the mean of its quantiles at the fractions that it is given."""
+
+    def __init__(self, network: ImplicitQuantiles) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
+        """q [B, A], by one fraction [B, N] of each of N equal shares."""
+        return self.network(observation, one_of_each_share(fraction))[0].mean(dim=2)
+
+
+def one_of_each_share(uniform: torch.Tensor) -> torch.Tensor:
+    """Fractions (i + u_i) / N of numbers u [..., N] drawn uniformly from [0, 1): any mean over them expects what it
+    expects over fractions drawn freely, and varies less."""
+    count = uniform.shape[-1]
+    return (uniform + torch.arange(count, dtype=uniform.dtype, device=uniform.device)) / count
+
+
+# -- noisy -------------------------------------------------------------------------------------------------------------
+# Noisy layers: parameters with a learned scale of noise, which explores in place of epsilon (Fortunato et al. 2018).
+#
+# Noise is an input of the network, so that rollouts draw it without torch and an update is a function of its inputs.
+
+
+class NoisyLinear(nn.Linear):
+    """y = (W + S * f(e_out) f(e_in)^T) x + b + s * f(e_out), f(x) = sign(x) sqrt|x| (factorized noise, eq. 10 and 11);
+    without noise y = W x + b.
+
+    Factorized noise needs no matrix of its own for each row: y = W x + b + f(e_out) * (S (f(e_in) * x) + s)."""
+
+    def __init__(self, width_in: int, width_out: int, sigma: float) -> None:
+        super().__init__(width_in, width_out)  # W and b are drawn as in the paper's section 3.2
+        scale = sigma / width_in**0.5
+        self.weight_sigma = nn.Parameter(torch.full((width_out, width_in), scale))
+        self.bias_sigma = nn.Parameter(torch.full((width_out,), scale))
+        self.noise: torch.Tensor | None = None  # [B or 1, width_in + width_out], set for one forward pass
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """[B, width_out] from [B, width_in]."""
+        mean = super().forward(input)
+        if self.noise is None:
+            return mean
+        noise = self.noise.sign() * self.noise.abs().sqrt()
+        of_input, of_output = noise.split([self.in_features, self.out_features], dim=1)
+        return mean + of_output * linear(input * of_input, self.weight_sigma, self.bias_sigma)
+
+
+class NoisyNetwork(nn.Module):
+    """A network whose linear layers are noisy: (observation [B, ...], noise [B or 1, self.noise]) -> what it gives;
+    without noise it computes with the means."""
+
+    def __init__(self, network: nn.Module, sigma: float) -> None:
+        super().__init__()
+        self.network = network
+        for parent in list(network.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Linear and "bias" in dict(child.named_parameters()):
+                    setattr(parent, name, NoisyLinear(child.in_features, child.out_features, sigma))
+        self.layers = [layer for layer in network.modules() if isinstance(layer, NoisyLinear)]
+        self.noise = sum(layer.in_features + layer.out_features for layer in self.layers)  # numbers of one draw
+
+    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """See the class."""
+        if noise is None:
+            return self.network(observation)
+        pieces = noise.split([layer.in_features + layer.out_features for layer in self.layers], dim=1)
+        for layer, piece in zip(self.layers, pieces, strict=True):
+            layer.noise = piece
+        try:
+            return self.network(observation)
+        finally:
+            for layer in self.layers:
+                layer.noise = None
+
+
+# -- recurrent ---------------------------------------------------------------------------------------------------------
+# Recurrent action values: an LSTM along sequences, and what a loss along them needs, as pure functions of tensors.
+
+
+class RecurrentValues(nn.Module):
+    """Observations [B, T, *observation.shape] and a state [B, 2 units] (h, then c) -> q [B, T, num_actions].
+
+    The cell is written out (Hochreiter & Schmidhuber 1997, with forget gates): one step of it is exported as it stands.
+    """
+
+    def __init__(self, spec: EnvSpec, units: int) -> None:
+        super().__init__()
+        self.units = units
+        self.flatten = FlatInputs(spec.observation)
+        self.inputs = nn.Linear(spec.observation.size, units)
+        self.gates = nn.Linear(2 * units, 4 * units)
+        self.values = nn.Linear(units, spec.num_actions)
+
+    def forward(self, observation: Observation, memory: torch.Tensor, burn_len: torch.Tensor) -> torch.Tensor:
+        """q [B, T, num_actions]; nothing is differentiated through the first `burn_len` [B] steps."""
+        features = self.features(observation)
+        outputs = []
+        for place in range(features.shape[1]):
+            memory = self.step(features[:, place], memory)
+            memory = torch.where((place < burn_len).unsqueeze(1), memory.detach(), memory)
+            outputs.append(memory[:, : self.units])
+        return self.values(torch.stack(outputs, dim=1))
+
+    def features(self, observation: Observation, leading: int = 2) -> torch.Tensor:
+        """[B, T, units], or [B, units] with one leading axis."""
+        return torch.relu(self.inputs(self.flatten(observation, leading)))
+
+    def step(self, features: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """The state after one step [B, 2 units], from [B, units] and [B, 2 units]."""
+        h, c = memory.split(self.units, dim=1)
+        admit, forget, give, new = self.gates(torch.cat([features, h], dim=1)).chunk(4, dim=1)
+        c = torch.sigmoid(forget + 1.0) * c + torch.sigmoid(admit) * torch.tanh(new)
+        return torch.cat([torch.sigmoid(give) * torch.tanh(c), c], dim=1)
+
+
+class OneStep(nn.Module):
+    """The network as it acts: (observation [N, ...], state [N, 2 units]) -> (q [N, num_actions], the next state)."""
+
+    def __init__(self, network: RecurrentValues) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, observation: Observation, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See the class."""
+        network = self.network
+        following = network.step(network.features(observation, 1), memory)
+        return network.values(following[:, : network.units]), following

@@ -1,19 +1,241 @@
 """One part of an algorithm: a module that has an optimizer of its own, with its target copy and moments.
 
-Everything that learning changes lies in flat vectors of one layout (online, target, first and second moment): copies,
-checkpoints and moves to another device are a few copies of memory."""
+Everything that learning changes is in flat vectors of one layout (online, target, gradient, first and second moment): a
+step, a copy, a checkpoint and a move to another device are a few passes over memory. A vector holds the module's
+state_dict: parameters, then persistent buffers, each at a 64-byte boundary, described by a `ParameterLayout`. Rollouts
+are sent the online one.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
+from ddrl import _kernel
 from ddrl.core.config import LearnerConfig
-from ddrl.learner.adam import Adam
-from ddrl.learner.flat import FlatParameters
+from ddrl.core.errors import CheckpointError, NetworkError
+from ddrl.core.rows import ParameterLayout
+from ddrl.learner import devices
+from ddrl.learner.devices import host_memory, wait_for
+
+# -- flat vectors ------------------------------------------------------------------------------------------------------
+
+
+def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters, then persistent buffers, by their first name; a tensor shared by several submodules appears once.
+
+    Raises NetworkError for a dtype that numpy (and so a rollout) does not have, and for parameters other than float32.
+    """
+    by_name: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+    ordered = sorted(
+        by_name.items(), key=lambda item: not isinstance(item[1], nn.Parameter)
+    )  # stable: parameters first
+    seen: set[int] = set()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in ordered:
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
+            raise NetworkError(f"parameter {name} of the network is {dtype}: parameters must be float32")
+        if dtype == "bfloat16" or tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
+            raise NetworkError(
+                f"buffer {name} of the network is {dtype}, which rollouts cannot read: use float32 or an integer type"
+            )
+        tensors[name] = tensor
+    if not any(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
+        raise NetworkError(f"the network {type(module).__name__} has no parameters to learn")
+    return tensors
+
+
+def layout_of(module: nn.Module) -> ParameterLayout:
+    """The manifest of the module's flat vector."""
+    return ParameterLayout.of(
+        {
+            name: (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            for name, tensor in named_tensors(module).items()
+        }
+    )
+
+
+class FlatParameters:
+    """Re-homes a module's parameters and buffers as views of `vector` (uint8 [layout.nbytes], on `device`).
+
+    The module must not be moved or cast afterwards. Copies in and out are one memory copy (plus one through
+    staging memory on the host where the vector lives on a device)."""
+
+    def __init__(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
+        self.module = module
+        self.layout = layout_of(module)
+        vector = torch.zeros(self.layout.nbytes, dtype=torch.uint8)
+        with torch.no_grad():
+            for view, tensor in zip(self.split(vector), named_tensors(module).values(), strict=True):
+                view.copy_(tensor)
+        self.settle(vector.to(device))
+
+    def settle(self, vector: torch.Tensor) -> None:
+        """Let `vector`, which holds the same values wherever it lies, be the module's memory from here on."""
+        tensors = named_tensors(self.module)
+        homes = dict(zip(map(id, tensors.values()), self.split(vector), strict=True))
+
+        def home_of(tensor: torch.Tensor) -> torch.Tensor:
+            return homes.get(id(tensor), tensor).to(vector.device)
+
+        self.module._apply(home_of)
+        self.vector = vector
+        for tensor, home in zip(named_tensors(self.module).values(), self.split(vector), strict=True):
+            if tensor.data_ptr() != home.data_ptr():  # torch's recurrent layers lay out their parameters anew
+                tensor.data = home
+        self._staging = host_memory(self.layout.nbytes, vector.device) if vector.device.type != "cpu" else None
+
+    def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Every tensor of the layout as a view of `vector` (uint8 [layout.nbytes])."""
+        return [
+            vector[entry.offset : entry.offset + entry.nbytes].view(getattr(torch, entry.dtype)).view(entry.shape)
+            for entry in self.layout.entries
+        ]
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that learn, by manifest name."""
+        return {
+            name: tensor
+            for name, tensor in named_tensors(self.module).items()
+            if isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        }
+
+    def copy_to(self, vector: NDArray[np.uint8]) -> None:
+        """Write the whole vector into `vector` (uint8 [layout.nbytes], e.g. a mailbox's slot); returns when it is
+        there."""
+        self._check(vector)
+        np.copyto(vector, self.host_view())
+
+    def copy_from(self, vector: NDArray[np.uint8]) -> None:
+        """Replace every parameter and buffer by those in `vector` (uint8 [layout.nbytes])."""
+        self._check(vector)
+        if self._staging is None:
+            np.copyto(self.vector.numpy(), vector)
+            return
+        np.copyto(self._staging.numpy(), vector)
+        self.vector.copy_(self._staging, non_blocking=True)
+        wait_for(self.vector.device)  # the staging memory is free for the next caller
+
+    def host_view(self) -> NDArray[np.uint8]:
+        """The vector in host memory, without a further copy (on a device: the staging memory, refilled); read it before
+        the next update."""
+        if self._staging is None:
+            return self.vector.numpy()
+        self._staging.copy_(self.vector, non_blocking=True)
+        wait_for(self.vector.device)
+        return self._staging.numpy()
+
+    def numpy(self) -> NDArray[np.uint8]:
+        """An owned copy of the vector."""
+        vector = np.empty(self.layout.nbytes, np.uint8)
+        self.copy_to(vector)
+        return vector
+
+    def check(self) -> None:
+        """Assert that every parameter and buffer still lives in the vector."""
+        begin = self.vector.data_ptr()
+        end = self.vector.data_ptr() + self.layout.nbytes
+        for (name, tensor), entry in zip(named_tensors(self.module).items(), self.layout.entries, strict=True):
+            assert name == entry.name
+            assert not tensor.numel() or tensor.data_ptr() == begin + entry.offset, f"{name} has left the flat vector"
+            assert entry.offset % 64 == 0
+            assert begin + entry.offset + entry.nbytes <= end
+
+    def _check(self, vector: NDArray[Any]) -> None:
+        if vector.dtype != np.uint8 or vector.shape != (self.layout.nbytes,):
+            raise CheckpointError(
+                f"a parameter vector of {vector.dtype} {list(vector.shape)} does not fit the network's manifest of "
+                f"uint8 [{self.layout.nbytes}]: it was written for another network"
+            )
+
+
+# -- the optimizer -----------------------------------------------------------------------------------------------------
+
+BETA1 = 0.9
+BETA2 = 0.999
+SERIAL_NUMBERS = 2**20  # up to so many parameters one thread of the kernel steps them, else torch's threads
+
+
+class Adam:
+    """Adam (Kingma & Ba 2015, algorithm 1) with gradients scaled down to a norm, in one fused kernel over a flat
+    vector: ddrl's own where that is small and on the processor, else torch's.
+
+    torch.optim.Adam gives the same numbers, but making one imports torch's compiler (1.4 s), and its step costs more in
+    Python than in arithmetic at the sizes of value networks."""
+
+    def __init__(
+        self,
+        parameters: torch.Tensor,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        *,
+        epsilon: float,
+        max_grad_norm: float,
+    ) -> None:
+        """Steps `parameters` in place; `first` and `second` are their moments: float32 [n] each."""
+        self._vectors = (parameters, first, second)
+        self._epsilon = epsilon
+        self._max_grad_norm = max_grad_norm
+        self._by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
+        self._arrays = [vector.numpy() for vector in self._vectors] if self._by_kernel else []
+        self._count = torch.zeros((), device=parameters.device)  # torch's kernel counts there itself
+        self._taken = 0
+
+    def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
+        """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
+        norm before that, []."""
+        if self._by_kernel:
+            self._taken += 1
+            parameters, first, second = self._arrays
+            settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken)
+            norm = _kernel.adam_step(parameters, gradient.numpy(), first, second, *settings)
+            return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
+        norm = torch.linalg.vector_norm(gradient)
+        shrink = None  # else gradients are divided by it inside torch's kernel, which writes them back
+        if norm.device.type != "cpu" or not norm.item() <= self._max_grad_norm:  # a device is not waited for
+            shrink = (norm / self._max_grad_norm).clamp_(min=1.0)
+        self._count += 1
+        parameters, first, second = self._vectors
+        torch._fused_adam_(
+            [parameters],
+            [gradient],
+            [first],
+            [second],
+            [],
+            [self._count],
+            lr=lr,
+            beta1=BETA1,
+            beta2=BETA2,
+            weight_decay=0.0,
+            eps=self._epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=shrink,
+        )
+        return norm
+
+    @property
+    def steps(self) -> int:
+        """Steps taken."""
+        return self._taken if self._by_kernel else int(self._count.item())
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._taken = steps
+        self._count.fill_(steps)
+
+
+# -- a part ------------------------------------------------------------------------------------------------------------
 
 
 class Part:
@@ -28,32 +250,40 @@ class Part:
         self.module = module.train()
         self.online = FlatParameters(module, device)
         self.target = None if self.target_module is None else FlatParameters(self.target_module, device)
-        learned = self.online.parameters()
-        ends = (entry.offset + entry.nbytes for entry in self.online.layout.entries if entry.name in learned)
+        names = self.online.parameters()
+        ends = (entry.offset + entry.nbytes for entry in self.online.layout.entries if entry.name in names)
         self._learned = max(ends, default=0)  # [bytes] of the vector's front, which holds them; buffers come behind
         self.moments = [torch.zeros_like(self.online.vector) for _ in range(2)]
-        self.gradient: torch.Tensor | None = None  # memory [layout.nbytes] for passes that give one vector
-        self.adam: Adam | None = None
+        self.gradient = torch.zeros_like(self.online.vector)  # of the newest update, in the same layout
+        self.updates = 0
+        self._begin()
 
-    def optimize(self, learning: list[list[torch.Tensor]]) -> None:
-        """Make the optimizer of what `learning` gives for the online vector and both moments; its count stays."""
-        steps = 0 if self.adam is None else self.adam.steps
-        self.adam = Adam(*learning, epsilon=self._config.adam_epsilon, max_grad_norm=self._config.max_grad_norm)
-        self.adam.steps = self.updates = steps
+    def _begin(self) -> None:
+        """Make what depends on where the vectors are."""
+        online, first, second = (self.learned(vector) for vector in (self.online.vector, *self.moments))
+        self._adam = Adam(
+            online, first, second, epsilon=self._config.adam_epsilon, max_grad_norm=self._config.max_grad_norm
+        )
+        self._adam.steps = self.updates
 
-    def step(self, gradients: list[torch.Tensor], lr: float) -> torch.Tensor:
-        """One step of the optimizer, and of the target copy where it is due; the gradients' norm []."""
-        assert self.adam is not None
-        norm = self.adam.step(gradients, lr)
+    def learned(self, vector: torch.Tensor) -> torch.Tensor:
+        """The parameters' front of a vector (uint8, in the part's layout), float32 [n]: a view. What does not learn
+        there, and the padding, has gradient 0."""
+        return vector[: self._learned].view(torch.float32)
+
+    def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
+        """One step of the optimizer along a gradient [n] as `learned` gives it, and of the target copy where that is
+        due; the gradient's norm []."""
+        norm = self._adam.step(gradient, lr)
         self.updates += 1
         if self.target is not None and self.updates % self._config.target_period == 0:
             self._follow(self._config.target_rate)
         return norm
 
     def set_updates(self, updates: int) -> None:
-        """Go on after so many steps."""
-        assert self.adam is not None
-        self.updates = self.adam.steps = updates
+        """Continue after so many steps."""
+        self.updates = updates
+        self._adam.steps = updates
 
     def vectors(self) -> dict[str, torch.Tensor]:
         """All that learning changes, by kind: uint8 [layout.nbytes] each."""
@@ -63,13 +293,15 @@ class Part:
         return vectors | {"first_moment": self.moments[0], "second_moment": self.moments[1]}
 
     def settle(self, vectors: Mapping[str, torch.Tensor]) -> None:
-        """Let these vectors, of the same values wherever they lie, be the part's; the optimizer must be made anew.
-        "gradient", which may be left out, is memory for its gradients."""
+        """Let these vectors, of the same values wherever they lie, be the part's. "gradient", which may be left out, is
+        memory for its gradients."""
         self.online.settle(vectors["online"])
         if self.target is not None:
             self.target.settle(vectors["target"])
         self.moments = [vectors["first_moment"], vectors["second_moment"]]
-        self.gradient = vectors.get("gradient")
+        given = vectors.get("gradient")
+        self.gradient = torch.zeros_like(self.online.vector) if given is None else given
+        self._begin()
 
     def check(self) -> None:
         """Assert the invariants between updates."""
@@ -77,17 +309,17 @@ class Part:
         if self.target is not None:
             self.target.check()
             assert self.online.layout == self.target.layout
-        assert self.adam is not None
-        assert self.adam.steps == self.updates
+        assert self._adam.steps == self.updates
         assert all(parameter.grad is None for parameter in self.module.parameters())
 
     def _follow(self, rate: float) -> None:
         """target += rate (online - target) (Lillicrap et al. 2016); buffers and rate 1 are copies."""
         assert self.target is not None
-        if rate == 1.0:
-            self.target.vector.copy_(self.online.vector)
-            return
         target = self.target.vector
         online = self.online.vector
-        target[: self._learned].view(torch.float32).lerp_(online[: self._learned].view(torch.float32), rate)
-        target[self._learned :].copy_(online[self._learned :])
+        if rate == 1.0:
+            target.copy_(online)
+            return
+        self.learned(target).lerp_(self.learned(online), rate)
+        if self._learned < len(target):
+            target[self._learned :].copy_(online[self._learned :])

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.core.errors import DdrlError, PoolError
-from ddrl.pool.control import ask
-from ddrl.pool.records import read_plan
+from ddrl.pool.records import OWN, PoolSetup
+from ddrl.telemetry import ControlClient, is_listening
+
+TIMEOUT = 10.0  # [s] for a command and its answer
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print the pool's answer as JSON")
     known = parser.parse_args(arguments)
     try:
-        answer = _ask(known.pool, _command(known.add, known.cancel, known.reweight))
+        command, arguments_of = _command(known.add, known.cancel, known.reweight)
+        answer = ask_pool(known.pool, command, **arguments_of)
     except DdrlError as error:
         print(f"ddrl: {error}", file=sys.stderr)
         return 1
@@ -32,25 +35,28 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -> dict[str, Any]:
+def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -> tuple[str, dict[str, Any]]:
+    """A command and its arguments."""
     if add is not None:
-        return {"command": "add", "file": str(add.absolute())}
+        return "add", {"file": str(add.absolute())}
     if cancel is not None:
-        return {"command": "cancel", "task": cancel}
+        return "cancel", {"task": cancel}
     if reweight is None:
-        return {"command": "status"}
+        return "status", {}
     try:
-        return {"command": "reweight", "task": reweight[0], "weight": float(reweight[1])}
+        return "reweight", {"task": reweight[0], "weight": float(reweight[1])}
     except ValueError:
         raise PoolError(f"--reweight {reweight[0]} {reweight[1]}: a weight is a number") from None
 
 
-def _ask(pool: Path, command: dict[str, Any]) -> dict[str, Any]:
-    answer = ask(read_plan(pool).run_id, command)
-    if answer is None:
+def ask_pool(pool: Path, command: str, **arguments: Any) -> dict[str, Any]:
+    """The answer of a pool that runs; DdrlError with the reason where it refuses, or where no pool runs there."""
+    PoolSetup.read(pool)  # else there is no pool
+    if not is_listening(pool / OWN):
         end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
         raise PoolError(f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {pool}")
-    return answer
+    with ControlClient(pool / OWN, timeout=TIMEOUT) as client:
+        return client.ask(command, **arguments).fields
 
 
 def _text(answer: dict[str, Any]) -> str:

@@ -237,6 +237,11 @@ class CpuSlot:
             self._group.leave()
 
 
+def group_name(pool_id: str, index: int) -> str:
+    """Name of the quota group of a pool's device: the same in the master and in every task."""
+    return f"ddrl-pool-{pool_id}-{index}"
+
+
 def make_group(device: Device, name: str) -> QuotaGroup | None:
     """The quota group that a slot needs; None where it has whole cores. ConfigError where there is no quota here.
 

@@ -1,25 +1,23 @@
 """Leases of a host's devices between processes: `LeaseMaster` owns the queue, each task's process has a `LeaseHolder`.
 
-They meet in a `LeaseTable` in shared memory. The master sleeps on one doorbell: tasks ring it when they ask and give
-back, the watch for deaths rings it when a task's process has ended. A holder sleeps on the doorbell of its own slot.
-Whatever kills a holder, SIGKILL included, its device goes to the next in the queue at once.
+They meet in a `LeaseTable` in shared memory. The master sleeps until a task's datagram says that it has asked or given
+back, or until the pidfd of a task's process says that it has ended; a holder sleeps on the doorbell of its own slot.
+Whatever kills a holder, SIGKILL included, its device is granted to the next in the queue at once.
 
 Times are CLOCK_MONOTONIC [s], one clock for all processes of a host.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import os
 import select
-import threading
+import socket
 import time
-from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +25,11 @@ from numpy.typing import NDArray
 from ddrl._kernel import Doorbell
 from ddrl.channels.segment import SHM, Segment, is_alive, start_time
 from ddrl.core.errors import PoolError
-from ddrl.pool.policy import Policy, Request
+from ddrl.pool.policies import Policy, Request
 from ddrl.pool.queue import DeviceQueue, check_weight
 from ddrl.pool.records import Lease
 
-# -- lease_table -------------------------------------------------------------------------------------------------------
+# -- the table ---------------------------------------------------------------------------------------------------------
 # The shared memory in which tasks ask for devices and the pool's master answers: one segment a host.
 #
 # One slot a task, five lines of 64 bytes; every word has one writer.
@@ -41,12 +39,11 @@ from ddrl.pool.records import Lease
 # | name | master | the task's name, UTF-8 |
 # | request | task | doorbell: odd n wants or holds lease n, n + 1 gives it back; only grows |
 # | wish | task | process id and start time, round, part, rounds remaining, time of the request, busy and held seconds |
-# | grant | master | doorbell: n when lease n was answered |
-# | answer | master | device, time of the answer, refusal |
+# | grant | master | doorbell: n when lease n was granted |
+# | answer | master | device, time of the grant |
 #
 # A writer fills the line, then rings: a doorbell's store and load are sequentially consistent, so a reader that sees
-# the
-# number sees the line. No lock is ever held while a task has or awaits a device, so a task can be killed anywhere.
+# the number sees the line. No lock is ever held while a task has or awaits a device, so a task can be killed anywhere.
 
 
 KIND = "leases"
@@ -64,15 +61,7 @@ WISH = np.dtype(
         ("held", "<f4", (2,)),  # likewise: seconds from the grant to the give-back
     ]
 )
-ANSWER = np.dtype([("device", "<i8"), ("at", "<f8"), ("refusal", "<i8")])
-
-
-class Refusal(IntEnum):
-    """Why a request gets no device."""
-
-    NONE = 0
-    NO_DEVICE = 1
-    CANCELLED = 2
+ANSWER = np.dtype([("device", "<i8"), ("at", "<f8")])
 
 
 class Slot:
@@ -109,30 +98,34 @@ class Slot:
 
 
 class LeaseTable:
-    """The slots and the master's bell."""
+    """The slots, and the address at which the master is woken."""
 
-    def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
+    def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.bell = Doorbell(segment.array[:_LINE], fresh)
-        count = (segment.nbytes - _LINE) // _SLOT
-        begins = [_LINE + _SLOT * index for index in range(count)]
-        self.slots = [Slot(segment.array[begin : begin + _SLOT], fresh=fresh) for begin in begins]
+        self.address = f"\0{segment.name}"  # in the kernel's abstract name space: it ends with its process
+        self.slots = [Slot(segment.array[begin : begin + _SLOT]) for begin in range(0, segment.nbytes, _SLOT)]
 
     @classmethod
-    def create(cls, name: str | None, slots: int) -> LeaseTable:
-        """Make a table of free slots. name None: private memory."""
+    def create(cls, name: str, slots: int) -> LeaseTable:
+        """Make a table of free slots."""
 
         def initialize(array: NDArray[np.uint8]) -> None:
-            Doorbell(array[:_LINE], True)
-            for begin in range(_LINE, len(array), _SLOT):
+            for begin in range(0, len(array), _SLOT):
                 Slot(array[begin : begin + _SLOT], fresh=True)
 
-        return cls(Segment.create(name, KIND, _LINE + slots * _SLOT, initialize))
+        return cls(Segment.create(name, KIND, slots * _SLOT, initialize))
 
     @classmethod
     def attach(cls, name: str) -> LeaseTable:
         """Map an existing table."""
         return cls(Segment.attach(name, KIND))
+
+    def wake_master(self) -> None:
+        """Let the master read the slots."""
+        # Without room it has datagrams to read, so it is awake; a wait for a grant notices that it has died.
+        full_or_dead = contextlib.suppress(BlockingIOError, ConnectionRefusedError)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, full_or_dead:
+            sender.sendto(b"", socket.MSG_DONTWAIT, self.address)
 
     def find(self, task: str) -> Slot:
         """The slot of a task by name. PoolError where there is none."""
@@ -143,224 +136,126 @@ class LeaseTable:
         raise PoolError(f"there is no task '{task}' in this pool; its tasks are: {known or 'none yet'}")
 
 
-# -- deaths ------------------------------------------------------------------------------------------------------------
-# Notices the end of processes as an event: one thread sleeps on their pidfds (Linux 5.3) and calls back.
-
-
-class DeathWatch:
-    """Calls `on_death(pid, started)` once for each watched process that ends, however it ends; a zombie has ended.
-
-    The call comes from the watch's thread, or from `watch` itself where the process has ended already. pid and start
-    time name a process for good: a pid used again by another process is not mistaken for it."""
-
-    def __init__(self, on_death: Callable[[int, int], None]) -> None:
-        self._on_death = on_death
-        self._lock = threading.Lock()
-        self._processes: dict[int, tuple[int, int]] = {}  # by pidfd
-        self._epoll = select.epoll()
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        self._epoll.register(self._stop, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="death-watch", daemon=True)
-        self._thread.start()
-
-    def watch(self, pid: int, started: int) -> None:
-        """Watch a process."""
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._on_death(pid, started)
-            return
-        if not is_alive(pid, started):  # asked after the pidfd was there: it cannot become another process any more
-            os.close(descriptor)
-            self._on_death(pid, started)
-            return
-        with self._lock:
-            self._processes[descriptor] = (pid, started)
-            self._epoll.register(descriptor, select.EPOLLIN)
-
-    def forget(self, pid: int, started: int) -> None:
-        """Watch a process no more; its end may have been noticed already."""
-        with self._lock:
-            for descriptor in [known for known, process in self._processes.items() if process == (pid, started)]:
-                self._drop(descriptor)
-
-    def close(self) -> None:
-        """End the thread."""
-        os.eventfd_write(self._stop, 1)
-        self._thread.join()
-        with self._lock:
-            for descriptor in list(self._processes):
-                self._drop(descriptor)
-        self._epoll.close()
-        os.close(self._stop)
-
-    def _drop(self, descriptor: int) -> tuple[int, int]:
-        self._epoll.unregister(descriptor)
-        os.close(descriptor)
-        return self._processes.pop(descriptor)
-
-    def _run(self) -> None:
-        while True:
-            for descriptor, _ in self._epoll.poll():
-                if descriptor == self._stop:
-                    return
-                with self._lock:
-                    ended = self._drop(descriptor) if descriptor in self._processes else None
-                if ended is not None:
-                    self._on_death(*ended)
-
-
-# -- leases ------------------------------------------------------------------------------------------------------------
-
-_LOOK_AT_MASTER = 0.5  # s; how soon a waiting task notices that the master has died
-
-_REASONS = {
-    Refusal.NO_DEVICE: "no device is left in the pool: all have disappeared",
-    Refusal.CANCELLED: "the task was cancelled",
-}
+# -- the master --------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Member:
-    """What the master knows of one slot."""
+    """What the master knows of one task."""
 
     task: str
     slot: Slot
     weight: float
     owner: tuple[int, int] = (0, 0)  # process watched, or the last one
-    alive: bool = False
-    lease: int = 0  # newest number that was taken up from the slot
+    pidfd: int = -1  # of the process; -1: none lives
+    lease: int = 0  # newest number that was read from the slot
     request: Request | None = None  # of that lease
     part: int = 0
     device: int = -1
     granted: float = math.nan
-    cancelled: bool = False
 
 
 class LeaseMaster:
-    """The one owner of the queue; every method is called from one thread. `on_lease` gets each lease that has ended."""
+    """The one owner of the queue; every method is called from one thread. `on_lease` gets each lease that has ended.
+
+    `fileno()` can be read when there is something to answer."""
 
     def __init__(
         self,
-        name: str | None,
+        name: str,
         policy: Policy,
         devices: int,
         *,
         slots: int = 64,
-        on_lease: Callable[[Lease], None] | None = None,
+        on_lease: Callable[[Lease], None] = lambda lease: None,
     ) -> None:
         self.queue = DeviceQueue(policy, devices)
         self.table = LeaseTable.create(name, slots)
         self._on_lease = on_lease
-        self._members: dict[int, _Member] = {}  # by slot
-        self._dead: deque[tuple[int, int]] = deque()  # processes that have ended, from the watch's thread
-        self._seen = self.table.bell.value
-        self._watch = DeathWatch(self._died)
+        self._members: dict[str, _Member] = {}  # by task, in the order of the slots
+        self._wakeups = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._wakeups.bind(self.table.address)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wakeups, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._epoll.fileno()
 
     def add(self, task: str, weight: float = 1.0) -> None:
         """Let the process of `task` attach. PoolError where the name is taken, too long, or no slot is free."""
-        if any(member.task == task for member in self._members.values()):
+        if task in self._members:
             raise PoolError(f"two tasks of the pool have the name '{task}': give one another name")
         check_weight(task, weight)
-        free = [index for index in range(len(self.table.slots)) if index not in self._members]
-        if not free:
-            raise PoolError(f"the pool has room for {len(self.table.slots)} tasks and has that many: cancel one first")
-        slot = self.table.slots[free[0]]
+        if len(self._members) == len(self.table.slots):
+            raise PoolError(f"the pool has room for {len(self.table.slots)} tasks and has had that many")
+        slot = self.table.slots[len(self._members)]
         slot.name = task
-        self._members[free[0]] = _Member(task, slot, weight, lease=slot.request.value)
+        self._members[task] = _Member(task, slot, weight)
 
-    def remove(self, task: str) -> None:
-        """Free the task's slot. PoolError while its process lives: cancel it and let it end first."""
-        member = self._member(task)
-        if is_alive(*member.slot.owner):
-            raise PoolError(
-                f"task '{task}' still runs in process {member.slot.owner[0]}: cancel it and let it end first"
-            )
-        self._answer(time.monotonic())
-        member.slot.name = ""
-        self._members = {index: other for index, other in self._members.items() if other is not member}
-
-    def cancel(self, task: str) -> None:
-        """Refuse the task's requests from now on; a device that it holds stays with it until it gives it back."""
-        self._member(task).cancelled = True
-        self.table.bell.ring()
+    def weight(self, task: str) -> float:
+        """The task's weight in the queue."""
+        return self._members[task].weight
 
     def reweight(self, task: str, weight: float) -> None:
         """Change the task's weight in the queue."""
         check_weight(task, weight)
-        member = self._member(task)
-        member.weight = weight
+        self._members[task].weight = weight
         if task in self.queue.tasks:
             self.queue.reweight(task, weight)
 
-    def withdraw(self, device: int) -> None:
-        """A device has disappeared: nobody gets it any more."""
-        self.queue.withdraw(device)
-        self.table.bell.ring()
-
-    def serve(self, until: Callable[[], bool]) -> None:
-        """Answer requests until `until()` holds; it is asked after each answer."""
-        while not until():
-            self.turn(None)
-
-    def turn(self, timeout: float | None) -> None:
-        """Sleep until the next ring, at most `timeout` [s] (None: for ever), then answer what there is to answer."""
+    def timeout(self) -> float:
+        """Seconds until `answer` must be called although nothing happens; inf: never."""
         now = time.monotonic()
-        limit = min(self.queue.next_time(now) - now, math.inf if timeout is None else timeout)
-        self.table.bell.wait(self._seen, None if math.isinf(limit) else max(0.0, limit))
-        self._seen = self.table.bell.value  # before the slots are read: what is written later rings again
-        self._answer(time.monotonic())
+        return max(0.0, self.queue.next_time(now) - now)
 
-    def close(self) -> None:
-        """End the watch and remove the table's name."""
-        self._watch.close()
-        self.table.segment.unlink()
+    def turn(self, timeout: float) -> None:
+        """Sleep until there is something to answer, at most `timeout` [s], then answer it."""
+        select.select([self], [], [], min(timeout, self.timeout()))
+        self.answer()
 
-    def _died(self, pid: int, started: int) -> None:
-        self._dead.append((pid, started))
-        self.table.bell.ring()
-
-    def _member(self, task: str) -> _Member:
-        for member in self._members.values():
-            if member.task == task:
-                return member
-        raise PoolError(f"there is no task '{task}' in the pool")
-
-    def _answer(self, now: float) -> None:
-        while self._dead:
-            owner = self._dead.popleft()
+    def answer(self) -> None:
+        """Take up what has changed in the slots, and grant devices."""
+        for descriptor, _ in self._epoll.poll(0):
+            if descriptor == self._wakeups.fileno():
+                self._drain()
             for member in self._members.values():
-                if member.owner == owner:
-                    self._end(member, now)
+                if member.pidfd == descriptor:
+                    self._end(member, time.monotonic())
+        now = time.monotonic()  # the slots are read after the datagrams: what is written later wakes again
         for member in self._members.values():
-            self._look(member, now)
+            self._read(member, now)
         for grant in self.queue.grants(now):
-            member = self._member(grant.request.task)
+            member = self._members[grant.request.task]
             member.device = grant.device
             member.granted = now
-            self._reply(member, grant.device, now, Refusal.NONE)
-        if not self.queue.devices:
-            for request in self.queue.waiting:
-                self._refuse(self._member(request.task), now, Refusal.NO_DEVICE)
+            member.slot.answer[()] = np.array((grant.device, now), ANSWER)
+            member.slot.grant.set(member.lease)
 
-    def _look(self, member: _Member, now: float) -> None:
+    def close(self) -> None:
+        """Let go of all processes and remove the table's name."""
+        for member in self._members.values():
+            self._forget(member)
+        self._epoll.close()
+        self._wakeups.close()
+        self.table.segment.unlink()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._wakeups.recv(1, socket.MSG_DONTWAIT)
+
+    def _read(self, member: _Member, now: float) -> None:
         """Take up what has changed in a slot: another process, a device given back, a request."""
         owner = member.slot.owner
         if owner != member.owner:
             self._end(member, now)
-            self._watch.forget(*member.owner)
             member.owner = owner
-            member.alive = owner[0] != 0
             member.lease = member.slot.request.value & ~1
-            if member.alive:
-                self.queue.join(member.task, member.weight)
-                self._watch.watch(*owner)
-        if not member.alive:
-            return
+            if owner[0]:
+                self._watch(member)
         number = member.slot.request.value
-        if number == member.lease:
-            if member.cancelled and member.task in {request.task for request in self.queue.waiting}:
-                self._refuse(member, now, Refusal.CANCELLED)
+        if member.pidfd < 0 or number == member.lease:
             return
         if member.device >= 0:
             self._release(member, now, expired=False)
@@ -372,14 +267,31 @@ class LeaseMaster:
             member.request = Request(member.task, asked, int(wish["round"]), float(wish["remaining"]))
             member.part = int(wish["part"])
             self.queue.request(member.request)
-            if member.cancelled:
-                self._refuse(member, now, Refusal.CANCELLED)
+
+    def _watch(self, member: _Member) -> None:
+        """A process has taken the slot. One that has ended already never joins the queue."""
+        try:
+            pidfd = os.pidfd_open(member.owner[0])
+        except ProcessLookupError:
+            return
+        if not is_alive(*member.owner):  # asked after the pidfd was there: it cannot become another process any more
+            os.close(pidfd)
+            return
+        member.pidfd = pidfd
+        self._epoll.register(pidfd, select.EPOLLIN)
+        self.queue.join(member.task, member.weight)
+
+    def _forget(self, member: _Member) -> None:
+        if member.pidfd >= 0:
+            self._epoll.unregister(member.pidfd)
+            os.close(member.pidfd)
+            member.pidfd = -1
 
     def _end(self, member: _Member, now: float) -> None:
         """The process has ended or left: what it held and asked for is free."""
-        if not member.alive:
+        if member.pidfd < 0:
             return
-        member.alive = False
+        self._forget(member)
         if member.device >= 0:
             gave_back = member.slot.request.value == member.lease + 1  # a new process begins beyond that
             self._release(member, now, expired=not gave_back)
@@ -391,23 +303,20 @@ class LeaseMaster:
         request = member.request
         device = member.device
         member.device = -1
-        if self._on_lease is not None:
-            busy = 0.0
-            granted = member.granted
-            released = now
-            if not expired:  # the task's own time: this process heard of it a little later
-                busy, held = (float(member.slot.wish[name][member.lease // 2 % 2]) for name in ("busy", "held"))
-                released = min(now, granted + held)
-            lease = Lease(member.task, request.round, device, request.at, granted, released, busy, member.part, expired)
-            self._on_lease(lease)
+        busy = 0.0
+        released = now
+        if not expired:  # the task's own time: this process reads of it a little later
+            place = member.lease // 2 % 2
+            busy = float(member.slot.wish["busy"][place])
+            released = min(now, member.granted + float(member.slot.wish["held"][place]))
+        self._on_lease(
+            Lease(member.task, request.round, device, request.at, member.granted, released, busy, member.part, expired)
+        )
 
-    def _refuse(self, member: _Member, now: float, refusal: Refusal) -> None:
-        self.queue.cancel(member.task)
-        self._reply(member, -1, now, refusal)
 
-    def _reply(self, member: _Member, device: int, now: float, refusal: Refusal) -> None:
-        member.slot.answer[()] = np.array((device, now, int(refusal)), member.slot.answer.dtype)
-        member.slot.grant.set(member.lease)
+# -- a task's end ------------------------------------------------------------------------------------------------------
+
+MASTER_PERIOD = 0.5  # [s] in which a waiting task notices that the master has died
 
 
 class LeaseHolder:
@@ -429,7 +338,7 @@ class LeaseHolder:
             self._slot.request.set(self._number)
             self._slot.wish["started"] = start_time(os.getpid())
             self._slot.wish["pid"] = os.getpid()
-        table.bell.ring()
+        self._table.wake_master()
 
     @classmethod
     def attach(cls, name: str, task: str) -> LeaseHolder:
@@ -437,14 +346,13 @@ class LeaseHolder:
         return cls(LeaseTable.attach(name), task)
 
     def acquire(
-        self, round: int, *, part: int = 0, remaining: float = math.nan, timeout: float | None = None
+        self, round: int, *, part: int = 0, remaining: float = math.nan, timeout: float = math.inf
     ) -> int | None:
-        """The device for the round; waits at most `timeout` [s] (None: for ever), then None and no longer in the queue.
+        """The device for the round; waits at most `timeout` [s], then None and no longer in the queue.
 
         The device that the task has in this round already is given again; a round that has given its device back gets
         no other one. part: of the round, where the policy lets a task release between gradients. remaining: rounds
-        until the task ends, this one included. PoolError: the pool has no device left, or cancelled the task, or its
-        master has died."""
+        until the task ends, this one included. PoolError: the pool's master has died."""
         if self._key == (round, part):
             return int(self._slot.answer["device"])
         if self._key is not None:
@@ -458,24 +366,17 @@ class LeaseHolder:
         wish["part"] = part
         wish["remaining"] = remaining
         wish["asked"] = time.monotonic()
-        self._number += 1
-        self._slot.request.set(self._number)
-        self._table.bell.ring()
+        granted = False
+        self._raise_number()
         try:
             granted = self._wait(timeout)
-        except BaseException:  # an interrupted task would never give back what it does not know it has
-            self._give_back()
-            raise
+        finally:
+            if not granted:  # an interrupted task would never give back what it does not know it has
+                self._raise_number()
         if not granted:
-            self._give_back()
             return None
-        device = int(self._slot.answer["device"])
-        refusal = Refusal(int(self._slot.answer["refusal"]))
-        if refusal is not Refusal.NONE:
-            self._give_back()
-            raise PoolError(f"task '{self.task}' gets no device: {_REASONS[refusal]}")
         self._key = self._last = (round, part)
-        return device
+        return int(self._slot.answer["device"])
 
     def release(self, busy: float = 0.0) -> None:
         """Give the device back; `busy`: seconds of the lease in which it computed. PoolError where none is held."""
@@ -485,23 +386,24 @@ class LeaseHolder:
         self._slot.wish["busy"][place] = busy
         self._slot.wish["held"][place] = time.monotonic() - float(self._slot.answer["at"])
         self._key = None
-        self._give_back()
+        self._raise_number()
 
     def close(self) -> None:
         """Leave the pool."""
         if self._key is not None:
             self.release()
         self._slot.wish["pid"] = 0
-        self._table.bell.ring()
+        self._table.wake_master()
 
-    def _give_back(self) -> None:
+    def _raise_number(self) -> None:
+        """Ask for a lease (an odd number), or give it back (an even one)."""
         self._number += 1
         self._slot.request.set(self._number)
-        self._table.bell.ring()
+        self._table.wake_master()
 
-    def _wait(self, timeout: float | None) -> bool:
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        while not self._slot.grant.wait_at_least(self._number, min(_LOOK_AT_MASTER, max(0.0, end - time.monotonic()))):
+    def _wait(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while not self._slot.grant.wait_at_least(self._number, min(MASTER_PERIOD, max(0.0, end - time.monotonic()))):
             if not is_alive(*self._table.segment.owner):
                 raise PoolError(
                     f"task '{self.task}' waits for a device, and the pool's master has died: start it again"
@@ -511,14 +413,11 @@ class LeaseHolder:
         return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _claiming(table: LeaseTable) -> Generator[None]:
     """Of several processes that claim slots of a table one does at a time; the kernel ends the lock with its
     process."""
-    if table.segment.name is None:
-        yield
-        return
-    descriptor = os.open(SHM / table.segment.name, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = os.open(SHM / str(table.segment.name), os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -1,18 +1,16 @@
-"""Several tasks on fewer devices: this process owns the queue of leases, and starts one process a task.
+"""Several tasks on fewer devices: this process owns the queue of leases, and is the keeper of one process a task.
 
 Each task runs in its process as it would alone (serial, or with members of its own), outside MPI. So a task that is
-broken, diverges or is killed ends alone; the kernel reports its end, and its device goes to the next in the queue.
+broken, diverges or is killed ends alone; the kernel reports its end, and its device is granted to the next in the
+queue.
 """
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,53 +18,51 @@ from typing import IO, Any, Protocol
 
 import msgspec
 
-from ddrl.channels.segment import start_time, sweep_dead
+from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
-from ddrl.core.errors import DdrlError, PoolError
-from ddrl.pool.control import PoolControl, ask
-from ddrl.pool.devices import make_group
-from ddrl.pool.leases import DeathWatch, LeaseMaster
-from ddrl.pool.queue import PoolFigures, check_weight, jain_index
-from ddrl.pool.records import Lease
-from ddrl.pool.setup import INTERRUPTED, PoolPlan, PoolTask, TaskEnd, new_plan, resumed_plan
-from ddrl.pool.task import group_name
+from ddrl.core.errors import PoolError
+from ddrl.core.roles import Role
+from ddrl.pool.devices import group_name, make_group
+from ddrl.pool.leases import LeaseMaster
+from ddrl.pool.queue import PoolFigures, jain_index
+from ddrl.pool.records import INTERRUPTED, OWN, Lease, PoolSetup, PoolTask, TaskEnd
+from ddrl.pool.setup import add_task, new_setup, resumed_setup
 from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
-from ddrl.run.process import Interrupts, interrupts_held_back
+from ddrl.run.keeper import Child, Ended, Keeper, Place
+from ddrl.run.process import Interrupts
+from ddrl.telemetry import ControlServer, is_listening
 
-# -- pool --------------------------------------------------------------------------------------------------------------
-
-WAIT = 0.5  # [s] between looks at signals; whatever else happens rings
-MAX_LEASES = 100_000  # written to leases.jsonl; the sums go on
+WAIT = 0.5  # [s] between two checks of signals; whatever else happens is an event
+MAX_LEASES = 100_000  # written to leases.jsonl; the sums count all
 CANCELLED = "cancelled"
-MOST_ADDED = 64  # tasks, to a pool that lives
+MAX_ADDED = 64  # tasks, to a pool that runs
 
 
 def run_pool(command: Command) -> int:
     """Run all tasks to their ends; the exit status: 0, 1 where a task failed, 130 after an interrupt."""
-    return run_plan(plan_of(command))
+    return run_tasks(setup_of(command))
 
 
-def plan_of(command: Command) -> PoolPlan:
-    """The pool that the command line asks for; refuses one that lives."""
+def setup_of(command: Command) -> PoolSetup:
+    """The pool that the command line asks for. PoolError for one that runs."""
     if command.resume is None:
-        return new_plan(command)
-    saved = PoolPlan.read(command.resume.absolute())
-    if ask(saved.run_id, {"command": "status"}) is not None:
+        return new_setup(command)
+    if is_listening(command.resume / OWN):
         raise PoolError(f"the pool {command.resume} still runs: python -m ddrl.pool {command.resume} shows it")
-    return resumed_plan(command)
+    return resumed_setup(command)
 
 
-def run_plan(plan: PoolPlan, relays: Relays | None = None) -> int:
-    """See `run_pool`. relays: of the tasks, under mpirun."""
-    plan = replace(plan, began=time.monotonic())
+def run_tasks(setup: PoolSetup, relays: Relays | None = None) -> int:
+    """Run all tasks to their ends; the exit status. relays: of the tasks, under mpirun."""
+    setup = replace(setup, began=time.monotonic())
     sweep_dead()
     with ExitStack() as stack:
-        for index, device in enumerate(plan.parsed_devices()):
-            group = make_group(device, group_name(plan.run_id, index))
+        for index, device in enumerate(setup.parsed_devices()):
+            group = make_group(device, group_name(setup.run_id, index))
             if group is not None:
                 stack.callback(group.remove)
-        pool = Pool(plan, stack, relays)
+        pool = Pool(setup, stack, relays)
         with Interrupts() as interrupts:
             return pool.run(interrupts)
 
@@ -95,131 +91,115 @@ class Relays(Protocol):
         """The task's process has ended: so do its relays."""
         ...
 
-    def look(self) -> None:
-        """Called again and again: end all tasks where mpirun has ended."""
+    def check_launcher(self) -> None:
+        """Called once a turn: end all tasks where mpirun has ended."""
         ...
 
 
 class Pool:
     """The master's process. What it opens is closed by `stack`."""
 
-    def __init__(self, plan: PoolPlan, stack: ExitStack, relays: Relays | None = None) -> None:
-        self._plan = plan
+    def __init__(self, setup: PoolSetup, stack: ExitStack, relays: Relays | None = None) -> None:
+        self._setup = setup
         self._relays = relays
-        self._figures = PoolFigures((), [device.name for device in plan.parsed_devices()])
-        self._weights: dict[str, float] = {}
-        policy = plan.make_policy()
-        devices = len(plan.parsed_devices())
-        slots = len(plan.tasks) + MOST_ADDED
-        self._master = LeaseMaster(plan.table, policy, devices, slots=slots, on_lease=self._record)
+        devices = [device.name for device in setup.parsed_devices()]
+        self._figures = PoolFigures(devices)
+        slots = len(setup.tasks) + MAX_ADDED
+        policy = setup.make_policy()
+        self._master = LeaseMaster(setup.table, policy, len(devices), slots=slots, on_lease=self._record)
         stack.callback(self._master.close)
-        for task in plan.tasks:
-            self._admit(task)
-        plan.write()
-        self._leases: IO[bytes] = stack.enter_context((plan.own / "leases.jsonl").open("ab", buffering=0))
+        for task in setup.tasks:
+            self._master.add(task.name, task.weight)
+        setup.write()
+        self._leases: IO[bytes] = stack.enter_context((setup.own / "leases.jsonl").open("ab", buffering=0))
         self._written = 0
-        self._control = PoolControl(plan.run_id, self._master.table.bell.ring)
-        stack.callback(self._control.close)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._deaths = DeathWatch(lambda pid, started: self._master.table.bell.ring())
-        stack.callback(self._deaths.close)
-        stack.callback(self._kill)  # first of all: nothing else is closed under a living task
+        self._keeper = Keeper({})
+        self._keeper.watch(self._master.fileno(), self._master.answer)
+        handlers = {"status": self._status, "add": self._add, "cancel": self._cancel, "reweight": self._reweight}
+        self._control = stack.enter_context(ControlServer(setup.own, handlers, lambda *words, **fields: None))
+        self._keeper.watch(self._control.fileno(), self._control.poll)
+        stack.callback(self._keeper.close)
+        stack.callback(self._keeper.end, 0.0)  # first of all: nothing else is closed while a task runs
+        self._running: dict[str, Child] = {}
         self._ends: dict[str, TaskEnd] = {}
         self._cancelled: set[str] = set()
         self._ending = False  # by an interrupt
         self._began = time.monotonic()
 
     def run(self, interrupts: Interrupts) -> int:
-        """Start the tasks and answer them until the last one has ended; the exit status."""
-        print(f"pool: {self._plan.directory}   status: python -m ddrl.pool {self._plan.directory}", flush=True)
+        """Start the tasks and serve them until the last one has ended; the exit status."""
+        print(f"pool: {self._setup.directory}   status: python -m ddrl.pool {self._setup.directory}", flush=True)
         if self._relays is not None and self._relays.free:
             print(f"pool: {self._relays.free} task(s) more can be added: so many ranks more were started", flush=True)
-        for task in self._plan.tasks:
+        for task in self._setup.tasks:
             self._start(task)
-        while self._processes:
+        while self._running:
             if interrupts.requested and not self._ending:
                 self._ending = True
-                for process in self._processes.values():
-                    process.send_signal(signal.SIGINT)  # each task saves and ends
-            self._master.turn(WAIT)
-            self._reap()
+                for child in self._running.values():
+                    child.send(signal.SIGINT)  # each task saves and ends
+            for child, ended in self._keeper.look(min(WAIT, self._master.timeout())):
+                self._note_process_end(child, ended)
+            self._master.answer()
             if self._relays is not None:
-                self._relays.look()
-            self._control.answer(self._handle)
+                self._relays.check_launcher()
+            self._control.poll()
         wall = time.monotonic() - self._began
-        write_json(self._plan.own.parent / "summary.json", self._summary(wall))
+        write_json(self._setup.own.parent / "summary.json", self._summary(wall))
         failed = [name for name, end in self._ends.items() if not end.ok]
         print(f"{len(self._ends) - len(failed)} of {len(self._ends)} tasks ended well after {wall:.1f} s", flush=True)
         if any(not end.final for end in self._ends.values()):
             launcher = "python -m ddrl.run" if self._relays is None else self._relays.launcher
-            print(f"go on:    {launcher} --resume {self._plan.directory}", flush=True)
+            print(f"go on:    {launcher} --resume {self._setup.directory}", flush=True)
         return 1 if failed else 130 if self._ending else 0
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
-    def _admit(self, task: PoolTask) -> None:
-        """Let the task's process take leases. PoolError where no slot is left."""
-        self._master.add(task.name, task.weight)
-        self._weights[task.name] = task.weight
-        self._figures.add_task(task.name)
-
     def _start(self, task: PoolTask) -> None:
-        before = self._plan.read_end(task.name)
+        before = self._setup.read_end(task.name)
         if task.broken:
             self._note_end(task.name, TaskEnd(False, task.broken))
             return
-        if before is not None and before.final:  # of a pool that goes on
+        if before is not None and before.final:  # of a pool that is resumed
             self._ends[task.name] = before
             return
-        self._plan.end_of(task.name).unlink(missing_ok=True)
+        self._setup.end_of(task.name).unlink(missing_ok=True)
         run_id = uuid.uuid4().hex[:8]
         hosts = 0
         if self._relays is not None:
             run_id = self._relays.run_id(task.name)
             hosts = self._relays.hosts
-        command = [sys.executable, "-m", "ddrl.pool.task", self._plan.directory, task.name, str(os.getpid())]
-        command += [run_id, str(hosts)]
-        # Signals wait until the child handles them: none ends it while it imports.
-        with (self._plan.own / f"{task.name}.log").open("ab") as log, interrupts_held_back():
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C reaches it through this process alone, once
-            )
-        self._processes[task.name] = process
-        self._deaths.watch(process.pid, start_time(process.pid))
+        program = [sys.executable, "-m", "ddrl.pool.task", self._setup.directory, task.name, run_id, str(hosts)]
+        place = self._setup.tasks.index(task)
+        with self._setup.log_of(task.name).open("ab") as log:
+            self._keeper.places[place] = Place(place, Role.TRAINER, program=program, output=log.fileno())
+            self._running[task.name] = self._keeper.start(place)
 
-    def _reap(self) -> None:
-        for name, process in list(self._processes.items()):
-            status = process.poll()
-            if status is None:
-                continue
-            del self._processes[name]
-            end = self._plan.read_end(name)
-            if end is None:
-                how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                end = TaskEnd(False, f"{how}; what it printed: {self._plan.own / f'{name}.log'}")
-            elif name in self._cancelled and end.reason == INTERRUPTED:
-                end = TaskEnd(True, CANCELLED, end.figures)
-            self._note_end(name, end)
+    def _note_process_end(self, child: Child, ended: Ended) -> None:
+        name = self._setup.tasks[child.place].name
+        del self._running[name]
+        end = self._setup.read_end(name)
+        if end is None:
+            end = TaskEnd(False, f"process {child.pid} {ended.how}{self._last_words(name)}")
+        elif name in self._cancelled and end.reason == INTERRUPTED:
+            end = TaskEnd(True, CANCELLED, end.figures)
+        self._note_end(name, end)
+
+    def _last_words(self, name: str) -> str:
+        """Where a task's output is, and what its keeper or ddrl itself has printed last."""
+        path = self._setup.log_of(name)
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.startswith("ddrl: ")]
+        return f"; what it printed: {path}" + (f"\n{lines[-1]}" if lines else "")
 
     def _note_end(self, name: str, end: TaskEnd) -> None:
         self._ends[name] = end
         if self._relays is not None:
             self._relays.end(name)
-        write_json(self._plan.end_of(name), end.to_json())
+        write_json(self._setup.end_of(name), asdict(end))
         first = end.reason.partition("\n")[0]
         print(
             f"task {name}: {'' if end.ok else 'failed: '}{first}", file=sys.stdout if end.ok else sys.stderr, flush=True
         )
-
-    def _kill(self) -> None:
-        """After an error, or a second Ctrl-C."""
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
 
     # -- figures -------------------------------------------------------------------------------------------------------
 
@@ -232,11 +212,11 @@ class Pool:
     def _summary(self, wall: float) -> dict[str, Any]:
         tasks = {
             task.name: {**asdict(self._ends[task.name]), "run": task.directory, **self._figures.of_task(task.name)}
-            for task in self._plan.tasks
+            for task in self._setup.tasks
         }
         return {
             "makespan_seconds": wall,
-            "policy": self._plan.policy,
+            "policy": self._setup.policy,
             "tasks": tasks,
             "devices": self._figures.devices(wall),
             **self._figures.totals(wall),
@@ -247,90 +227,65 @@ class Pool:
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def _handle(self, command: dict[str, Any]) -> dict[str, Any]:
-        commands: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "status": lambda _: self._status(),
-            "add": self._add,
-            "cancel": self._cancel,
-            "reweight": self._reweight,
-        }
-        name = command.get("command")
-        if name not in commands:
-            raise PoolError(f"a pool has no command '{name}': it has {', '.join(commands)}")
-        return commands[str(name)](command)
-
     def _status(self) -> dict[str, Any]:
         now = time.monotonic()
+        devices = self._figures.devices(now - self._began)
+        tasks = [self._status_of(task.name, now) for task in self._setup.tasks]
+        return {"wall_seconds": now - self._began, "tasks": tasks, "devices": devices}
+
+    def _status_of(self, name: str, now: float) -> dict[str, Any]:
         queue = self._master.queue
-        devices = [device.name for device in self._plan.parsed_devices()]
         waits = {request.task: now - request.at for request in queue.waiting}
-        tasks: list[dict[str, Any]] = []
-        for name in (task.name for task in self._plan.tasks):
-            state = "collects"
-            device = None
-            if name in self._ends:
-                state = "ended" if self._ends[name].ok else "failed"
-            elif name in queue.holders:
-                state = "computes"
-                device = devices[queue.holders[name]]
-            elif name in waits:
-                state = "waits"
-            elif name not in queue.tasks:
-                state = "starts"
-            tasks.append(
-                {
-                    "task": name,
-                    "state": state,
-                    "device": device,
-                    "pid": self._processes[name].pid if name in self._processes else None,
-                    "waits_seconds": waits.get(name),
-                    "weight": self._weights[name],
-                    "reason": self._ends[name].reason if name in self._ends else None,
-                    **self._figures.of_task(name),
-                }
-            )
-        wall = now - self._began
-        return {"wall_seconds": wall, "tasks": tasks, "devices": self._figures.devices(wall)}
+        end = self._ends.get(name)
+        state = "collects"
+        device = None
+        if end is not None:
+            state = "ended" if end.ok else "failed"
+        elif name in queue.holders:
+            state = "computes"
+            device = self._setup.parsed_devices()[queue.holders[name]].name
+        elif name in waits:
+            state = "waits"
+        elif name not in queue.tasks:
+            state = "starts"
+        return {
+            "task": name,
+            "state": state,
+            "device": device,
+            "pid": self._running[name].pid if name in self._running else None,
+            "waits_seconds": waits.get(name),
+            "weight": self._master.weight(name),
+            "reason": None if end is None else end.reason,
+            **self._figures.of_task(name),
+        }
 
-    def _add(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _add(self, file: str) -> dict[str, Any]:
         """One more task; it begins at once."""
-        file = command.get("file")
-        if not isinstance(file, str):
-            raise PoolError(f"a task is added by its file of settings, not by {file!r}")
         if self._ending:
-            raise PoolError("the pool was interrupted and is ending: add the task to the one that goes on")
-        try:
-            plan, config = self._plan.with_task(Path(file))
-            if self._relays is not None:
-                self._relays.add(plan.tasks[-1].name, config)
-            self._admit(plan.tasks[-1])
-            plan.write()
-        except DdrlError as error:
-            raise PoolError(str(error)) from None
-        self._plan = plan
-        self._start(plan.tasks[-1])
-        return {"added": plan.tasks[-1].name, "run": plan.tasks[-1].directory}
+            raise PoolError("the pool was interrupted and is ending: add the task to the one that is resumed")
+        setup, config = add_task(self._setup, Path(file))
+        task = setup.tasks[-1]
+        if self._relays is not None:
+            self._relays.add(task.name, config)
+        self._master.add(task.name, task.weight)
+        setup.write()
+        self._setup = setup
+        self._start(task)
+        return {"added": task.name, "run": task.directory}
 
-    def _cancel(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The task saves and ends; a wait for a device in the middle of a draw goes on until then."""
-        name = self._living(command)
-        self._cancelled.add(name)
-        self._processes[name].send_signal(signal.SIGTERM)
-        return {"cancelled": name}
+    def _cancel(self, task: str) -> dict[str, Any]:
+        """The task saves and ends; a wait for a device in the middle of a draw lasts until then."""
+        child = self._child(task)
+        self._cancelled.add(task)
+        child.send(signal.SIGTERM)
+        return {"cancelled": task}
 
-    def _reweight(self, command: dict[str, Any]) -> dict[str, Any]:
-        name = self._living(command)
-        weight = command.get("weight")
-        if not isinstance(weight, int | float):
-            raise PoolError(f"a weight is a number, not {weight!r}")
-        check_weight(name, weight)
-        self._master.reweight(name, weight)
-        self._weights[name] = float(weight)
-        return {"task": name, "weight": weight}
+    def _reweight(self, task: str, weight: float) -> dict[str, Any]:
+        self._child(task)
+        self._master.reweight(task, weight)
+        return {"task": task, "weight": weight}
 
-    def _living(self, command: dict[str, Any]) -> str:
-        name = command.get("task")
-        if name not in self._processes:
-            living: Sequence[str] = list(self._processes)
-            raise PoolError(f"no task '{name}' runs in this pool; running are: {', '.join(living) or 'none'}")
-        return str(name)
+    def _child(self, task: str) -> Child:
+        if task not in self._running:
+            raise PoolError(f"no task '{task}' runs in this pool; running are: {', '.join(self._running) or 'none'}")
+        return self._running[task]

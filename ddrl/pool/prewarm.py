@@ -35,7 +35,7 @@ level shift are kept, being the first rounds of the new level.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import NormalDist
@@ -310,14 +310,6 @@ class Warmth:
     def hit_rate(self) -> float:
         """Share of collectors ready in time; nan without any."""
         return self.hits / self.collectors if self.collectors else math.nan
-
-
-def history_of(rounds: Iterable[Round], settings: PrewarmSettings | None = None) -> History:
-    """The history of a list of rounds."""
-    history = History(settings or PrewarmSettings())
-    for round in rounds:
-        history = history.add(round)
-    return history
 
 
 def _limits(seconds: Sequence[float], settings: PrewarmSettings) -> tuple[float, float]:

@@ -7,12 +7,13 @@ clock: each event carries its time [s]. Complexity: an event is O(1), a grant O(
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ddrl.core.errors import PoolError
-from ddrl.pool.policy import Policy, Request
+from ddrl.pool.policies import Policy, Request
 from ddrl.pool.records import Lease
 
 # -- queue -------------------------------------------------------------------------------------------------------------
@@ -36,7 +37,7 @@ class _Hold:
 class DeviceQueue:
     """Devices 0 ... devices - 1 among tasks by name.
 
-    Law: a device has at most one holder; a task holds at most one device and waits at most once."""
+    Invariant: a device has at most one holder; a task holds at most one device and waits at most once."""
 
     def __init__(self, policy: Policy, devices: int) -> None:
         if devices < 1:
@@ -98,11 +99,6 @@ class DeviceQueue:
             self.held_seconds[task] += now - hold.since
         self.policy.released(task, hold.device, now - hold.since, now)
 
-    def withdraw(self, device: int) -> None:
-        """A device has disappeared: it is never granted again. Who holds it keeps it until its own release."""
-        self._devices.discard(device)
-        self.policy.use(sorted(self._devices))
-
     def grants(self, now: float) -> list[Grant]:
         """Hand idle devices out until the policy gives no more."""
         given: list[Grant] = []
@@ -133,11 +129,6 @@ class DeviceQueue:
         return sum(self.held_seconds.values()) + sum(running) + sum(now - since for since in self._kept.values())
 
     @property
-    def devices(self) -> frozenset[int]:
-        """The devices that have not been withdrawn."""
-        return frozenset(self._devices)
-
-    @property
     def tasks(self) -> frozenset[str]:
         """The tasks that have joined and not left."""
         return frozenset(self._tasks)
@@ -153,7 +144,7 @@ class DeviceQueue:
         return tuple(sorted(self._waiting.values(), key=lambda request: request.at))
 
     def check(self) -> None:
-        """Assert the law of the class."""
+        """Assert the invariant of the class."""
         held = [hold.device for hold in self._holds.values()]
         assert len(held) == len(set(held)), f"a device has two holders: {self._holds}"
         assert not self._holds.keys() & self._waiting.keys(), "a task holds a device and waits"
@@ -179,7 +170,7 @@ def jain_index(shares: Iterable[float]) -> float:
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-# What a living pool has come to, lease by lease: device seconds held and busy, waits, by task and by device.
+# Sums of a pool, lease by lease: device seconds held and busy, waits, by task and by device.
 #
 # Kept as sums, so that a pool of a week needs no more memory than one of a minute.
 
@@ -209,14 +200,10 @@ class _Sums:
 class PoolFigures:
     """Sums over leases that have ended. devices: their names, in the order of the leases' numbers."""
 
-    def __init__(self, tasks: Sequence[str], devices: Sequence[str]) -> None:
+    def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)
-        self._by_task = {task: _Sums() for task in tasks}
+        self._by_task = defaultdict[str, _Sums](_Sums)
         self._by_device = [_Sums() for _ in devices]
-
-    def add_task(self, task: str) -> None:
-        """Count for one more task."""
-        self._by_task[task] = _Sums()
 
     def add(self, lease: Lease) -> None:
         """Count a lease that has ended."""

@@ -24,8 +24,8 @@ from ddrl.core.errors import ChannelError, ConfigError, JobFailed, PoolError
 from ddrl.core.roles import Role
 from ddrl.core.settings import apply_overrides, load_config
 from ddrl.distribution.relay import Membership
-from ddrl.pool.mode import plan_of, run_plan
-from ddrl.pool.setup import PoolPlan
+from ddrl.pool.mode import run_tasks, setup_of
+from ddrl.pool.records import PoolSetup
 from ddrl.run import cli
 from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
@@ -124,8 +124,8 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
         sweep_open_mpi()
         if command.serial:
             raise ConfigError("--serial is one process: start it without mpirun")
-        plan = plan_of(command)
-        relays = TaskRelays(world, plan, meeting.machines, launcher, meeting.launcher)
+        setup = setup_of(command)
+        relays = TaskRelays(world, setup, meeting.machines, launcher, meeting.launcher)
     except BaseException:
         broadcast(world, b"")
         raise
@@ -134,7 +134,7 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
         broadcast(world, msgspec.msgpack.encode(message))
         barrier(world, STANDING)
     try:
-        return run_plan(plan, relays)
+        return run_tasks(setup, relays)
     finally:
         relays.close()
 
@@ -143,23 +143,23 @@ class TaskRelays:
     """`Relays` of a pool, as rank 0 knows them. ConfigError where the ranks or the settings fit no such pool."""
 
     def __init__(
-        self, world: MPI.Intracomm, plan: PoolPlan, machines: Sequence[str], launcher: str, parent: int
+        self, world: MPI.Intracomm, setup: PoolSetup, machines: Sequence[str], launcher: str, parent: int
     ) -> None:
-        configs = _settings_of(plan)
-        self._relays = _agreed_relays(configs, plan)
-        places = assign_relays(machines, len(plan.tasks), self._relays)
+        configs = _settings_of(setup)
+        self._relays = _agreed_relays(configs, setup)
+        places = assign_relays(machines, len(setup.tasks), self._relays)
         self.hosts = len(places[0])
         self.launcher = launcher
         for name, config in configs.items():
             self._check(name, config)
         self._world = world
         self._parent = parent
-        cores = tuple(core for device in plan.parsed_devices() for core in device.cores)
-        names = [task.name for task in plan.tasks]
+        cores = tuple(core for device in setup.parsed_devices() for core in device.cores)
+        names = [task.name for task in setup.tasks]
         names += [f"place {number + 1}/{len(places)}" for number in range(len(names), len(places))]
         self.ranks = PoolRanks({name: uuid.uuid4().hex[:8] for name in names}, places, cores)
-        self._place_of = {task.name: task.name for task in plan.tasks}
-        self._free = names[len(plan.tasks) :]
+        self._place_of = {task.name: task.name for task in setup.tasks}
+        self._free = names[len(setup.tasks) :]
         self._boards = {name: Board.create(board_name(run_id, 0)) for name, run_id in self.ranks.run_ids.items()}
 
     @property
@@ -199,7 +199,7 @@ class TaskRelays:
             board.command = Command.FAIL
             sweep_dead()
 
-    def look(self) -> None:
+    def check_launcher(self) -> None:
         """See `Relays`. Also lets MPI move on what rank 0 has sent."""
         self._world.Iprobe()
         if is_orphan(self._parent):
@@ -226,16 +226,16 @@ class TaskRelays:
             unlink_run(run_id)
 
 
-def _settings_of(plan: PoolPlan) -> dict[str, Config]:
+def _settings_of(setup: PoolSetup) -> dict[str, Config]:
     """Of the tasks whose files can be read; the others end alone, with their reason."""
     configs: dict[str, Config] = {}
-    for task in plan.tasks:
+    for task in setup.tasks:
         with contextlib.suppress(ConfigError):
-            configs[task.name] = load_config(Path(task.file), plan.overrides)
+            configs[task.name] = load_config(Path(task.file), setup.overrides)
     return configs
 
 
-def _agreed_relays(configs: dict[str, Config], plan: PoolPlan) -> int:
+def _agreed_relays(configs: dict[str, Config], setup: PoolSetup) -> int:
     """cluster.relays of all tasks."""
     values = {name: config.cluster.relays for name, config in configs.items()}
     if len(set(values.values())) > 1:
@@ -243,7 +243,7 @@ def _agreed_relays(configs: dict[str, Config], plan: PoolPlan) -> int:
         raise ConfigError(
             f"the tasks do not agree on cluster.relays ({listed}): give it once, by --set cluster.relays=..."
         )
-    given = [text for text in plan.overrides if text.startswith("cluster.relays")]
+    given = [text for text in setup.overrides if text.startswith("cluster.relays")]
     return next(iter(values.values()), apply_overrides(Config(), given).cluster.relays)
 
 

@@ -1,6 +1,14 @@
-"""What a pool did, by lease, and what the simulator runs: the seconds of each task's rounds, recorded or generated.
+"""What a pool writes into its directory, and what is read back of it, while it runs or afterwards.
 
-One file is JSON: {"tasks": [TaskTrace, ...]}, all times in seconds.
+POOL/NAME/            run directory of the task NAME, as of a run alone (or the directory that its own run.dir names)
+POOL/pool/plan.json   tasks, devices and policy (`PoolSetup`): what --resume and the tasks' processes read
+POOL/pool/NAME.log    what the task's process printed
+POOL/pool/NAME.json   how the task ended (`TaskEnd`); none while it runs, and none if it was killed
+POOL/pool/leases.jsonl      one line a lease (`Lease`)
+POOL/pool/collectors.jsonl  one line a collector and round (`Collector`); instructions.jsonl: when each was to start
+POOL/summary.json     written at the end
+
+`TaskTrace` is a task's rounds in seconds, recorded or generated: what the simulator runs.
 """
 
 from __future__ import annotations
@@ -8,7 +16,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,10 +24,119 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.errors import PoolError
+from ddrl.channels.segment import segment_name
+from ddrl.core import plugins
+from ddrl.core.config import Config
+from ddrl.core.errors import PoolError, RunDirError
 from ddrl.core.files import decode, read_json
+from ddrl.core.settings import plugin_settings
+from ddrl.pool.devices import Device, parse_devices
+from ddrl.pool.policies import Policy
+from ddrl.run.directory import write_json
 
-# -- records -----------------------------------------------------------------------------------------------------------
+POLICIES = "ddrl.pool.policies"
+OWN = "pool"  # folder of the pool's own files
+INTERRUPTED = "interrupted"
+Kind = TypeVar("Kind")
+
+
+# -- the setup of a pool -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskEnd:
+    """How a task ended."""
+
+    ok: bool
+    reason: str
+    figures: dict[str, float] = field(default_factory=dict[str, float])
+
+    @property
+    def final(self) -> bool:
+        """Whether --resume leaves the task out."""
+        return self.ok and self.reason != INTERRUPTED
+
+
+@dataclass(frozen=True)
+class PoolTask:
+    """One task. broken: why it cannot start, empty if it can."""
+
+    name: str
+    file: str
+    directory: str
+    weight: float = 1.0
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class PoolSetup:
+    """Everything that a pool needs to start. began: start of the master [s, CLOCK_MONOTONIC], from which times of the
+    pool's traces count."""
+
+    directory: str
+    devices: str
+    policy: str
+    tasks: tuple[PoolTask, ...]
+    run_id: str = ""
+    serial: bool = False
+    policy_tables: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    overrides: tuple[str, ...] = ()
+    resumed: bool = False
+    resumed_with: tuple[str, ...] = ()
+    trust: bool = False
+    began: float = 0.0
+
+    @classmethod
+    def read(cls, directory: Path) -> PoolSetup:
+        """The setup in a pool's directory. RunDirError for a directory that is no pool's."""
+        path = directory / OWN / "plan.json"
+        return read_json(path, cls, RunDirError, f"{directory} is not the directory of a pool: {path} cannot be read")
+
+    def write(self) -> None:
+        """Write it, and make the folder for what the pool writes."""
+        try:
+            self.own.mkdir(parents=True, exist_ok=True)
+            write_json(self.own / "plan.json", asdict(self))
+        except OSError as error:
+            raise RunDirError(f"the pool's directory {self.directory} cannot be written: {error.strerror}") from None
+
+    @property
+    def own(self) -> Path:
+        """Folder of the pool's own files."""
+        return Path(self.directory) / OWN
+
+    @property
+    def table(self) -> str:
+        """Name of the table of leases."""
+        return segment_name(self.run_id, 0, "leases")
+
+    def log_of(self, task: str) -> Path:
+        """File of what the task prints."""
+        return self.own / f"{task}.log"
+
+    def end_of(self, task: str) -> Path:
+        """File of how the task ended."""
+        return self.own / f"{task}.json"
+
+    def read_end(self, task: str) -> TaskEnd | None:
+        """How the task ended; None if nothing was written."""
+        path = self.end_of(task)
+        return read_json(path, TaskEnd, RunDirError, f"{path} cannot be read") if path.exists() else None
+
+    def parsed_devices(self) -> tuple[Device, ...]:
+        """The devices."""
+        return parse_devices(self.devices)
+
+    def policy_class(self) -> type[Policy]:
+        """The policy's class."""
+        return plugins.load("pool.policy", POLICIES, self.policy)
+
+    def make_policy(self) -> Policy:
+        """A fresh policy with its settings."""
+        policy: Any = self.policy_class()
+        settings = plugin_settings(Config(tables=self.policy_tables), "pool", policy)
+        return policy() if settings is None else policy(settings)
+
 
 # -- traces ------------------------------------------------------------------------------------------------------------
 
@@ -97,20 +214,6 @@ class TaskTrace:
         return sum(self.gradient[round]) + self.update[round]
 
 
-def read_traces(path: Path) -> list[TaskTrace]:
-    """Traces of a file. PoolError where it is none."""
-    return read_json(path, _File, PoolError, f"{path} is no trace of a pool").tasks
-
-
-def write_traces(path: Path, traces: Sequence[TaskTrace]) -> None:
-    """Write traces so that `read_traces` gives equal ones."""
-    path.write_bytes(msgspec.json.encode(_File(list(traces))))
-
-
-class _File(msgspec.Struct):
-    tasks: list[TaskTrace]
-
-
 def generate(
     name: str,
     rounds: int,
@@ -155,13 +258,8 @@ def generate(
     )
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-# A pool's directory read back: plan, leases and collectors, living or ended. Times in seconds since the pool's start.
-#
-# POOL/pool/plan.json, leases.jsonl and collectors.jsonl (where collectors run), and POOL/summary.json (docs/pool.md).
-
-
-Kind = TypeVar("Kind")
+# -- a pool's directory read back --------------------------------------------------------------------------------------
+# Times in seconds since the pool's start.
 
 
 @dataclass(frozen=True)
@@ -208,43 +306,20 @@ def find_pools(root: Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-class PoolPlanTask(msgspec.Struct, frozen=True):
-    """What plan.json says of a task, as far as a reader needs it."""
-
-    name: str
-    directory: str
-
-
-class PoolPlanFile(msgspec.Struct, frozen=True):
-    """What plan.json says of a pool, as far as a reader needs it."""
-
-    tasks: tuple[PoolPlanTask, ...]
-    devices: str
-    policy: str
-    run_id: str = ""
-    began: float = 0.0  # [s, CLOCK_MONOTONIC]; 0: a pool by an earlier ddrl
-
-
-def read_plan(path: Path) -> PoolPlanFile:
-    """The plan in a pool's directory. PoolError where it is none."""
-    what = f"{path} is not the directory of a pool: its pool/plan.json cannot be read"
-    return read_json(path / "pool" / "plan.json", PoolPlanFile, PoolError, what)
-
-
 def read_pool(path: Path) -> PoolRecord:
-    """Read a pool's directory. PoolError where it is none."""
-    plan = read_plan(path)
-    began = plan.began
+    """Read a pool's directory. RunDirError for a directory that is no pool's, PoolError for damaged files."""
+    setup = PoolSetup.read(path)
+    began = setup.began
     leases = [lease for lease in _lines(path / "pool" / "leases.jsonl", Lease) if lease.granted >= began]
-    began = began or min((lease.asked for lease in leases), default=0.0)  # of a pool by an earlier ddrl
+    began = began or min((lease.asked for lease in leases), default=0.0)  # earlier versions wrote no `began`
     summary: dict[str, Any] = {}
     if (path / "summary.json").exists():
         summary = read_json(path / "summary.json", dict[str, Any], PoolError, f"{path / 'summary.json'} cannot be read")
     return PoolRecord(
         name=path.name,
-        tasks=tuple(task.name for task in plan.tasks),
-        devices=tuple(device.strip() for device in plan.devices.split(",")),
-        policy=plan.policy,
+        tasks=tuple(task.name for task in setup.tasks),
+        devices=tuple(device.strip() for device in setup.devices.split(",")),
+        policy=setup.policy,
         leases=tuple(
             replace(lease, asked=lease.asked - began, granted=lease.granted - began, released=lease.released - began)
             for lease in sorted(leases, key=lambda lease: lease.released)

@@ -1,13 +1,4 @@
-"""What a pool is to do, checked before anything starts, and where it keeps it.
-
-POOL/NAME/            run directory of the task NAME, as of a run alone (or where its own run.dir says)
-POOL/pool/plan.json   tasks, devices and policy: what --resume and the tasks' processes read
-POOL/pool/NAME.log    what the task's process printed
-POOL/pool/NAME.json   how the task ended; none while it runs, and none where it was killed
-POOL/pool/leases.jsonl  one line a lease
-POOL/pool/collectors.jsonl, instructions.jsonl   what collectors did, and were told (ddrl.pool.rounds.Trace)
-POOL/summary.json     written at the end
-"""
+"""A pool from the command line, or resumed from its directory, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -15,157 +6,22 @@ import contextlib
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ddrl.channels.segment import segment_name
-from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
-from ddrl.core.files import read_json
-from ddrl.core.settings import apply_overrides, config_tree, load_config, plugin_settings
+from ddrl.core.settings import apply_overrides, config_tree, load_config
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
-from ddrl.pool.devices import Device, check_devices, parse_devices
-from ddrl.pool.policy import Policy
+from ddrl.pool.devices import check_devices
+from ddrl.pool.records import OWN, PoolSetup, PoolTask
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.cli import Command
-from ddrl.run.directory import write_json
-
-# -- plan --------------------------------------------------------------------------------------------------------------
-
-POLICIES = "ddrl.pool.policies"
-OWN = "pool"  # folder of the pool's own files
-INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True)
-class TaskEnd:
-    """How a task ended."""
-
-    ok: bool
-    reason: str
-    figures: dict[str, float] = field(default_factory=dict[str, float])
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-    @property
-    def final(self) -> bool:
-        """Whether --resume has nothing to go on with."""
-        return self.ok and self.reason != INTERRUPTED
-
-
-@dataclass(frozen=True)
-class PoolTask:
-    """One task. broken: why it cannot start, empty where it can."""
-
-    name: str
-    file: str
-    directory: str
-    weight: float = 1.0
-    broken: str = ""
-
-    def command(self, plan: PoolPlan) -> Command:
-        """What its process runs: the task anew, or from its newest checkpoint where it has one.
-
-        A run that was killed before its first checkpoint is set aside under another name."""
-        folder = Path(self.directory)  # of a learner that has no lease
-        home = "learner.device=cpu"
-        if any(folder.glob("checkpoints/[0-9]*/state.json")):
-            return Command(Path(self.file), (*plan.resumed_with, home), plan.serial, folder, False, False, plan.trust)
-        if (folder / "config.toml").exists():
-            if not plan.resumed:
-                raise RunDirError(f"task '{self.name}': {folder} holds a run already: name another directory")
-            folder.rename(f"{folder}.cut-{uuid.uuid4().hex[:6]}")
-        overrides = (*plan.overrides, f"run.dir={folder}", home)
-        return Command(Path(self.file), overrides, plan.serial, None, False, False, plan.trust)
-
-
-@dataclass(frozen=True)
-class PoolPlan:
-    """A pool that can start."""
-
-    directory: str
-    run_id: str
-    serial: bool
-    devices: str
-    policy: str
-    policy_tables: dict[str, dict[str, Any]]
-    overrides: tuple[str, ...]
-    tasks: tuple[PoolTask, ...]
-    resumed: bool = False
-    resumed_with: tuple[str, ...] = ()
-    trust: bool = False
-    began: float = 0.0  # [s, CLOCK_MONOTONIC] of the host's start; times of the pool's traces count from it
-
-    @classmethod
-    def read(cls, directory: Path) -> PoolPlan:
-        """The plan that a pool's directory keeps. RunDirError where it is no pool's."""
-        path = directory / OWN / "plan.json"
-        return read_json(path, cls, RunDirError, f"{directory} is not the directory of a pool: {path} cannot be read")
-
-    def with_task(self, file: Path) -> tuple[PoolPlan, Config]:
-        """The plan with one more task, and its settings. ConfigError where they are broken, or are not this pool's."""
-        configs: dict[str, Config] = {}
-        task = _read_task(file, self.overrides, Path(self.directory), configs)
-        if task.broken:
-            raise ConfigError(task.broken)
-        for name in ("devices", "policy"):
-            given = getattr(configs[task.name].section(PoolConfig), name)
-            own = getattr(self, name)
-            if given not in (own, getattr(PoolConfig(), name)):
-                raise ConfigError(f"{file}: pool.{name} = '{given}', but this pool has '{own}': leave it out")
-        _refuse_twins([*self.tasks, task])
-        plan = replace(self, tasks=(*self.tasks, task))
-        remember_trust(Path(self.directory), _foreign_code(plan))
-        return plan, configs[task.name]
-
-    def write(self) -> None:
-        """Keep it, and make the folder for what the pool writes."""
-        try:
-            self.own.mkdir(parents=True, exist_ok=True)
-            write_json(self.own / "plan.json", asdict(self))
-        except OSError as error:
-            raise RunDirError(f"the pool's directory {self.directory} cannot be written: {error.strerror}") from None
-
-    @property
-    def own(self) -> Path:
-        """Folder of the pool's own files."""
-        return Path(self.directory) / OWN
-
-    @property
-    def table(self) -> str:
-        """Name of the table of leases."""
-        return segment_name(self.run_id, 0, "leases")
-
-    def end_of(self, task: str) -> Path:
-        """Where the task's end is written."""
-        return self.own / f"{task}.json"
-
-    def read_end(self, task: str) -> TaskEnd | None:
-        """How the task ended; None where nothing was written."""
-        path = self.end_of(task)
-        return read_json(path, TaskEnd, RunDirError, f"{path} cannot be read") if path.exists() else None
-
-    def parsed_devices(self) -> tuple[Device, ...]:
-        """The devices."""
-        return parse_devices(self.devices)
-
-    def policy_class(self) -> type[Policy]:
-        """The policy's class."""
-        return plugins.load("pool.policy", POLICIES, self.policy)
-
-    def make_policy(self) -> Policy:
-        """A fresh policy with its settings."""
-        policy: Any = self.policy_class()
-        settings = plugin_settings(Config(tables=self.policy_tables), "pool", policy)
-        return policy(settings) if settings is not None and fields(settings) else policy()
-
-
-def new_plan(command: Command) -> PoolPlan:
-    """From --tasks and --set. A task whose settings are broken is part of the plan, and said to be; what is wrong with
+def new_setup(command: Command) -> PoolSetup:
+    """From --tasks and --set. A task whose settings are broken is part of the setup, and said to be; what is wrong with
     the pool itself raises ConfigError."""
     folder, overrides = _split_directory(command.overrides)
     run_id = uuid.uuid4().hex[:8]
@@ -176,7 +32,7 @@ def new_plan(command: Command) -> PoolPlan:
     configs: dict[str, Config] = {}
     tasks = [_read_task(file, overrides, directory, configs) for file in command.tasks]
     _refuse_twins(tasks)
-    plan = PoolPlan(
+    setup = PoolSetup(
         directory=str(directory),
         run_id=run_id,
         serial=command.serial,
@@ -186,22 +42,22 @@ def new_plan(command: Command) -> PoolPlan:
         overrides=overrides,
         tasks=tuple(tasks),
     )
-    _checked(plan)
-    remember_trust(directory, _foreign_code(plan))
-    return plan
+    _checked(setup)
+    remember_trust(directory, _foreign_code(setup))
+    return setup
 
 
-def resumed_plan(command: Command) -> PoolPlan:
-    """The plan of a pool that goes on with the tasks that had not ended; --set changes settings of all of them."""
+def resumed_setup(command: Command) -> PoolSetup:
+    """The setup of a pool that goes on with the tasks that had not ended; --set changes settings of all of them."""
     assert command.resume is not None
-    saved = PoolPlan.read(command.resume.absolute())
+    saved = PoolSetup.read(command.resume.absolute())
     pool = apply_overrides(Config(), command.overrides).section(PoolConfig)
     named = {text.partition("=")[0].strip() for text in command.overrides}
     if "run.dir" in named:
         raise ConfigError("--set run.dir: a pool that goes on stays in its directory")
     directory = command.resume.absolute()
     overrides = (*saved.overrides, *command.overrides)
-    plan = replace(
+    setup = replace(
         saved,
         directory=str(directory),
         overrides=overrides,
@@ -215,19 +71,53 @@ def resumed_plan(command: Command) -> PoolPlan:
         resumed_with=command.overrides,
         trust=command.trust,
     )
-    theirs = {setting: name for setting, name in _foreign_code(plan).items() if setting not in named}
+    theirs = {setting: name for setting, name in _foreign_code(setup).items() if setting not in named}
     check_trust(directory, theirs, trust=command.trust)
-    if all((end := plan.read_end(task.name)) is not None and end.final for task in plan.tasks):
-        raise PoolError(f"all tasks of {plan.directory} have ended: there is nothing to go on with")
-    return _checked(plan)
+    if all((end := setup.read_end(task.name)) is not None and end.final for task in setup.tasks):
+        raise PoolError(f"all tasks of {setup.directory} have ended: there is nothing to go on with")
+    return _checked(setup)
 
 
-def _foreign_code(plan: PoolPlan) -> dict[str, str]:
+def add_task(setup: PoolSetup, file: Path) -> tuple[PoolSetup, Config]:
+    """The setup with one more task, and the task's settings. ConfigError for broken settings, and for those that do not
+    fit the pool."""
+    configs: dict[str, Config] = {}
+    task = _read_task(file, setup.overrides, Path(setup.directory), configs)
+    if task.broken:
+        raise ConfigError(task.broken)
+    for name in ("devices", "policy"):
+        given = getattr(configs[task.name].section(PoolConfig), name)
+        own = getattr(setup, name)
+        if given not in (own, getattr(PoolConfig(), name)):
+            raise ConfigError(f"{file}: pool.{name} = '{given}', but this pool has '{own}': leave it out")
+    _refuse_twins([*setup.tasks, task])
+    wider = replace(setup, tasks=(*setup.tasks, task))
+    remember_trust(Path(setup.directory), _foreign_code(wider))
+    return wider, configs[task.name]
+
+
+def command_of(setup: PoolSetup, task: PoolTask) -> Command:
+    """What a task's process runs: the task anew, or from its newest checkpoint if it has one.
+
+    A run that was killed before its first checkpoint is renamed."""
+    folder = Path(task.directory)
+    home = "learner.device=cpu"  # of a learner that has no lease
+    if any(folder.glob("checkpoints/[0-9]*/state.json")):
+        return Command(Path(task.file), (*setup.resumed_with, home), setup.serial, folder, False, False, setup.trust)
+    if (folder / "config.toml").exists():
+        if not setup.resumed:
+            raise RunDirError(f"task '{task.name}': {folder} holds a run already: name another directory")
+        folder.rename(f"{folder}.cut-{uuid.uuid4().hex[:6]}")
+    overrides = (*setup.overrides, f"run.dir={folder}", home)
+    return Command(Path(task.file), overrides, setup.serial, None, False, False, setup.trust)
+
+
+def _foreign_code(setup: PoolSetup) -> dict[str, str]:
     """The code from outside that the pool and its tasks name."""
-    code = foreign_code({"pool": {"policy": plan.policy}})
-    for task in plan.tasks:
+    code = foreign_code({"pool": {"policy": setup.policy}})
+    for task in setup.tasks:
         with contextlib.suppress(ConfigError):  # a file that cannot be read starts nothing
-            named = foreign_code(config_tree(load_config(Path(task.file), plan.overrides)))
+            named = foreign_code(config_tree(load_config(Path(task.file), setup.overrides)))
             code |= {f"{task.name}: {setting}": name for setting, name in named.items()}
     return code
 
@@ -245,12 +135,12 @@ def _read_task(file: Path, overrides: Sequence[str], directory: Path, configs: d
     return PoolTask(name, str(file.absolute()), str(place), config.section(PoolConfig).weight)
 
 
-def _checked(plan: PoolPlan) -> PoolPlan:
-    devices = plan.parsed_devices()
+def _checked(setup: PoolSetup) -> PoolSetup:
+    devices = setup.parsed_devices()
     kinds = {device.torch.partition(":")[0] for device in devices if not device.is_slot}
     check_devices(devices, {kind: _count(kind) for kind in kinds})
-    plan.make_policy()
-    return plan
+    setup.make_policy()
+    return setup
 
 
 def _count(kind: str) -> int:

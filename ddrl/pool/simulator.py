@@ -1,11 +1,10 @@
-"""Runs traces on the very queue and pre-warming of a real pool, in simulated time.
+"""Runs traces on the queue and pre-warming of a real pool, in simulated time, and bounds what any order can reach.
 
 An event is (time, order, what, task, worker); events of one time all happen before devices are granted. A round: its
 parameters arrive; each worker collects as soon as its collector is ready too; with the first data the task asks for a
 device; gradients run in order of arrival; the device is released; then the parameters are sent.
 
-With `processors`, collecting, gradients and switches share the cores of one host; without, each collector has a core.
-Not simulated: starts of collectors that are told when to start compete for no core, and links are not shared.
+Every collector and device computes as if it had its cores to itself, and links are not shared.
 """
 
 from __future__ import annotations
@@ -15,19 +14,94 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ddrl.core.errors import PoolError
 from ddrl.pool import prewarm
-from ddrl.pool.bounds import share_bound
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policy import Policy, Request
+from ddrl.pool.policies import Fair, Policy, Request
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
-from ddrl.pool.processors import Processors
 from ddrl.pool.queue import DeviceQueue, Grant
 from ddrl.pool.records import Lease, PoolRecord, TaskTrace, generate, recorded_traces
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
+# What no schedule of a pool can beat: lower bounds, the offline optimum of small pools, and queueing theory's values.
+#
+# All assume that collectors are always ready (the first start apart), that a round's hold is not interrupted, and that
+# all seconds are known before.
+
+
+def lower_bound(traces: Sequence[TaskTrace], devices: int) -> float:
+    """A makespan [s] that no schedule undercuts: the longest task alone, or all device seconds spread evenly.
+
+    The second counts that each device begins with one task's first collecting and ends with one task's last sending:
+    with M devices, (M least heads + all holds + M least tails) / M (Carlier's bound for parallel machines)."""
+    longest = max(_seconds_alone(trace) for trace in traces)
+    heads = sorted(min(_arrivals(trace, 0)) for trace in traces)[:devices]
+    tails = sorted(trace.send[-1] for trace in traces)[:devices]
+    works = [trace.busy(round) + 2 * trace.switch for trace in traces for round in range(trace.rounds)]
+    loads = sum(heads) + sum(works) + sum(tails)
+    return max(longest, loads / devices if len(traces) >= devices else 0.0)
+
+
+def _arrivals(trace: TaskTrace, round: int) -> list[float]:
+    """Seconds from a round's parameters to its data, by worker; the first round's collectors must start."""
+    starts = trace.startup[0] if round == 0 else [0.0] * trace.workers
+    return [start + collect for start, collect in zip(starts, trace.collect[round], strict=True)]
+
+
+def _seconds_alone(trace: TaskTrace) -> float:
+    """Seconds of all rounds without any wait."""
+    arrivals = [_arrivals(trace, round) for round in range(trace.rounds)]
+    held = (trace.held(round, min(arrivals[round]), arrivals[round]) for round in range(trace.rounds))
+    return sum(held) + sum(trace.send)
+
+
+def share_bound(traces: Sequence[TaskTrace], devices: int) -> float:
+    """Largest busy / wall of a pool whose tasks never end: min(1, sum of duty cycles / devices)."""
+    duties = (
+        sum(trace.busy(round) for round in range(trace.rounds))
+        / sum(trace.alone(round) for round in range(trace.rounds))
+        for trace in traces
+    )
+    return min(1.0, sum(duties) / devices)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A figure beside what no order of the same rounds can beat. share: figure / bound."""
+
+    name: str
+    value: float
+    bound: float
+    unit: str
+
+    @property
+    def share(self) -> float:
+        """1: the bound is reached; nan: there is none."""
+        return self.value / self.bound if self.bound > 0 else math.nan
+
+
+def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
+    """Figures of a pool with their bounds; empty before the first lease has ended.
+
+    Busy / wall of the devices: the most of the same work without waits, min(1, sum of duty cycles / devices). Busy /
+    held: 1. Makespan: the longest task without waits, or all holds on all devices (ddrl.pool.simulator)."""
+    if not record.leases or not record.seconds:
+        return []
+    traces = recorded_traces(record)
+    devices = len(record.devices)
+    busy = {task: sum(lease.busy for lease in record.leases if lease.task == task) for task in record.tasks}
+    held = sum(lease.released - lease.granted for lease in record.leases)
+    duty = sum(busy[trace.name] / sum(trace.alone(number) for number in range(trace.rounds)) for trace in traces)
+    total = sum(busy.values())
+    return [
+        Bounded("busy / wall", total / (devices * record.seconds), min(1.0, duty / devices), ""),
+        Bounded("busy / held", total / held if held else 0.0, 1.0, ""),
+        Bounded("makespan", record.seconds, lower_bound(traces, devices), "s"),
+    ]
+
 
 # -- simulator ---------------------------------------------------------------------------------------------------------
 
@@ -107,7 +181,6 @@ class Simulator:
         policy: Policy,
         start: Start = "predicted",
         settings: PrewarmSettings | None = None,
-        processors: Processors | None = None,
         uncounted: int = 0,
     ) -> None:
         if not traces:
@@ -119,7 +192,6 @@ class Simulator:
         self._tasks = {trace.name: _Task(trace, self._settings) for trace in traces}
         self._events: list[tuple[float, int, str, str, int]] = []
         self._order = itertools.count()
-        self._processors = processors
         self._tenants: dict[int, str] = {}  # whose state a device holds
         self.outcome = Outcome(devices)
         for trace in traces:
@@ -137,11 +209,12 @@ class Simulator:
             "released": self._released,
         }
         ended = 0.0
-        while math.isfinite(now := self._next_time()):
-            while self._next_time() == now:
-                for what, name, worker in self._due(now):
-                    if what != "slice":
-                        handlers[what](self._tasks[name], now, worker)
+        while self._events:
+            now = self._events[0][0]
+            while self._events and self._events[0][0] == now:
+                _, _, what, name, worker = heapq.heappop(self._events)
+                if what != "slice":
+                    handlers[what](self._tasks[name], now, worker)
             ended = now
             for grant in self._queue.grants(now):
                 self._granted(grant, now)
@@ -151,24 +224,6 @@ class Simulator:
         self.outcome.makespan = max(self.outcome.finished.values())
         self.outcome.held_seconds = self._queue.device_seconds(ended)
         return self.outcome
-
-    def _next_time(self) -> float:
-        event = self._events[0][0] if self._events else math.inf
-        return event if self._processors is None else min(event, self._processors.next_end())
-
-    def _due(self, now: float) -> list[tuple[str, str, int]]:
-        """Take out what happens now: (what, task, worker)."""
-        due: list[Any] = [] if self._processors is None else self._processors.end(now)
-        while self._events and self._events[0][0] == now:
-            due.append(heapq.heappop(self._events)[2:])
-        return due
-
-    def _compute_for(self, seconds: float, then: str, task: _Task, now: float, worker: int, device: int = -1) -> None:
-        """Let work of `seconds` begin, on a core or on a device; `then` is what happens at its end."""
-        if self._processors is None or seconds == 0:
-            self._at(now + seconds, then, task.trace.name, worker)
-        else:
-            self._processors.begin((then, task.trace.name, worker), seconds, now, device)
 
     def _at(self, time: float, what: str, task: str = "", worker: int = 0) -> None:
         heapq.heappush(self._events, (time, next(self._order), what, task, worker))
@@ -190,7 +245,7 @@ class Simulator:
 
     def _collect(self, task: _Task, now: float, worker: int) -> None:
         """Parameters and collector are there."""
-        self._compute_for(task.trace.collect[task.round][worker], "data", task, now, worker)
+        self._at(now + task.trace.collect[task.round][worker], "data", task.trace.name, worker)
 
     def _instruct(self, task: _Task, now: float) -> None:
         """Issue what is due: for the next round, or for later ones where collectors start slowly."""
@@ -274,7 +329,7 @@ class Simulator:
 
     def _work(self, task: _Task, now: float, seconds: float, then: str, worker: int = 0) -> None:
         task.working = True
-        self._compute_for(seconds, then, task, now, worker, task.device)
+        self._at(now + seconds, then, task.trace.name, worker)
 
     def _compute(self, task: _Task, now: float) -> None:
         """Begin the gradient of the data that arrived first."""
@@ -321,13 +376,12 @@ def simulate(
     policy: Policy,
     start: Start = "predicted",
     settings: PrewarmSettings | None = None,
-    processors: Processors | None = None,
     uncounted: int = 0,
 ) -> Outcome:
-    """Run `traces` on `devices` devices under a fresh `policy`, on fresh `processors` where collectors share cores.
+    """Run `traces` on `devices` devices under a fresh `policy`.
 
     uncounted: rounds of each task, after its first, whose collectors `warmth` leaves out."""
-    return Simulator(traces, devices, policy, start, settings, processors, uncounted).run()
+    return Simulator(traces, devices, policy, start, settings, uncounted).run()
 
 
 # -- equal_tasks -------------------------------------------------------------------------------------------------------

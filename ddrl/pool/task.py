@@ -1,5 +1,6 @@
-"""A task's process in a pool: `python -m ddrl.pool.task POOL NAME PARENT RUN_ID HOSTS`, started by the pool's master.
-HOSTS: with a relay of the task, 0 without mpirun.
+"""A task's process in a pool: `python -m ddrl.pool.task POOL NAME RUN_ID HOSTS ERRORS PARENT`, started by the pool's
+master. HOSTS: number of hosts with a relay of the task, 0 without mpirun; ERRORS: descriptor for its stacks; PARENT:
+the master's process id.
 
 The task runs as it would alone, serial or with members of its own; only its device is the pool's. `Lender` takes a
 lease before a move that needs the device and moves the learner there. A round is the GRADIENT and APPLY moves up to the
@@ -16,17 +17,22 @@ import math
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import DdrlError
-from ddrl.pool.devices import CpuSlot, Device, make_group
+from ddrl.pool.devices import CpuSlot, Device, group_name, make_group
 from ddrl.pool.leases import LeaseHolder
-from ddrl.pool.setup import INTERRUPTED, PoolPlan, PoolTask, TaskEnd
+from ddrl.pool.records import INTERRUPTED, PoolSetup, PoolTask, TaskEnd
+from ddrl.pool.setup import command_of
 from ddrl.run.directory import write_json
-from ddrl.run.process import SIGNALS, die_with, keep_off
+from ddrl.run.keeper import report_stacks
+from ddrl.run.process import SIGNALS, die_with, is_orphan, keep_off
 from ddrl.run.training import Move
 
 if TYPE_CHECKING:
@@ -35,11 +41,6 @@ if TYPE_CHECKING:
     from ddrl.run.training import Training
 
 HOME = "cpu"  # torch device of a learner without a lease
-
-
-def group_name(pool_id: str, index: int) -> str:
-    """Name of the quota group of a pool's device: the same in the master and in every task."""
-    return f"ddrl-pool-{pool_id}-{index}"
 
 
 class Lender:
@@ -135,14 +136,14 @@ class Lender:
         return max(1.0, left * self.rounds / steps)
 
 
-def run_task(plan: PoolPlan, task: PoolTask, run_id: str, hosts: int) -> tuple[dict[str, Any], dict[str, float]]:
+def run_task(setup: PoolSetup, task: PoolTask, run_id: str, hosts: int) -> tuple[dict[str, Any], dict[str, float]]:
     """Run the task to its end; its summary, and figures of its devices and collectors."""
     from ddrl.pool.rounds import Collectors, Rounds, Trace
     from ddrl.run.preparation import Preparation
 
-    preparation = Preparation(task.command(plan), run_id)
-    holder = LeaseHolder.attach(plan.table, task.name)
-    devices = plan.parsed_devices()
+    preparation = Preparation(command_of(setup, task), run_id)
+    holder = LeaseHolder.attach(setup.table, task.name)
+    devices = setup.parsed_devices()
     lenders: list[Lender] = []
     collectors: list[Collectors] = []
     keep_off(core for device in devices for core in device.cores)
@@ -150,12 +151,12 @@ def run_task(plan: PoolPlan, task: PoolTask, run_id: str, hosts: int) -> tuple[d
     def equip(made: Task) -> None:
         if isinstance(made.training.rounds, Rounds):
             collectors.append(made.training.rounds.collectors)
-            collectors[0].trace = Trace(plan.own, task.name, plan.began)
-        lenders.append(Lender(made.training, holder, devices, plan.run_id, splits=plan.policy_class().splits_rounds))
+            collectors[0].trace = Trace(setup.own, task.name, setup.began)
+        lenders.append(Lender(made.training, holder, devices, setup.run_id, splits=setup.policy_class().splits_rounds))
         made.training.lender = lenders[0]
 
     try:
-        if plan.serial:
+        if setup.serial:
             from ddrl.run.serial import run_serial
 
             document = run_serial(preparation, equip)
@@ -174,26 +175,30 @@ def run_task(plan: PoolPlan, task: PoolTask, run_id: str, hosts: int) -> tuple[d
 
 def main() -> int:
     """Run the task; 0 where it ended well, an interrupt included."""
-    directory, name, parent, run_id, hosts = sys.argv[1:]
+    directory, name, run_id, hosts, errors, parent = sys.argv[1:]
+    report_stacks(int(errors))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the task itself handles signals
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the master blocked them while this process imported
-    plan = PoolPlan.read(Path(directory))
-    task = next(task for task in plan.tasks if task.name == name)
-    end = plan.end_of(name)
+    setup = PoolSetup.read(Path(directory))
+    task = next(task for task in setup.tasks if task.name == name)
+    status = 0
     try:
         die_with(int(parent), signal.SIGTERM)
-        document, figures = run_task(plan, task, run_id, int(hosts))
+        document, figures = run_task(setup, task, run_id, int(hosts))
+        end = TaskEnd(True, document["reason"], figures)
     except KeyboardInterrupt:
-        write_json(end, TaskEnd(True, INTERRUPTED).to_json())
-        return 0
+        end = TaskEnd(True, INTERRUPTED)
     except BaseException as error:
-        write_json(end, TaskEnd(False, str(error) or repr(error)).to_json())
-        if not isinstance(error, DdrlError):
-            raise  # its traceback goes to the log
-        print(f"ddrl: {error}", file=sys.stderr)
-        return 1
-    write_json(end, TaskEnd(True, document["reason"], figures).to_json())
-    return 0
+        end = TaskEnd(False, str(error) or repr(error))
+        status = 1
+        if isinstance(error, DdrlError):
+            print(f"ddrl: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)  # to the log
+    write_json(setup.end_of(name), asdict(end))
+    if is_orphan(int(parent)):  # the pool was killed: nobody else removes the table of leases
+        unlink_run(setup.run_id)
+    return status
 
 
 if __name__ == "__main__":

@@ -341,13 +341,15 @@ class Place:
     """Where a process may be, and how it is started: `work`, in a fork, gives its exit status; or `program`, the words
     of a command, to which two are added: the descriptor for its stacks, and the keeper's process id.
 
-    inherited: descriptors that the program keeps; cores: on which the process may run (None: on the keeper's)."""
+    inherited: descriptors that the program keeps; output: descriptor for what it prints (None: the keeper's); cores: on
+    which the process may run (None: on the keeper's)."""
 
     rank: int
     role: Role
     work: Callable[[], int] | None = None
     program: Sequence[str] = ()
     inherited: Sequence[int] = ()
+    output: int | None = None
     cores: frozenset[int] | None = None
 
 
@@ -469,6 +471,8 @@ class Keeper:
             process = subprocess.Popen(
                 [*place.program, str(errors), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
+                stdout=place.output,
+                stderr=place.output,
                 env=self._environment,
                 pass_fds=[errors, *place.inherited],
                 start_new_session=True,  # Ctrl-C reaches the keeper alone, which decides what it means

@@ -188,7 +188,7 @@ class Preparation:
             self.config = command.config()
         if command.serial and self.config.uses("pool"):
             raise ConfigError("--serial is one process: leave it out, or set pool.collectors = off")
-        _require_training()
+        _require_packages(self.config)
 
     @cached_property
     def _probed(self) -> tuple[EnvSpec, Declaration]:
@@ -272,7 +272,13 @@ class Preparation:
                 state["live"][live] = None
 
 
-def _require_training() -> None:
-    for package in ("torch", "onnx"):
+def _require_packages(config: Config) -> None:
+    """MissingExtraError for a package that the settings need and that is not installed."""
+    wanted = [("torch", "train", "training"), ("onnx", "train", "training")]
+    if config.telemetry.tensorboard:
+        wanted.append(("tensorboardX", "sinks", "telemetry.tensorboard = true"))
+    if config.telemetry.prometheus_port:
+        wanted.append(("prometheus_client", "sinks", f"telemetry.prometheus_port = {config.telemetry.prometheus_port}"))
+    for package, extra, purpose in wanted:
         if find_spec(package) is None:
-            raise MissingExtraError(package, "train", "training")
+            raise MissingExtraError(package, extra, purpose)

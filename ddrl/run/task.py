@@ -32,7 +32,7 @@ from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
 from ddrl.run.directory import Disk, RunDirectory, write_json
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
-from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, summarize
+from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, check_setting, summarize
 
 if TYPE_CHECKING:
     from ddrl.acting.model import ActingModel
@@ -182,17 +182,18 @@ class Steering:
         self.stop_requested = True
 
     def _set(self, name: str, value: Any) -> None:
+        value = check_setting(self._training.config, name, value)
         live = self._training.live
         if name == "learner.lr":
-            live.lr = float(value)
+            live.lr = value
         elif name == "rollout.epsilon":
-            live.epsilon = None if value is None else float(value)
+            live.epsilon = value
         elif name == "replay.samples_per_insert":
-            self._training.source.pacing.change(float(value))
-            live.samples_per_insert = float(value)
-        else:  # cluster.scheme; the server has refused all other names
-            self._ask_scheme(str(value))
-            live.scheme = str(value)
+            self._training.source.pacing.change(value)
+            live.samples_per_insert = value
+        else:  # cluster.scheme: every other name has been refused
+            self._ask_scheme(value)
+            live.scheme = value
 
 
 # -- observers ---------------------------------------------------------------------------------------------------------
@@ -234,8 +235,9 @@ class Observers:
         self.steering = Steering(training, checkpoint, self._plans.ask)
         self._control: ControlServer | None = None
         if config.telemetry.live:
-            handlers = self.steering.handlers()
-            self._control = ControlServer(directory.path, config, handlers, self.recorder.record_event)
+            self._control = ControlServer(
+                directory.path, self.steering.handlers(), self.recorder.record_event, config.telemetry
+            )
         self._sampler: HostSampler | None = None
         if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
             self._sampler = HostSampler(channels.counters)

@@ -33,6 +33,7 @@ from ddrl.core.specs import Column, EnvSpec
 
 # -- topology ----------------------------------------------------------------------------------------------------------
 
+MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones
 LANE_ROWS = 512  # of a lane that never stands full for long
 
 
@@ -117,7 +118,7 @@ class Topology:
         # A collector ends before its lane is drained: the lane holds all of a round's steps.
         steps = self.config.section("pool").collect_steps if self.in_rounds else 2
         least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
-        held_back = self.config.replay.samples_per_insert > 0 and channels.lane_full == "wait"
+        held_back = self.config.replay.samples_per_insert > 0
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
 
     @cached_property
@@ -215,7 +216,6 @@ class HostChannels:
         dtype = self._dtype
         ranks = topology.on_host(self.host)
         rows = topology.lane_rows()
-        full = topology.config.channels.lane_full
         self.counters = self._keep(Counters.create(self._name("counters"), len(ranks), topology.columns))
         for rank in ranks:
             if rank.role is Role.ROLLOUT and topology.area_columns:
@@ -229,7 +229,7 @@ class HostChannels:
                 )
                 self.areas.append(self._keep(area))
             elif rank.role is Role.ROLLOUT:
-                lane = Lane.create(self._name("lane", rank.index), dtype, rows, full=full)
+                lane = Lane.create(self._name("lane", rank.index), dtype, rows)
                 self.lanes[rank.index] = self._keep(lane)
         for other in range(1, topology.hosts if self.host == 0 else 1):
             there = topology.on_host(other)
@@ -317,7 +317,7 @@ class HostChannels:
         """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
         config = self.topology.config
         readers = len(self.topology.on_host(self.host))
-        slots = config.channels.mailbox_slots
+        slots = MAILBOX_SLOTS
         if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
             from ddrl.distribution.relay import (  # the creator alone needs it, not hundreds of rollouts
                 readers_needed,

@@ -3,23 +3,28 @@
 Written by rank 0 alone (`Recorder`), read by dashboards, notebooks and scripts (`Run`). Imports no stage; `run` hands
 it what it reads."""
 
-from ddrl.telemetry.bottleneck import Bottleneck, name_bottleneck
-from ddrl.telemetry.control import Attached, ControlServer, attach
+from ddrl.telemetry.control import (
+    Attached,
+    ControlClient,
+    ControlServer,
+    LiveReader,
+    attach,
+    check_setting,
+    is_listening,
+)
 from ddrl.telemetry.devices import HostSampler
-from ddrl.telemetry.directory import find_runs
-from ddrl.telemetry.live import LiveReader
-from ddrl.telemetry.progress import ProgressLine
+from ddrl.telemetry.directory import Status, find_runs, run_status
 from ddrl.telemetry.reading import Processes, Run, Table
-from ddrl.telemetry.record import Evaluation, Event, Record, Sink
 from ddrl.telemetry.recorder import Recorder
-from ddrl.telemetry.series import SERIES, Series
-from ddrl.telemetry.status import Status, run_status
-from ddrl.telemetry.summary import summarize
+from ddrl.telemetry.series import SERIES, Evaluation, Event, Record, Series, Sink
+from ddrl.telemetry.sinks import ProgressLine
+from ddrl.telemetry.summary import Bottleneck, name_bottleneck, summarize
 
 __all__ = [
     "SERIES",
     "Attached",
     "Bottleneck",
+    "ControlClient",
     "ControlServer",
     "Evaluation",
     "Event",
@@ -35,7 +40,9 @@ __all__ = [
     "Status",
     "Table",
     "attach",
+    "check_setting",
     "find_runs",
+    "is_listening",
     "name_bottleneck",
     "run_status",
     "summarize",

@@ -1,47 +1,346 @@
-"""Control from outside: pause, resume, checkpoint now, change a setting, stop; each acknowledged and recorded as an
-event.
+"""Sockets of a run or a pool: the live stream of records, and commands from outside (pause, checkpoint, stop, ...).
 
-`ControlServer` belongs to the trainer's process, whose loop polls it (about a microsecond when nobody asks); `attach`
-gives a notebook or another terminal the other end. Protocol: a ZeroMQ ROUTER with CURVE keys (`ddrl.telemetry.keys`),
-always; messages of two parts, the protocol's name and version, then JSON. Whoever does not hold the run's key is not
-heard; a message that is not ours is dropped and noted, and never reaches a handler."""
+The recorder publishes (`LiveStream`); the loop of a trainer or of a pool's master polls for commands (`ControlServer`,
+about a microsecond when there is none). `LiveReader`, `ControlClient` and, for a run, `attach` are the other ends, for
+notebooks and other programs. FOLDER/live.json names the addresses. Commands are always encrypted and authenticated, the
+stream where it leaves the machine. Whatever is no message of ours is dropped and never reaches a handler."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import msgspec
+import numpy as np
 import zmq
 
-from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError
-from ddrl.core.files import decode
-from ddrl.telemetry import keys, wire
-from ddrl.telemetry.directory import find_runs
-from ddrl.telemetry.live import LiveReader, announce, bind, is_alive, read_live_file
+from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError, shortened
+from ddrl.core.files import decode, write_atomically
+from ddrl.telemetry.directory import announce, find_runs, is_alive, read_live_file, run_status
 from ddrl.telemetry.reading import Run
-from ddrl.telemetry.status import run_status
+from ddrl.telemetry.series import Evaluation, Event, Record, plain
 
-TOPIC = b"ddrl.control.1"
-COMMANDS = ("status", "pause", "resume", "checkpoint", "set", "stop")
+# -- keys --------------------------------------------------------------------------------------------------------------
+# FOLDER/keys holds server.secret and client.secret, readable by their owner alone. Only a client that holds
+# client.secret is accepted, so another user of the machine, who can reach the ports of loopback, can neither stop nor
+# change a run. To control a run from another machine, copy FOLDER/keys/client.secret and FOLDER/live.json (which has
+# the server's public key) there.
+
+_KEYS = "keys"
+_DOMAIN = b"ddrl"
+
+
+class Authenticator(Protocol):
+    """A running thread that accepts or refuses clients."""
+
+    def stop(self) -> None:
+        """End it; before its context ends."""
+        ...
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach `address`."""
+    return address == "localhost" or address.startswith("127.") or address in ("::1", "[::1]")
+
+
+def secure_server(sock: zmq.Socket[bytes], folder: Path) -> str:
+    """Encrypt a socket that is about to be bound; returns the public key that its clients need."""
+    if not zmq.has("curve"):
+        raise ConfigError(
+            "this build of pyzmq has no CURVE encryption, without which a run takes no commands: install the pyzmq of "
+            "PyPI, or set telemetry.live = false"
+        )
+    public, secret = _key_pair(folder / _KEYS / "server.secret")
+    sock.curve_server = True
+    sock.curve_secretkey = secret
+    sock.curve_publickey = public
+    sock.zap_domain = _DOMAIN
+    return public.decode()
+
+
+def start_authenticator(context: zmq.Context[Any], folder: Path) -> Authenticator:
+    """Accept only clients that hold FOLDER/keys/client.secret; returns what must be stopped with the context."""
+    from zmq.auth.thread import ThreadAuthenticator  # runs that take no commands never need it
+
+    public, _ = _key_pair(folder / _KEYS / "client.secret")
+    clients = folder / _KEYS / "clients"
+    clients.mkdir(exist_ok=True)
+    (clients / "client.key").write_text(f'metadata\ncurve\n    public-key = "{public.decode()}"\n')
+    authenticator: Any = ThreadAuthenticator(context)  # some of its methods have no types
+    authenticator.start()
+    authenticator.configure_curve(domain=_DOMAIN.decode(), location=str(clients))
+    return authenticator
+
+
+def secure_client(sock: zmq.Socket[bytes], folder: Path, server_key: str) -> None:
+    """Prepare a socket that is about to connect to a server with `server_key`; an empty key means no encryption."""
+    if not server_key:
+        return
+    path = folder / _KEYS / "client.secret"
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise RunDirError(
+            f"cannot read {path} ({error.strerror}): only who holds this key may steer the run; "
+            "on another machine, copy the file there"
+        ) from None
+    try:
+        public = zmq.curve_public(secret)
+        sock.curve_secretkey = secret
+        sock.curve_publickey = public
+        sock.curve_serverkey = server_key.encode()
+    except (ValueError, UnicodeError, zmq.ZMQError) as error:
+        raise RunDirError(
+            f"the keys of {folder} are damaged ({error}): copy keys/client.secret and live.json from the machine that "
+            "runs once more"
+        ) from None
+
+
+def _key_pair(path: Path) -> tuple[bytes, bytes]:
+    """(public, secret) of the key in `path`, which is made anew where it is missing or damaged."""
+    try:
+        secret = path.read_bytes().strip()
+        path.chmod(0o600)
+        return zmq.curve_public(secret), secret
+    except (FileNotFoundError, ValueError, zmq.ZMQError):
+        pass
+    except OSError as error:
+        raise RunDirError(f"cannot read {path} ({error.strerror}): choose another run.dir") from None
+    public, secret = zmq.curve_keypair()
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(path, secret, mode=0o600)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+    return public, secret
+
+
+# -- sockets -----------------------------------------------------------------------------------------------------------
+# Messages are bounded in parts and in bytes, in both directions.
+
+_KEY_FIELDS = {"stream": "server_key", "control": "control_key"}  # of LiveFile
+
+
+def receive_parts(sock: zmq.Socket[bytes], parts: int, nbytes: int) -> list[bytes] | None:
+    """The parts of the next message that has arrived; an empty list for one of more parts or bytes than allowed, None
+    where there is none. Never blocks; a message that is refused is read to its end, a part at a time."""
+    kept: list[bytes] = []
+    count = 0
+    size = 0
+    try:
+        part = sock.recv(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    while True:
+        count += 1
+        size += len(part)
+        if count <= parts and size <= nbytes:
+            kept.append(part)
+        if not sock.get(zmq.RCVMORE):
+            return kept if count <= parts and size <= nbytes else []
+        part = sock.recv()  # a message arrives whole: its further parts are there
+
+
+class _Socket:
+    """A ZeroMQ socket with a context of its own; a context manager, which closes both. `max_bytes`: the connection of
+    a peer that sends a larger part is dropped."""
+
+    def __init__(self, kind: int, *, linger: int, max_bytes: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(kind)
+        self._socket.set(zmq.LINGER, linger)
+        self._socket.set(zmq.MAXMSGSIZE, max_bytes)
+
+    def close(self) -> None:
+        """Let go of the socket. Further calls do nothing."""
+        self._socket.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Server(_Socket):
+    """A socket that is bound, and announced in FOLDER/live.json until it is closed. RunDirError where the port is in
+    use."""
+
+    def __init__(
+        self,
+        folder: Path,
+        name: Literal["stream", "control"],
+        kind: int,
+        telemetry: TelemetryConfig,
+        *,
+        encrypted: bool,
+        linger: int,
+        max_bytes: int,
+    ) -> None:
+        super().__init__(kind, linger=linger, max_bytes=max_bytes)
+        self._folder = folder
+        self._name = name
+        self._authenticator: Authenticator | None = None
+        port = telemetry.live_port if name == "stream" else telemetry.control_port
+        try:
+            key = secure_server(self._socket, folder) if encrypted else ""
+            if encrypted:
+                self._authenticator = start_authenticator(self._context, folder)
+            self._socket.bind(f"tcp://{telemetry.bind}:{port or '*'}")
+            self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+            announce(folder, **{name: self.endpoint, _KEY_FIELDS[name]: key})
+        except zmq.ZMQError as error:
+            self.close()
+            setting = "telemetry.live_port" if name == "stream" else "telemetry.control_port"
+            raise RunDirError(
+                f"cannot listen on {telemetry.bind}:{port} ({error}): set {setting} = 0 to take a free port, or name "
+                "another"
+            ) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop listening and withdraw the announcement. Further calls do nothing."""
+        if self._socket.closed:
+            return
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+        announce(self._folder, **{self._name: "", _KEY_FIELDS[self._name]: ""})
+
+
+# -- the live stream ---------------------------------------------------------------------------------------------------
+# A message has two parts: a topic that names the protocol and its version, and MessagePack. A slow reader loses
+# messages and never delays the run; everything is in the run directory. The socket is bound to loopback unless
+# `telemetry.bind` says otherwise; then every connection is encrypted and authenticated.
+
+STREAM_TOPIC = b"ddrl.telemetry.3 "
+MAX_STREAM_MESSAGE = 64 << 20  # bytes; a record of ten thousand processes has 8 MB
+
+Item = Record | Event | Evaluation
+
+
+def _array_bytes(value: Any) -> Any:
+    return value.astype("<f8").tobytes() if isinstance(value, np.ndarray) else plain(value)
+
+
+def _bytes_array(_: type, data: Any) -> Any:
+    return np.frombuffer(data, "<f8")
+
+
+_STREAM_ENCODER = msgspec.msgpack.Encoder(enc_hook=_array_bytes)
+_STREAM_DECODER = msgspec.msgpack.Decoder(Item, dec_hook=_bytes_array)
+
+
+def encode_item(item: Item) -> bytes:
+    """One message of the stream."""
+    if isinstance(item, Event):
+        return msgspec.msgpack.encode(item, enc_hook=plain)
+    return _STREAM_ENCODER.encode(item)
+
+
+def decode_item(data: bytes) -> Item:
+    """Read what `encode_item` made; MessageError for anything else."""
+    what = "a message on the telemetry socket is not one of ddrl's: does another program use it?"
+    item = decode(data, _STREAM_DECODER, MessageError, what)
+    if not isinstance(item, Record):
+        return item
+    if not item.columns or len(item.table) % len(item.columns):
+        raise MessageError(
+            f"a record on the telemetry socket is not one of ddrl's: {len(item.table)} numbers are no table of "
+            f"{len(item.columns)} counters"
+        )
+    return msgspec.structs.replace(item, table=item.table.reshape(-1, len(item.columns)).copy())
+
+
+class LiveStream(_Server):
+    """The publishing end; a sink of the recorder."""
+
+    def __init__(self, run_dir: Path, telemetry: TelemetryConfig) -> None:
+        super().__init__(
+            run_dir,
+            "stream",
+            zmq.PUB,
+            telemetry,
+            encrypted=not is_loopback(telemetry.bind),
+            linger=200,
+            max_bytes=MAX_STREAM_MESSAGE,
+        )
+
+    def record(self, record: Record) -> None:
+        """Publish one record."""
+        self._send(record)
+
+    def event(self, event: Event) -> None:
+        """Publish one event."""
+        self._send(event)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Publish one evaluation."""
+        self._send(evaluation)
+
+    def _send(self, item: Item) -> None:
+        self._socket.send_multipart([STREAM_TOPIC, encode_item(item)], flags=zmq.NOBLOCK)
+
+
+class LiveReader(_Socket):
+    """The listening end: `receive()` gives what arrived, in order. Raises RunDirError where the run is not live."""
+
+    def __init__(self, run_dir: Path) -> None:
+        live = read_live_file(run_dir)
+        if live is None or not live.stream or not is_alive(live):
+            raise RunDirError(f"{run_dir} is not running (no live stream): read it with ddrl.telemetry.Run instead")
+        super().__init__(zmq.SUB, linger=0, max_bytes=MAX_STREAM_MESSAGE)
+        try:
+            secure_client(self._socket, run_dir, live.server_key)
+            self._socket.subscribe(STREAM_TOPIC)
+            self._socket.connect(live.stream)
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, timeout: float = 0.0) -> list[Item]:
+        """All that has arrived; waits up to `timeout` [s] for the first. MessageError for a message that is not of
+        ddrl's protocol."""
+        items: list[Item] = []
+        if not self._socket.poll(int(timeout * 1000)):
+            return items
+        while (parts := receive_parts(self._socket, 2, MAX_STREAM_MESSAGE)) is not None:
+            if len(parts) != 2:
+                raise MessageError(
+                    "a message on the telemetry socket is not one of ddrl's: does another program use the port?"
+                )
+            items.append(decode_item(parts[1]))
+        return items
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+# A ZeroMQ ROUTER; messages of two parts, the protocol's name and version, then JSON.
+
+TOPIC = b"ddrl.control.2"
+MAX_MESSAGE = 65536  # bytes of a request
+MAX_ANSWER = 16 * MAX_MESSAGE
 SETTABLE = ("learner.lr", "rollout.epsilon", "replay.samples_per_insert", "cluster.scheme")
-MAX_MESSAGE = 65536  # bytes; longer ones are not ours
 
-
-Word = Annotated[str, msgspec.Meta(max_length=128)]  # a command, a setting, its value: what ends up in an event
+# Bounded, because commands and their arguments are recorded as events.
+Word = Annotated[str, msgspec.Meta(max_length=128)]
+Argument = float | Annotated[str, msgspec.Meta(max_length=4096)] | None  # 4096: a path
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """One command; `name` and `value` for `set` alone."""
+    """One command and its arguments by name."""
 
     id: int
     command: Word
-    name: Word = ""
-    value: float | Word | None = None
+    arguments: Annotated[dict[Word, Argument], msgspec.Meta(max_length=8)] = {}
 
 
 class Reply(msgspec.Struct):
@@ -58,7 +357,7 @@ _REPLY_DECODER = msgspec.json.Decoder(Reply)
 
 
 def read_request(parts: list[bytes]) -> Request:
-    """The command in a message's parts (who asks, protocol, JSON); MessageError for anything else."""
+    """The command in a message's parts (sender, protocol, JSON); MessageError for anything else."""
     if len(parts) != 3 or parts[1] != TOPIC:
         raise MessageError(
             "a message on the control socket was not one of ddrl's and was dropped: does another program use the port?"
@@ -71,13 +370,12 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
     """The value that a live change of `name` sets; ConfigError where it cannot be changed live or the value is
     impossible.
 
-    rollout.epsilon is the share of random actions, in place of its schedule; None gives the schedule back.
+    rollout.epsilon is the share of random actions, in place of its schedule; None restores the schedule.
     """
     if name not in SETTABLE:
         raise ConfigError(f"'{name}' cannot be changed while a run goes on; these can: {', '.join(SETTABLE)}")
     section, _, key = name.partition(".")
     if name == "rollout.epsilon":
-        section = "rollout"
         key = "epsilon_start"
         if value is None:
             return None
@@ -94,155 +392,164 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
     return wanted
 
 
-class ControlServer:
-    """Takes commands and hands each to its handler, in the thread that polls.
+class ControlServer(_Server):
+    """Takes commands and passes each to its handler, in the thread that polls.
 
-    `handlers`: {"pause": f(), "resume": f(), "checkpoint": f(), "set": f(name, value), "stop": f(), "status": f()};
-    what one returns (None or a dict of JSON values) goes back to the asker; a DdrlError's words go back as a refusal,
-    and the run goes on. `record_event` is the recorder's. Raises RunDirError where telemetry.control_port is in use.
-    """
+    `handlers`: by command, e.g. {"pause": f(), "set": f(name, value)}; each is called with the request's arguments as
+    keywords. What it returns (None or a dict of JSON values) is sent back; the text of an exception is sent back as a
+    refusal, and the run continues. Every command but "status" is recorded as an event by `record_event` (see
+    `Recorder.record_event`). Raises RunDirError where telemetry.control_port is in use."""
 
     def __init__(
         self,
-        run_dir: Path,
-        config: Config,
+        folder: Path,
         handlers: Mapping[str, Callable[..., dict[str, Any] | None]],
         record_event: Callable[..., None],
+        telemetry: TelemetryConfig | None = None,
     ) -> None:
-        self._config = config
+        super().__init__(
+            folder,
+            "control",
+            zmq.ROUTER,
+            telemetry or TelemetryConfig(),
+            encrypted=True,
+            linger=500,
+            max_bytes=MAX_MESSAGE,
+        )
         self._handlers = dict(handlers)
         self._record_event = record_event
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._gate: keys.Gate | None = None
-        try:
-            self._socket.set(zmq.LINGER, 500)
-            wire.limit(self._socket, MAX_MESSAGE)
-            control_key = keys.secure_server(self._socket, run_dir)
-            self._gate = keys.start_authenticator(self._context, run_dir)
-            self.endpoint = bind(
-                self._socket, config.telemetry.bind, config.telemetry.control_port, "telemetry.control_port"
-            )
-            announce(run_dir, control=self.endpoint, control_key=control_key)
-        except BaseException:
-            self.close()
-            raise
-        self._foreign = 0
+        self._dropped = 0
 
-    def poll(self, most: int = 16) -> int:
-        """Answer what has arrived, at most so many; returns how many. Never blocks."""
-        done = 0
-        while done < most and (parts := wire.receive(self._socket, 3, MAX_MESSAGE)) is not None:
-            done += 1
+    def fileno(self) -> int:
+        """For selectors: can be read when `poll` may have something to answer; ask again after each `poll`."""
+        return int(self._socket.getsockopt(zmq.FD))
+
+    def poll(self, limit: int = 16) -> int:
+        """Answer what has arrived, at most `limit` messages; returns their number. Never blocks."""
+        answered = 0
+        while answered < limit and (parts := receive_parts(self._socket, 3, MAX_MESSAGE)) is not None:
+            answered += 1
             try:
                 request = read_request(parts)
             except MessageError as error:
-                self._foreign += 1
-                if (
-                    self._foreign & (self._foreign - 1) == 0
-                ):  # the 1st, 2nd, 4th, 8th, ...: a flood must not fill the run directory
-                    self._record_event("alarm", str(error), foreign_messages=self._foreign)
+                self._dropped += 1
+                if self._dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...: a flood must not fill the disk
+                    self._record_event("alarm", str(error), foreign_messages=self._dropped)
                 continue
             reply = self._answer(request)
             self._socket.send_multipart([parts[0], TOPIC, msgspec.json.encode(reply, enc_hook=str)], flags=zmq.NOBLOCK)
-        return done
+        return answered
 
     def wait(self, seconds: float) -> int:
-        """For a paused loop: wait up to so long for a command, then `poll`."""
+        """For a paused loop: wait up to `seconds` for a command, then `poll`."""
         self._socket.poll(int(seconds * 1000))
         return self.poll()
 
     def _answer(self, request: Request) -> Reply:
         command = request.command
-        words = f"{command} {request.name} = {request.value}" if command == "set" else command
+        words = shortened(f"{command} {' = '.join(map(str, request.arguments.values()))}")
         try:
-            if command not in COMMANDS or command not in self._handlers:
-                raise MessageError(
-                    f"there is no command '{command}' in this run; known: "
-                    f"{', '.join(filter(self._handlers.__contains__, COMMANDS))}"
-                )
-            if command == "set":
-                value = check_setting(self._config, request.name, request.value)
-                fields = self._handlers["set"](request.name, value) or {}
-            else:
-                fields = self._handlers[command]() or {}
+            if command not in self._handlers:
+                raise MessageError(f"there is no command '{command}' here; known: {', '.join(self._handlers)}")
+            handler = self._handlers[command]
+            try:
+                call = inspect.signature(handler).bind(**request.arguments)
+            except TypeError as error:
+                raise MessageError(str(error)) from None
+            fields = handler(*call.args, **call.kwargs) or {}
         except Exception as error:
             text = str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {error}"
             self._record_event("command", f"{words}: refused: {text}", command=command, ok=False)
             return Reply(request.id, False, text)
         if command != "status":
-            self._record_event(
-                "command", f"{words}: done", command=command, name=request.name, value=request.value, ok=True
-            )
+            self._record_event("command", f"{words}: done", command=command, arguments=request.arguments, ok=True)
         return Reply(request.id, True, f"{words}: done", fields)
 
-    def close(self) -> None:
-        """Stop listening; a command that waits for an answer gets none. Further calls do nothing."""
-        self._socket.close()
-        if self._gate is not None:
-            self._gate.stop()
-            self._gate = None
-        self._context.term()
 
-    def __enter__(self) -> ControlServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+def is_listening(folder: Path) -> bool:
+    """Whether a process that takes commands is alive there; True for one on another machine, which cannot be seen."""
+    live = read_live_file(folder)
+    return live is not None and bool(live.control) and is_alive(live)
 
 
-class Attached:
-    """A running run, from outside: commands, and its telemetry. Made by `attach`."""
+class ControlClient(_Socket):
+    """Sends commands to the `ControlServer` of a folder. RunDirError where none is announced, or its process is gone.
+    `timeout`: seconds that an answer may take."""
 
-    def __init__(self, path: Path, *, timeout: float = 30.0) -> None:
-        self.path = path
+    def __init__(self, folder: Path, *, timeout: float = 30.0) -> None:
+        self.path = folder
         self.timeout = timeout
-        live = read_live_file(path)
+        live = read_live_file(folder)
         if live is None or not live.control:
             raise RunDirError(
-                f"{path} is not running, or takes no commands (telemetry.live = false): read it with ddrl.telemetry.Run"
+                f"{folder} is not running, or takes no commands (telemetry.live = false): read it with "
+                "ddrl.telemetry.Run"
             )
         if not is_alive(live):
             raise RunDirError(
-                f"{path}: its process {live.pid} is gone without a word; go on with `python -m ddrl.run --resume "
-                f"{path}`"
+                f"{folder}: its process {live.pid} is gone without a word; go on with `python -m ddrl.run --resume "
+                f"{folder}`"
             )
+        super().__init__(zmq.DEALER, linger=0, max_bytes=MAX_ANSWER)
         self._ids = itertools.count(1)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
         try:
-            self._socket.set(zmq.LINGER, 0)
-            wire.limit(self._socket, 16 * MAX_MESSAGE)
-            keys.secure_client(self._socket, path, live.control_key)
+            secure_client(self._socket, folder, live.control_key)
             self._socket.connect(live.control)
         except BaseException:
             self.close()
             raise
 
+    def ask(self, command: str, **arguments: float | str | None) -> Reply:
+        """Send a command and wait for its answer. MessageError with the server's text where it refuses, or where there
+        is no answer in time."""
+        request = Request(next(self._ids), command, arguments)
+        self._socket.send_multipart([TOPIC, msgspec.json.encode(request)])
+        while self._socket.poll(int(self.timeout * 1000)):
+            parts = receive_parts(self._socket, 2, MAX_ANSWER)
+            if parts is None:
+                continue
+            what = f"{self.path}: the answer on its control port is not a run's: does another program use the port?"
+            if len(parts) != 2 or parts[0] != TOPIC:
+                raise MessageError(what)
+            reply = decode(parts[1], _REPLY_DECODER, MessageError, what)
+            if reply.id != request.id:  # the late answer to an earlier command that timed out
+                continue
+            if not reply.ok:
+                raise MessageError(f"{self.path}: {reply.text}")
+            return reply
+        raise MessageError(
+            f"{self.path} did not answer '{command}' within {self.timeout:g} s: it is busy (a checkpoint?), has "
+            "died, or has other keys than keys/client.secret here"
+        )
+
+
+class Attached(ControlClient):
+    """A running run, from outside: commands, and its telemetry. Made by `attach`."""
+
     def status(self) -> dict[str, Any]:
         """What the run says about itself."""
-        return self._ask("status").fields
+        return self.ask("status").fields
 
     def pause(self) -> str:
         """Hold rollouts and learner until `resume`."""
-        return self._ask("pause").text
+        return self.ask("pause").text
 
     def resume(self) -> str:
-        """Go on."""
-        return self._ask("resume").text
+        """End the pause."""
+        return self.ask("resume").text
 
     def checkpoint(self) -> dict[str, Any]:
         """Write a checkpoint now."""
-        return self._ask("checkpoint").fields
+        return self.ask("checkpoint").fields
 
     def set(self, name: str, value: float | str | None) -> str:
         """Change learner.lr, rollout.epsilon (None: back to its schedule), replay.samples_per_insert or
         cluster.scheme."""
-        return self._ask("set", name, value).text
+        return self.ask("set", name=name, value=value).text
 
     def stop(self) -> str:
         """End the run as its limits would: saved, with a summary."""
-        return self._ask("stop").text
+        return self.ask("stop").text
 
     def follow(self) -> LiveReader:
         """The live stream of records, events and evaluations."""
@@ -257,48 +564,16 @@ class Attached:
         """running, paused, ending, ended, failed or dead."""
         return run_status(self.path).state
 
-    def _ask(self, command: str, name: str = "", value: float | str | None = None) -> Reply:
-        request = Request(next(self._ids), command, name, value)
-        self._socket.send_multipart([TOPIC, msgspec.json.encode(request)])
-        while self._socket.poll(int(self.timeout * 1000)):
-            parts = wire.receive(self._socket, 2, 16 * MAX_MESSAGE)
-            if parts is None:
-                continue
-            what = f"{self.path}: the answer on its control port is not a run's: does another program use the port?"
-            if len(parts) != 2 or parts[0] != TOPIC:
-                raise MessageError(what)
-            reply = decode(parts[1], _REPLY_DECODER, MessageError, what)
-            if reply.id != request.id:  # the late answer to a command that was given up
-                continue
-            if not reply.ok:
-                raise MessageError(f"{self.path}: {reply.text}")
-            return reply
-        raise MessageError(
-            f"{self.path} did not answer '{command}' within {self.timeout:g} s: it is busy (a checkpoint?), has "
-            "died, or has other keys than keys/client.secret here"
-        )
-
-    def close(self) -> None:
-        """Let go; the run goes on."""
-        self._socket.close(linger=0)
-        self._context.term()
-
-    def __enter__(self) -> Attached:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
 
 def attach(run: str | Path | None = None, *, root: str | Path = "runs", timeout: float = 30.0) -> Attached:
-    """Take hold of a running run: its directory, or None for the newest running one under `root`. RunDirError where
+    """Connect to a running run: its directory, or None for the newest running one under `root`. RunDirError where
     there is none."""
     if run is not None:
         if not Path(run).is_dir():
             raise RunDirError(f"there is no run directory {run}: see `ls {root}`")
         return Attached(Path(run), timeout=timeout)
     for path in find_runs(root):
-        if run_status(path).goes_on:
+        if run_status(path).is_active:
             return Attached(path, timeout=timeout)
     raise RunDirError(
         f"no run under {Path(root).resolve()} is running: start one with `python -m ddrl.run`, or name its directory"

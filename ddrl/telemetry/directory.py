@@ -1,21 +1,29 @@
-"""What a run directory says without its telemetry: its settings, and which runs there are.
+"""What a run directory says without its database: its settings, whether it runs and where it listens, and which runs
+there are.
 
-Read by `reading`, dashboards and `attach`; written by `run` (config.toml). Opens no database.
-"""
+config.toml is written by `ddrl.run`, status.json by the recorder, live.json by the live stream and the control server.
+All are read by `reading`, dashboards, notebooks and `attach`."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import time
 import tomllib
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import msgspec
 import tomli_w
 
+from ddrl.channels.segment import start_time
 from ddrl.core.config import CORE_SECTIONS, Config
-from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.errors import ConfigError, MessageError, RunDirError
+from ddrl.core.files import decode, write_atomically
 from ddrl.core.settings import config_from_toml, describe_settings
+from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import FILE_NAME
 
 FILMS = {".gif": "image/gif", ".mp4": "video/mp4"}  # what a film may be, by its name's end
@@ -69,3 +77,159 @@ def find_film(run_dir: Path) -> Path | None:
     """The newest film of a run's policy at play (`ddrl.evaluate --video`), named agent.gif or agent.mp4."""
     films = [path for path in run_dir.glob("agent.*") if path.suffix in FILMS]
     return max(films, key=lambda path: path.stat().st_mtime, default=None)
+
+
+# -- status.json and live.json -----------------------------------------------------------------------------------------
+# status.json is the one source of a run's state. The recorder writes it whenever an event changes the state; the reader
+# checks whether the process is still alive:
+#
+#     running   it trains                                   paused    by command
+#     ending    a limit, a signal or a command was met      ended     finished, with its reason
+#     failed    finished with the error that it names       dead      its process is gone without a reason
+
+
+STATUS_FILE = "status.json"
+LIVE_FILE = "live.json"
+MAX_FILE = 65536  # bytes of status.json or live.json
+State = Literal["running", "paused", "ending", "ended", "failed", "dead"]
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The state of a run. `since`: Unix seconds; `reason` in words, "" where there is nothing to say."""
+
+    state: State
+    reason: str = ""
+    since: float = 0.0
+    pid: int = 0
+    host: str = ""
+    pid_started: float = 0.0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the run's process is at work."""
+        return self.state in ("running", "paused", "ending")
+
+
+_DECODER = msgspec.json.Decoder(Status)
+
+
+class StatusFile:
+    """The writer: follows a run's events."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / STATUS_FILE
+        self._status = Status("running")
+        self._write("running", "")
+
+    @property
+    def state(self) -> State:
+        """The state as it was written last."""
+        return self._status.state
+
+    def follow(self, event: Event) -> None:
+        """Note what an event says of the run's state."""
+        state = self._status.state
+        command = event.fields.get("command")
+        if event.kind == "error":
+            self._write("failed", event.text)
+        elif (event.kind == "stop" and state != "failed") or (event.kind == "end" and state != "failed"):
+            self._write("ending", event.text)
+        elif event.kind == "command" and event.fields.get("ok") and command in ("pause", "resume", "stop"):
+            states: dict[str, State] = {"pause": "paused", "resume": "running", "stop": "ending"}
+            self._write(states[command], "by command")
+
+    def close(self) -> None:
+        """The run's last word."""
+        if self._status.state != "failed":
+            self._write("ended", self._status.reason if self._status.state == "ending" else "")
+
+    def _write(self, state: State, reason: str) -> None:
+        process = os.getpid()
+        self._status = Status(
+            state, reason[:2000], time.time(), process, socket.gethostname(), float(start_time(process))
+        )
+        try:
+            write_atomically(self._path, msgspec.json.format(msgspec.json.encode(self._status)) + b"\n", sync=False)
+        except OSError as error:
+            raise RunDirError(f"cannot write {self._path} ({error.strerror}): choose another run.dir") from None
+
+
+def run_status(run_dir: Path) -> Status:
+    """The state of a run directory, without opening its telemetry."""
+    try:
+        with (run_dir / STATUS_FILE).open("rb") as file:
+            status = decode(file.read(MAX_FILE), _DECODER, MessageError, STATUS_FILE)
+    except (OSError, MessageError):
+        return _status_of_older(run_dir)
+    if status.is_active and status.host == socket.gethostname() and start_time(status.pid) != status.pid_started:
+        return Status("dead", f"its process {status.pid} is gone and never said why", status.since, status.pid)
+    return status
+
+
+def _status_of_older(run_dir: Path) -> Status:
+    """The state of a run whose status.json is damaged or was never written."""
+    live = read_live_file(run_dir)
+    if live is None:
+        return Status("ended")
+    if is_alive(live):
+        return Status("running", pid=live.pid, host=live.host)
+    return Status("dead", f"its process {live.pid} is gone and never said why", pid=live.pid, host=live.host)
+
+
+class LiveFile(msgspec.Struct, omit_defaults=True):
+    """RUN/live.json: who runs, and where to listen. Removed when the run ends; a dead `pid` means that the run died."""
+
+    pid: int
+    host: str
+    pid_started: float = 0.0
+    stream: str = ""
+    control: str = ""
+    server_key: str = ""  # public CURVE key of the stream, where that is encrypted
+    control_key: str = ""  # of the commands
+
+    @property
+    def process(self) -> tuple[int, str, float]:
+        """The process that wrote the file, also where its pid has been used again."""
+        return self.pid, self.host, self.pid_started
+
+
+_LIVE_FILE_DECODER = msgspec.json.Decoder(LiveFile)
+
+
+def announce(folder: Path, **addresses: str) -> None:
+    """Write addresses of this process to FOLDER/live.json (atomically), keeping the others that it has announced. An
+    empty address withdraws; the file is removed with the last one."""
+    path = folder / LIVE_FILE
+    announced = LiveFile(os.getpid(), socket.gethostname(), start_time(os.getpid()))
+    known = read_live_file(folder)
+    if known is not None and known.process == announced.process:
+        announced = known
+    elif not any(addresses.values()):
+        return
+    for name, address in addresses.items():
+        setattr(announced, name, address)
+    try:
+        if announced.stream or announced.control:
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(announced)), sync=False)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+
+
+def read_live_file(run_dir: Path) -> LiveFile | None:
+    """What RUN/live.json says; None where there is none or it is not ours."""
+    try:
+        with (run_dir / LIVE_FILE).open("rb") as file:
+            return decode(file.read(MAX_FILE), _LIVE_FILE_DECODER, MessageError, LIVE_FILE)
+    except (OSError, MessageError):
+        return None
+
+
+def is_alive(live: LiveFile) -> bool:
+    """Whether the process that wrote `live` still runs; True for one on another machine, whose processes cannot be
+    seen."""
+    if live.host != socket.gethostname():
+        return True
+    started = start_time(live.pid)
+    return started > 0 and (not live.pid_started or started == live.pid_started)

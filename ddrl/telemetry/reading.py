@@ -24,11 +24,9 @@ from numpy.typing import NDArray
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
 from ddrl.core.files import DAMAGE
-from ddrl.telemetry.directory import read_config
-from ddrl.telemetry.opening import APPLICATION_ID, SCHEMA_VERSION, quoted
+from ddrl.telemetry.directory import State, Status, read_config, run_status
 from ddrl.telemetry.series import SERIES, Series
-from ddrl.telemetry.status import State, Status, run_status
-from ddrl.telemetry.store import FILE_NAME, spans, unpack_table
+from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, quoted, spans, unpack_table
 
 if TYPE_CHECKING:
     import pandas
@@ -159,7 +157,7 @@ class Run:
 
     @property
     def state(self) -> State:
-        """running, paused, ending, ended, failed or dead: see ddrl.telemetry.status."""
+        """running, paused, ending, ended, failed or dead: see ddrl.telemetry.directory."""
         return self.status.state
 
     @property

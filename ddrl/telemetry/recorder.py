@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
-from ddrl.telemetry.live import LiveStream
-from ddrl.telemetry.record import Evaluation, Event, Record, Sink, Snapshot
-from ddrl.telemetry.series import SeriesWindow
-from ddrl.telemetry.status import StatusFile
+from ddrl.telemetry.control import LiveStream
+from ddrl.telemetry.directory import StatusFile
+from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink, Snapshot
+from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles
 from ddrl.telemetry.store import Store
 
 _Item = Event | Evaluation | Snapshot | None  # None: close
@@ -70,7 +70,10 @@ class Recorder:
             self._status = StatusFile(run_dir)
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
-            self._sinks += _exporters(run_dir, config, metrics, clock())
+            if config.telemetry.prometheus_port:
+                self._sinks.append(PrometheusPage(config.telemetry.prometheus_port, metrics))
+            if config.telemetry.tensorboard:
+                self._sinks.append(TensorBoardFiles(run_dir, None if base is None else base.get("env_steps", 0.0)))
         except BaseException:
             for sink in self._sinks:
                 sink.close()
@@ -203,22 +206,3 @@ class Recorder:
                     f"telemetry: {doing} failed, training goes "
                     f"on:\n{''.join(traceback.format_exception(error)).rstrip()}"
                 )
-
-
-def _exporters(run_dir: Path, config: Config, metrics: tuple[Metric, ...], began: float) -> list[Sink]:
-    """Sinks that a setting asks for; imported only then."""
-    sinks: list[Sink] = []
-    try:
-        if config.telemetry.prometheus_port:
-            from ddrl.telemetry.prometheus import PrometheusPage
-
-            sinks.append(PrometheusPage(config.telemetry.prometheus_port, metrics))
-        if config.telemetry.tensorboard:
-            from ddrl.telemetry.tensorboard import TensorBoardFiles
-
-            sinks.append(TensorBoardFiles(run_dir, began))
-    except BaseException:
-        for sink in sinks:
-            sink.close()
-        raise
-    return sinks

@@ -1,18 +1,19 @@
-"""Run-level series: one number per record, made from the counters of all processes.
+"""What telemetry records: records of the counters, events, evaluations, snapshots; and run-level series, one number per
+record.
 
-Pure: a table of counters and a clock go in, numbers come out. What a series is made of is declared by the metrics
-themselves (`ddrl.core.metrics.Metric.across`), those of the algorithm's figures included; what needs several columns
-stands in `_DERIVED`. Written to the run directory by `store`, shown by dashboards, plots and the terminal. Rates,
-shares and means are taken over the last `WINDOW_SECONDS`, so that they do not jump with each record. NaN means "not
-reported". Imports ddrl.core alone."""
+Series are pure: a table of counters and a clock go in, numbers come out. Each metric declares its own
+(`ddrl.core.metrics.Metric.across`), the figures of the algorithm included; those that need several columns are in
+`_DERIVED`. Rates, shares and means are taken over the last `WINDOW_SECONDS`, so that they do not jump with each record.
+NaN means "not reported". Imports ddrl.core alone."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -323,3 +324,77 @@ class SeriesWindow:
         by_steps = (run.max_env_steps - values["env_steps"]) / speed if speed > 0 else NAN
         known = [left for left in (by_time, by_steps) if np.isfinite(left)]
         return max(min(known), 0.0) if known and not self._frozen else NAN
+
+
+# -- records and sinks -------------------------------------------------------------------------------------------------
+# Made by the recorder and passed to the sinks in the order in which they were made.
+
+
+class Record(msgspec.Struct, frozen=True, eq=False, tag="record"):
+    """All counters at one moment. `tick` counts records of the run from 0 without gaps, resumed runs included."""
+
+    tick: int
+    time: float  # [Unix s]
+    wall_seconds: float  # since the run began, earlier parts of a resumed run included
+    series: dict[str, float]  # by name of ddrl.telemetry.series.SERIES; NaN: not reported
+    table: NDArray[np.float64]  # [processes, columns]; NaN: not reported
+    columns: tuple[str, ...] = COLUMNS  # METRICS, then the figures of the run's algorithm
+
+
+class Event(msgspec.Struct, frozen=True, tag="event"):
+    """Something that happened: a checkpoint, a command, a failure. `fields` holds JSON values."""
+
+    time: float
+    wall_seconds: float
+    kind: str
+    text: str
+    fields: dict[str, Any] = {}
+
+
+class Evaluation(msgspec.Struct, frozen=True, tag="evaluation"):
+    """Greedy episodes played with one version of the policy."""
+
+    time: float
+    wall_seconds: float
+    env_steps: float
+    updates: float
+    mean: float
+    std: float
+    episodes: int
+    policy_version: float = NAN
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The newest state of something too large for a counter, e.g. a sample of priorities; only the last of each kind is
+    kept."""
+
+    time: float
+    kind: str
+    fields: dict[str, Any]
+
+
+class Sink(Protocol):
+    """Where records go. Called by the recorder's thread alone; an exception is reported and the run goes on."""
+
+    def record(self, record: Record) -> None:
+        """Take one record of the counters."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Take one evaluation."""
+        ...
+
+    def close(self) -> None:
+        """Write what is buffered and let go."""
+        ...
+
+
+def plain(value: Any) -> Any:
+    """Numpy arrays and scalars as JSON's lists and numbers; anything else as its words."""
+    is_numpy = isinstance(value, (np.ndarray, np.generic))
+    return cast(Any, value).tolist() if is_numpy else str(value)

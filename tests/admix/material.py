@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from ddrl.acting.model import ActingModel
 from ddrl.acting.policy_file import save_policy
 from ddrl.admix import Book, DisplayRequest, Mixer, ServedPolicy
-from ddrl.admix.serving import make_book
+from ddrl.admix.making import make_book
 from ddrl.core.config import EnvConfig
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -59,7 +59,7 @@ def weights_vector(book: Book, model: ActingModel, weights: Mapping[str, float])
     """The parameter vector with these weights."""
     vector = np.zeros(model.layout.nbytes, np.uint8)
     for name, weight in weights.items():
-        model.layout.views(vector)["weights"][book.fields.index(name), 0] = weight
+        model.layout.views(vector)["weights"][book.layout.ad_fields.index(name), 0] = weight
     return vector
 
 
@@ -84,8 +84,8 @@ def request_of(
     """A request of a visitor whom contract 0 targets, with the first `contracts` contracts and `bids` bids of eCPM 1,
     2, ..."""
     cell = int(np.flatnonzero(book.contracts.eligible[:, 0])[0])
-    _, genders, ages = book.visitors
-    ads = [int(ad) for ad in book.ids[:contracts]]
+    _, genders, ages = book.contracts.visitors
+    ads = [int(ad) for ad in book.contracts.ad_id[:contracts]]
     values: dict[str, Any] = {
         "request_id": request_id,
         "region": cell // (genders * ages),

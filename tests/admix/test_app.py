@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,21 +16,17 @@ from ddrl.admix.settings import ServeConfig
 from tests.admix.material import request_of, small_mixer
 
 
-async def _no_policy(data: bytes) -> Any:
-    raise AssertionError("nobody asked for another policy")
-
-
-def _app(waiting: int = 0, **settings: Any) -> App:
-    return App(small_mixer(), ServeConfig(**settings), _no_policy, lambda: waiting)
+def _app(**settings: Any) -> App:
+    return App(small_mixer(), ServeConfig(**settings), Path("no run"), Path("no state"))
 
 
 def ask(
-    app: App, *parts: bytes, path: str = "/v1/decide", stall: bool = False, more: bool = False
+    app: App, *parts: bytes, path: str = "/v1/decide", method: str = "POST", stall: bool = False, more: bool = False
 ) -> tuple[int, dict[str, str], Any]:
     """Status, headers and JSON of a POST whose body comes in `parts`; `stall`: and then no more comes; `more`: the
     client leaves before the last."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-    if not stall and not more:
+    if messages and not stall and not more:
         messages[-1]["more_body"] = False
     if more:
         messages.append({"type": "http.disconnect"})
@@ -43,7 +40,7 @@ def ask(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(app({"type": "http", "path": path, "method": "POST", "headers": []}, receive, send))
+    asyncio.run(app({"type": "http", "path": path, "method": method, "headers": []}, receive, send))
     if not sent:
         return 0, {}, None
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -61,7 +58,6 @@ def test_a_body_in_pieces_is_one_body() -> None:
     ("change", "status", "words"),
     [
         (lambda app: setattr(app, "waiting", lambda: 9), 503, "more than 8 requests wait"),
-        (lambda app: setattr(app, "ending", True), 503, "the server ends"),
         (lambda app: setattr(app, "_open", 4), 429, "more than 4 requests"),
     ],
 )
@@ -74,6 +70,13 @@ def test_what_is_too_much_is_refused_with_a_time_to_come_back(
     assert (given, headers["retry-after"]) == (status, "1")
     assert words in answer["error"]
     assert app.mixer.requests == 0
+
+
+def test_a_server_that_ends_says_so_and_still_answers_what_it_took() -> None:
+    app = _app()
+    app.ending = lambda: True
+    assert ask(app, path="/health", method="GET")[0] == 503
+    assert ask(app, msgspec.json.encode(request_of(app.mixer.book)))[0] == 200
 
 
 def test_a_body_that_does_not_arrive_in_time_gets_408() -> None:

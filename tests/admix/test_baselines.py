@@ -107,7 +107,6 @@ def test_feedback_is_what_the_environment_knows():
         env.reset(0)
         for row, feedback in enumerate(outcome.trace):
             assert feedback.requests == row
-            assert feedback.seen_shown[0, 0] == env.delivery.seen_shown[0, 0]
             assert feedback.seen_billed[0, 0] == env.delivery.seen_billed[0, 0]
             assert feedback.estimate[0, 0] == pytest.approx(env.delivery.estimate[0, 0])
             assert feedback.due[0, 0] * 10 == pytest.approx(env.delivery.due[0, 0])
@@ -173,7 +172,7 @@ def feedback(due, delivered, time, demand=100.0, own_counts=True, seen_due=None)
         due=np.array([[due]]),
         seen_due=np.array([[due if seen_due is None else seen_due]]),
         shown=shown,
-        seen_shown=shown,
+        estimate=shown,
         seen_billed=shown,
         rate=np.ones((1, 1)),
         own_counts=own_counts,
@@ -222,7 +221,7 @@ def test_counts_are_extrapolated_only_where_own_counts_are_hidden():
 
 def test_re_solving_raises_the_duals_of_who_is_late(small):
     demand, count = small.contracts.demand, small.contracts.count
-    half = small.days.due(np.full(3, 0.5))
+    half = small.days.curve[:, small.days.curve.shape[1] // 2]
 
     def alpha(delivered):
         state = Feedback(

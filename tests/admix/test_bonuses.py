@@ -75,7 +75,7 @@ def test_what_is_late_and_needed_by_hand() -> None:
     env.reset(0)
     env.step(np.array([[5.0, 0.0]], np.float32))
     state = env.step(np.zeros((1, 2), np.float32)).observation
-    due = env._curve[0, 1]  # at the third request, which is 5/8 of the day
+    due = env.delivery.curve[0, 1]  # at the third request, which is 5/8 of the day
     share = due + (1 - due) / 4
     np.testing.assert_allclose(state["ad"][0, :, 0], 100 * (share - [0.5, 0.0]), rtol=1e-5)
     np.testing.assert_allclose(state["ad"][0, :, 1], (1 - np.array([0.5, 0.0])) / (1 - share), rtol=1e-5)

@@ -19,9 +19,9 @@ from tests.waiting import PATIENCE
 def url_and_bodies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[bytes]]]:
     run = tmp_path_factory.mktemp("load") / "run"
     book = save_run(run, env_config(mode="all"), value=1.0)
-    shape = book.visitors
+    shape = book.contracts.visitors
     with serving(run, "--reload-period", "0") as server:
-        yield f"http://127.0.0.1:{server.port}", load.bodies_of(book.ids.tolist(), shape, 20, 11)
+        yield f"http://127.0.0.1:{server.port}", load.bodies_of(book.contracts.ad_id.tolist(), shape, 20, 11)
 
 
 @pytest.mark.parametrize("rate", [None, 3000.0])
@@ -45,7 +45,7 @@ def test_a_server_that_ends_costs_no_answer_that_it_owed(tmp_path: Path) -> None
     run = tmp_path / "run"
     book = save_run(run, env_config(mode="all"), value=1.0)
     with serving(run) as server:
-        bodies = load.bodies_of(book.ids.tolist(), (1, 1, 1), 20, 11)
+        bodies = load.bodies_of(book.contracts.ad_id.tolist(), (1, 1, 1), 20, 11)
         generator = load.Generator(f"http://127.0.0.1:{server.port}", bodies, 4)
         with _ending_after(server, generator, 500):
             result = load.run(generator, 100_000, None, None)

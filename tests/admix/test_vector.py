@@ -151,7 +151,7 @@ def test_theta_of_the_graph_is_what_play_control_uses():
         env.reset(3)
         for row, seed in enumerate(env._seeds):
             inventory = market.day(seed, 1).inventory
-            assert np.allclose(env.theta[row], getattr(inventory, name)())
+            assert np.allclose(env.delivery.theta[row], getattr(inventory, name)())
     assert not np.allclose(market.day(1).inventory.split(), market.day(1).inventory.water())
 
 
@@ -223,21 +223,6 @@ def test_a_day_that_is_over_is_followed_by_the_next_one_and_counts_from_zero():
     assert ends >= 8
     assert len(set(days)) == len(days)  # each day is another
     assert max(days) < 0.3
-
-
-def test_episodes_of_windows_are_truncated_and_go_on_in_the_same_day():
-    env = market_env(1, episode_windows=2)
-    env.reset(1)
-    lengths, shown = [], 0.0
-    for _ in range(9000):
-        step = env.step(np.full((1, 6), 5.0))
-        assert env.delivery.shown.sum() >= shown or not lengths
-        if step.truncated[0] or step.terminated[0]:
-            lengths.append(bool(step.terminated[0]))
-            if step.terminated[0]:
-                break
-            shown = env.delivery.shown.sum()
-    assert lengths == [False, False, False, True]
 
 
 @pytest.mark.parametrize("mode", ["all", "contracts"])
@@ -372,7 +357,7 @@ def test_a_day_without_requests_is_refused():
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_it_is_a_gymnasium_environment():
-    env = generated_env(requests=200, contracts=4, windows=4, regions=4, ages=3, episode_windows=2)
+    env = generated_env(requests=100, contracts=4, windows=4, regions=4, ages=3)
     check_env(env, skip_render_check=True)
     env.reset(seed=3)
     ended = 0

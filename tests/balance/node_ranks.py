@@ -126,7 +126,7 @@ def rung(leader, gradients):
 
 
 def flat(gradient):
-    return torch.cat([piece.flatten() for piece in gradient.vectors])
+    return gradient.vector
 
 
 def error_of(mine, whole):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddrl.balance.collection import Collection, CollectionSettings, Verdict, expected_first_of
+from ddrl.balance.collection import Collection, CollectionSettings, expected_first_of
 from ddrl.core.errors import ConfigError
 
 
@@ -41,31 +41,30 @@ def test_the_first_k_open_the_waiting_time_for_the_target_nodes():
     assert c.behind == {"d"}
 
 
-@pytest.mark.parametrize(("threshold", "verdict"), [(1, Verdict.ACCEPTED), (0, Verdict.DROPPED)])
-def test_a_late_gradient_counts_if_it_is_fresh_and_is_dropped_if_stale(threshold, verdict):
+@pytest.mark.parametrize(("threshold", "accepted"), [(1, True), (0, False)])
+def test_a_late_gradient_counts_if_it_is_fresh_and_is_dropped_if_stale(threshold, accepted):
     c = collection(first=1, threshold=threshold)
     c.begin(0.0, {"a": 6, "b": 2})
     c.arrive(1.0, "a")
     c.finish(1.0)
     c.begin(1.0, {"a": 6})
-    assert c.arrive(1.5, "b") is verdict
+    assert c.arrive(1.5, "b") is accepted
     c.arrive(2.0, "a")
     update = c.finish(2.0)
-    accepted = verdict is Verdict.ACCEPTED
     assert update.weights == ({("b", 0): 0.25, ("a", 1): 0.75} if accepted else {("a", 1): 1.0})
     assert (c.counts.late, c.counts.dropped) == ((1, 0) if accepted else (0, 1))
     assert update.requeued == (0 if accepted else 2)
 
 
-@pytest.mark.parametrize(("at", "verdict"), [(3.0, Verdict.ACCEPTED), (3.1, Verdict.DROPPED)])
-def test_staleness_can_be_counted_in_seconds_since_the_version_was_made(at, verdict):
+@pytest.mark.parametrize(("at", "accepted"), [(3.0, True), (3.1, False)])
+def test_staleness_can_be_counted_in_seconds_since_the_version_was_made(at, accepted):
     c = collection(first=1, staleness="seconds", threshold=3.0)
     c.begin(0.0, {"a": 1, "b": 1})
     for now in (1.0, 2.0):
         c.arrive(now, "a")
         c.finish(now)
         c.begin(now, {"a": 1})
-    assert c.arrive(at, "b") is verdict
+    assert c.arrive(at, "b") is accepted
 
 
 def test_dropped_samples_are_counted_as_lost_where_so_set():
@@ -170,8 +169,8 @@ def test_every_sample_dealt_is_used_requeued_lost_or_with_a_node(nodes, first, w
                 c.leave(now, node)
             else:
                 late = node in c.behind
-                verdict = c.arrive(now, node)
-                assert late or verdict is Verdict.ACCEPTED
+                accepted = c.arrive(now, node)
+                assert late or accepted
                 if late:
                     c.deal(node, deal(node))
             c.check()

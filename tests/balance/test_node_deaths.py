@@ -87,7 +87,7 @@ def job_of(tmp_path):
     jobs[0].kill()
 
 
-@pytest.mark.parametrize("how", ["in shared memory", "by messages"])
+@pytest.mark.parametrize("how", ["in shared memory", pytest.param("by messages", marks=pytest.mark.long)])
 def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path, job_of, how):
     run, job = tmp_path / "run", job_of(*(["balance.first=2"] if how == "by messages" else []))
     wait_for_checkpoint(run, job)
@@ -98,7 +98,7 @@ def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path
     os.kill(pids(run, Role.TRAINER)[0], signal.SIGUSR1)  # a clean stop
     status, text = end_of(job)
     assert status == 130, text  # that of an interrupted run
-    assert text.count("node 1 has left: its process has died; 2 go on") == 1, text
+    assert text.count("node 1 has left: its process has died; 2 continue") == 1, text
     assert summary(run)["reason"] == "interrupted"
     assert segments_of(run) == []
 

@@ -39,6 +39,7 @@ def train(folder: Path, processes: int, *arguments: str) -> list[tuple[int, int,
     ]
 
 
+@pytest.mark.long
 def test_two_unequal_processes_train_the_model_of_one_and_the_slow_one_gets_less(tmp_path):
     alone, together = train(tmp_path, 1, "--steps", "30"), train(tmp_path, 2, "--steps", "30", "--slow-rank", "1")
     assert len(alone) == 30

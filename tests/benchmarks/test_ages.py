@@ -30,7 +30,7 @@ def test_a_commit_on_the_code_makes_its_figures_old_and_measuring_them_again_mak
     results, code = tmp_path / "results" / "pool.json", ages.measured_code("pool_kills")
     commit("ddrl/pool/queue.py", "1")
     commit("results/pool.json", "{}\n")
-    commit("ddrl/learner/adam.py", "1")
+    commit("ddrl/learner/part.py", "1")
     assert ages.commits_since(results, code) == []
     commit("ddrl/pool/queue.py", "2")
     commit("ddrl/run/task.py", "2")

@@ -82,6 +82,7 @@ def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> N
         ast.parse(path.read_text())
 
 
+@pytest.mark.long
 def test_random_faults_are_the_same_by_seed_and_more_of_them_begin_alike() -> None:
     assert draw(ROOT, 5, 1) == draw(ROOT, 9, 1)[:5] != draw(ROOT, 5, 2)
 

@@ -1,4 +1,4 @@
-"""Every program of benchmarks/ that takes --short runs in its smallest form and writes its figures."""
+"""Every program of benchmarks/ runs in its smallest form, ends, and writes its figures (`pytest -m long`)."""
 
 from __future__ import annotations
 
@@ -6,53 +6,67 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.sources import environment
+from tests.sources import ROOT, environment
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = re.compile(r"^    (?:parser|options) = (?:harness\.)?arguments\(", re.MULTILINE)
+USES_HARNESS = re.compile(r"^    (?:parser|options) = (?:harness\.)?arguments\(", re.MULTILINE)  # --short and --json
 TIMEOUT = 1200  # [s]; the smallest forms take about a minute each on two quiet cores
 
-# Programs that need more than --short: what they are asked for.
-MORE = {
+# What programs are asked for beside --short and --json, one run each; the others need nothing.
+FORMS = {
+    "benchmarks.distribution": ["schemes", "scale", "tuned"],
     "benchmarks.learning.solve": ["cartpole"],
-    "benchmarks.mutations": ["--random", "1", "--only", "balance/sizes.py"],
+    "benchmarks.mutations": ["--random 1 --only balance/sizes.py"],
+    "benchmarks.stability": ["tests/core/test_plugins.py --no-load"],
+}
+# Programs without figures.
+PLAIN = {
+    "benchmarks.ages": [""],
+    "benchmarks.size": [""],
+    "benchmarks.distribution.cluster": ["up --hosts 2", "run --ranks 1 -- true", "down"],
+    "benchmarks.replay.picture": ["{folder}/replay.png"],
 }
 
 
 def programs() -> list[str]:
     """Modules whose command line is the harness's."""
-    paths = [path for path in sorted(ROOT.joinpath("benchmarks").rglob("*.py")) if PROGRAM.search(path.read_text())]
-    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    files = sorted((ROOT / "benchmarks").rglob("*.py"))
+    paths = [path.relative_to(ROOT) for path in files if USES_HARNESS.search(path.read_text())]
+    names = [".".join(path.with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__main__") for name in names]
 
 
-def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", program, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, env=environment())
+def run(program: str, *words: str) -> None:
+    command = [sys.executable, "-m", program, *words]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, env=environment(DDRL_CLUSTER="smoke")
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}"
 
 
 def test_the_programs_are_found():
-    assert "benchmarks.microbatch" in programs()
-    assert len(programs()) > 25
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("program", programs())
-def test_a_program_says_how_it_is_called(program):
-    done = run(program, "--help")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "--short" in done.stdout
+    assert len(programs()) > 15
+    assert set(FORMS) <= set(programs())
+    assert not set(PLAIN) & set(programs())
 
 
 @pytest.mark.long
 @pytest.mark.timeout(TIMEOUT + 60)
-@pytest.mark.parametrize("program", programs())
-def test_the_smallest_form_of_a_program_ends_and_saves_its_figures(program, tmp_path):
+@pytest.mark.parametrize("command", [(name, words) for name in programs() for words in FORMS.get(name, [""])], ids=str)
+def test_the_smallest_form_of_a_program_ends_and_saves_its_figures(command, tmp_path):
+    program, words = command
     figures = tmp_path / "figures.json"
-    done = run(program, *MORE.get(program, []), "--short", "--json", str(figures))
-    assert done.returncode == 0, done.stderr[-2000:]
+    run(program, *words.split(), "--short", "--json", str(figures))
     assert json.loads(figures.read_text())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(TIMEOUT + 60)
+@pytest.mark.parametrize("program", PLAIN)
+def test_a_program_without_figures_ends(program, tmp_path):
+    if program == "benchmarks.replay.picture":
+        pytest.importorskip("kaleido", reason="needs kaleido")
+    for words in PLAIN[program]:
+        run(program, *words.format(folder=tmp_path).split())

@@ -36,6 +36,7 @@ def _parser():
     return parser
 
 
+@pytest.mark.long
 def test_a_failure_counts_and_rounds_done_before_are_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     test, report = tmp_path / "test_flaky.py", tmp_path / "report.json"
     test.write_text(FLAKY)

@@ -24,7 +24,7 @@ def axe() -> str:
     return Path(found.origin).with_name("axe.min.js").read_text()
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_axe_finds_nothing_serious_on_any_page(tmp_path, dashboard, driver, dark):  # noqa: F811
     script = axe()
     with LiveRun(tmp_path / "runs" / "alpha"), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):

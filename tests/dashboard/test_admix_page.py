@@ -85,7 +85,15 @@ def text_of(window, element):
     return window.run("return arguments[0].innerText", {"element-6066-11e4-a52e-4f735466cecf": element})
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, False), (900, True), (1440, False), (1440, True)])
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [
+        (400, False),
+        pytest.param(900, True, marks=pytest.mark.long),
+        pytest.param(1440, False, marks=pytest.mark.long),
+        (1440, True),
+    ],
+)
 def test_the_page_is_accessible_and_no_legend_covers_its_axis(tmp_path, dashboard, driver, width, dark):  # noqa: F811
     script = axe()
     write_run(tmp_path / "runs" / "alpha")

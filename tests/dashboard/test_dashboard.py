@@ -26,8 +26,8 @@ from benchmarks.telemetry.recorder import fill
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import ControlServer, Recorder
-from ddrl.telemetry.keys import secure_client
-from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry.control import secure_client
+from ddrl.telemetry.directory import read_live_file
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
 from tests.waiting import PATIENCE, wait_until
 
@@ -262,7 +262,7 @@ OVERPRINTED = """return [...document.querySelectorAll('.js-plotly-plot')].filter
     return order.some((e, i) => i && e.top < order[i - 1].bottom - 3); }).map(plot => plot.innerText)"""
 
 
-@pytest.mark.parametrize("width", [400, 900, 1440])
+@pytest.mark.parametrize("width", [400, pytest.param(900, marks=pytest.mark.long), 1440])
 def test_nothing_is_cut_off_or_overprinted_at_any_width(tmp_path, dashboard, driver, width):
     with LiveRun(tmp_path / "runs" / "alpha", lr=1e-3), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):
         window = Browser(driver, width=width)
@@ -326,7 +326,7 @@ def test_damaged_directories_are_explained_and_the_page_stays_up(tmp_path, dashb
 def test_a_message_that_is_not_ours_is_told_on_the_page_and_the_run_goes_on(tmp_path, dashboard, browser):
     with (
         LiveRun(tmp_path / "runs" / "alpha") as run,
-        ControlServer(run.path, run.config, {"status": dict}, run.recorder.record_event) as control,
+        ControlServer(run.path, {}, run.recorder.record_event) as control,
         zmq.Context() as context,
     ):
         stranger = context.socket(zmq.DEALER)

@@ -25,7 +25,9 @@ COVERED = """return [...document.querySelectorAll('.js-plotly-plot')].filter(plo
     return legend && ((title && legend.top < title.bottom) || (axis && legend.top < axis.bottom)); }).length"""
 
 
-@pytest.mark.parametrize(("width", "dark"), [(400, True), (900, False), (1440, False)])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(400, True), pytest.param(900, False, marks=pytest.mark.long), (1440, False)]
+)
 def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboard, driver, width, dark):  # noqa: F811
     with LiveRun(tmp_path / "runs" / "four", processes=12, hosts=2, nodes=4):
         window = Browser(driver, width=width, height=2600, dark=dark)

@@ -14,7 +14,7 @@ import pytest
 
 import ddrl
 from ddrl.telemetry import Run, run_status
-from ddrl.telemetry.progress import count_text, duration_text, value_text
+from ddrl.telemetry.sinks import count_text, duration_text, value_text
 from tests.dashboard.test_dashboard import dashboard, driver, go_to, pytestmark, server  # noqa: F401
 from tests.dashboard.webdriver import Browser
 from tests.run.launch import MPI_ENVIRONMENT, mpirun_command

@@ -7,7 +7,6 @@ import sys
 
 import ddrl.run.relay as run_relay
 from ddrl.distribution import links
-from ddrl.distribution import links as processor
 from ddrl.distribution.executor import Executor
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import Models
@@ -19,7 +18,7 @@ MESSAGES_BEFORE = 30  # that an executor has received when it fails: versions ar
 PLACES = {
     "start": (run_relay, "_share_policy", lambda membership: membership.rank, None),
     "measuring": (links._Probe, "round", lambda probe: probe.rank, None),
-    "processor": (processor, "_message_seconds", lambda comm: comm.rank, None),
+    "processor": (links, "_message_seconds", lambda probe: probe.rank, None),
     "planning": (Models, "_build", lambda models: models._membership.rank, None),
     "receiving": (
         Executor,

@@ -24,7 +24,7 @@ class Hops(Scheme):
     @staticmethod
     def plan(hosts, nbytes, *, hop):
         edges = [(0 if (host - 1) % hop == 0 else host - 1, host) for host in range(1, hosts + 1)]
-        return whole_models("hops", hosts, nbytes, edges, hop=hop)
+        return whole_models("hops", hosts, nbytes, edges)
 
 
 class Masked:

@@ -35,7 +35,6 @@ def main():
     plan = host.relay.models.executor.plan
     report(
         scheme=plan.scheme,
-        parameters=plan.parameters,
         source=plan.source.tolist(),
         whole=bool(np.array_equal(pin.data, model(0, NBYTES))),
         first_byte=int(model(0, NBYTES)[0]),

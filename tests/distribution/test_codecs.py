@@ -14,7 +14,7 @@ from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.rows import ParameterLayout
 from ddrl.distribution import codecs
-from ddrl.distribution.chunks import Bases, CodedAssembly, Coding, Encoder, Headers, SentVersions, fill_headers
+from ddrl.distribution.chunks import Bases, CodedAssembly, Coding, Encoder, Headers, SentVersions
 from ddrl.distribution.plan import cut_chunks
 
 pytest.importorskip("zstandard", reason="needs the extra [codecs]")
@@ -187,8 +187,7 @@ def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
     """Coding, coded form and headers of a version, and where its chunks stand."""
     coding = Coding(make_codec(name, LAYOUT), np.array(cuts(len(model), chunk)), most_bases=3)
     wire, headers = coding.take(), Headers(len(coding.bounds) - 1)
-    fill_headers(
-        headers,
+    headers.fill(
         epoch=epoch,
         sequence=sequence,
         version=7,
@@ -197,7 +196,7 @@ def coded(name, model, base, chunk=256, back=0, epoch=3, sequence=9):
         values=np.zeros(8),
         back=back,
     )
-    encoder = Encoder(coding, wire, headers, Kept(model), base, checksum)
+    encoder = Encoder(coding, wire, headers, model, None if base is None else base.data)
     encoder.code(0, len(headers))
     return coding, wire, headers, encoder
 
@@ -211,7 +210,7 @@ def test_chunks_in_any_order_and_twice_give_the_model(name):
     if coding.bases is not None:
         coding.bases.keep(7, base.data, lambda: None)
     out = np.full(len(model), 0xA5, np.uint8)
-    assembly = CodedAssembly(coding, wire, out, headers, 3, 9, checksum)
+    assembly = CodedAssembly(coding, wire, out, headers, 3, 9)
     assembly.lengths[:] = encoder.lengths
     order = np.random.default_rng(0).permutation(2 * len(headers)) % len(headers)
     for index in order.tolist():
@@ -240,7 +239,7 @@ def test_a_flipped_byte_of_coded_form_or_header_is_never_decoded(name):
             start, nbytes = Headers.span(index, 1)
             heads.memory[start + int(random.integers(nbytes))] ^= 1 << int(random.integers(8))
         out = np.full(len(model), 0xA5, np.uint8)
-        assembly = CodedAssembly(coding, spoiled, out, heads, 3, 9, checksum)
+        assembly = CodedAssembly(coding, spoiled, out, heads, 3, 9)
         assembly.lengths[:] = encoder.lengths
         assembly.arrived(index)
         assert assembly.problem
@@ -251,7 +250,7 @@ def test_a_version_told_against_one_that_is_not_held_is_refused():
     model, base = vector_of(8), Kept(vector_of(9))
     coding, wire, headers, encoder = coded("xor_zstd", model, base, back=1)
     coding.bases.keep(7, base.data, lambda: None)  # not the one that it names
-    assembly = CodedAssembly(coding, wire, np.zeros_like(model), headers, 3, 9, checksum)
+    assembly = CodedAssembly(coding, wire, np.zeros_like(model), headers, 3, 9)
     assembly.lengths[:] = encoder.lengths
     assembly.arrived(0)
     assert "a difference from one that this host does not have" in assembly.problem
@@ -261,7 +260,7 @@ def test_a_wrong_base_does_not_pass_for_the_trainers_model():
     model, base = vector_of(8), Kept(vector_of(9))
     coding, wire, headers, encoder = coded("xor_zstd", model, base, back=1)
     coding.bases.keep(8, vector_of(10), lambda: None)
-    assembly = CodedAssembly(coding, wire, np.zeros_like(model), headers, 3, 9, checksum)
+    assembly = CodedAssembly(coding, wire, np.zeros_like(model), headers, 3, 9)
     assembly.lengths[:] = encoder.lengths
     for index in range(len(headers)):
         assembly.arrived(index)
@@ -269,21 +268,17 @@ def test_a_wrong_base_does_not_pass_for_the_trainers_model():
     assert "decoded to another model" in assembly.problem
 
 
-def test_bases_are_kept_until_all_models_up_to_one_told_against_a_newer_have_ended():
-    bases, gone = Bases(5), []
-    for sequence in (0, 1, 3):  # 2 is late
+def test_a_receiver_keeps_its_newest_versions_and_lets_older_ones_go():
+    bases, gone = Bases(3), []
+    for sequence in (0, 1, 3, 2):  # 2 is late
         bases.keep(sequence, np.zeros(1, np.uint8), lambda sequence=sequence: gone.append(sequence))
-        bases.ended(sequence, 0 if sequence < 3 else 2)
-    assert gone == []
-    assert bases.find(0) is not None  # 2 may be a difference from it
-    bases.keep(2, np.zeros(1, np.uint8), lambda: gone.append(2))
-    bases.ended(2, 2)
     assert gone == [0]
-    for sequence in (4, 5, 6, 7):
-        bases.keep(sequence, np.zeros(1, np.uint8), lambda sequence=sequence: gone.append(sequence))
-    assert gone == [0, 1, 2]  # no more than five
+    assert bases.find(0) is None
+    assert bases.find(1) is not None
+    bases.keep(4, np.zeros(1, np.uint8), lambda: gone.append(4))
+    assert gone == [0, 1]
     bases.clear()
-    assert sorted(gone) == list(range(8))
+    assert sorted(gone) == list(range(5))
 
 
 def test_the_root_tells_a_version_against_the_newest_confirmed_one_and_whole_ones_after_a_refusal():

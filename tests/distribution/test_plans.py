@@ -46,6 +46,11 @@ def requests(draw):
     return scheme, hosts, nbytes, parameters
 
 
+def received(plan):
+    """Bytes of a model that each host receives, the root first."""
+    return np.bincount(plan.target, weights=plan.payload(), minlength=plan.hosts + 1).astype(int).tolist()
+
+
 @settings(max_examples=300)
 @given(requests())
 def test_every_host_ends_with_each_byte_once_and_nobody_forwards_what_it_never_got(request_):
@@ -54,7 +59,7 @@ def test_every_host_ends_with_each_byte_once_and_nobody_forwards_what_it_never_g
     plan.check()
     assert plan.nbytes == nbytes
     assert plan.chunks >= 1
-    assert plan.ingress().tolist() == [0] + [nbytes] * hosts
+    assert received(plan) == [0] + [nbytes] * hosts
     assert plan.egress().sum() == nbytes * hosts
     assert (
         np.bincount(plan.target, minlength=hosts + 1)[1:] >= 1
@@ -164,7 +169,7 @@ def test_stripes_load_every_host_alike_with_few_connections(hosts):
     plan = make_plan("stripes", hosts, 64 * 8 * 400, fanout=8, chunk_bytes=64)
     assert plan.egress()[0] <= 1.2 * plan.nbytes
     assert plan.egress().max() <= 1.2 * plan.nbytes
-    assert plan.connections() <= hosts * 9
+    assert len({frozenset(ends) for ends in zip(plan.source.tolist(), plan.target.tolist(), strict=True)}) <= hosts * 9
 
 
 @pytest.mark.parametrize(("hosts", "relays"), [(100, 10), (298, 30)])
@@ -187,7 +192,7 @@ def test_hosts_without_a_shard_receive_all_of_them_and_relays_what_they_lack(hos
 def test_models_smaller_than_their_shards_still_reach_every_host_once(nbytes):
     plan = make_plan("sharded", 40, nbytes, relays=30)
     plan.check()
-    assert plan.ingress().tolist() == [0] + [nbytes] * 40
+    assert received(plan) == [0] + [nbytes] * 40
     assert (np.bincount(plan.target, minlength=41)[1:] >= 1).all()
 
 

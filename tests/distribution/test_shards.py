@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddrl._kernel import seal_chunks
 from ddrl.channels.mailbox import checksum
 from ddrl.core.errors import PlanError
 from ddrl.core.rows import ALIGNMENT
-from ddrl.distribution.chunks import Assembly, Headers, write_headers
+from ddrl.distribution.chunks import Assembly, Headers
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, cut_by_weight, cut_chunks, cut_evenly
 
 
@@ -22,10 +23,7 @@ def pieces(version, nbytes, bounds, sequence=0, epoch=3):
     """Sequence, index, header bytes and payload of each chunk of one version, as they travel."""
     data = model(version, nbytes)
     headers = Headers(len(bounds) - 1)
-    write_headers(
-        headers,
-        data,
-        np.asarray(bounds, np.int64),
+    headers.fill(
         epoch=epoch,
         sequence=sequence,
         version=version,
@@ -33,6 +31,7 @@ def pieces(version, nbytes, bounds, sequence=0, epoch=3):
         time_ns=1,
         values=np.zeros(8),
     )
+    seal_chunks(headers.memory, data, np.asarray(bounds, np.int64))
     heads = [headers.memory[place : place + size] for place, size in (Headers.span(i, 1) for i in range(len(headers)))]
     cuts = itertools.pairwise(bounds)
     return [(sequence, index, heads[index], data[start:stop]) for index, (start, stop) in enumerate(cuts)]
@@ -58,7 +57,6 @@ def assembly(nbytes, bounds, sequence=0):
         np.asarray(bounds, np.int64),
         3,
         sequence,
-        checksum,
     )
 
 
@@ -99,7 +97,8 @@ def test_every_chunk_says_what_it_is_and_the_first_one_what_the_model_is():
     bounds, headers = cut_evenly(1000, 3), Headers(3)
     data = model(7, 1000)
     fields = {"epoch": 3, "sequence": 5, "version": 7, "model_checksum": 11, "time_ns": 13, "values": np.arange(8.0)}
-    write_headers(headers, data, np.asarray(bounds, np.int64), **fields)
+    headers.fill(**fields)
+    seal_chunks(headers.memory, data, np.asarray(bounds, np.int64))
     assert [row.tolist()[:5] for row in headers.chunks] == [(5, 0, 384, 3, 0), (5, 1, 320, 3, 0), (5, 2, 296, 3, 0)]
     described = headers.model[0]
     assert described.tolist()[1:5] == (3, 7, 11, 13)
@@ -173,4 +172,4 @@ def test_a_sound_chunk_of_another_model_plan_or_place_is_a_problem_not_a_model(s
     assert not whole.all_arrived([1])
     assert whole.arrived(1)
     assert whole.complete
-    assert "chunk 1 bears a header of another message" in whole.problem
+    assert whole.problem == "chunk 1 (bytes 512..1024) bears a header of another message"

@@ -25,6 +25,7 @@ def run(folder: Path, command: list[str]) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_walkthrough_goes_from_a_log_to_decisions(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs" / "examples", tmp_path / "docs" / "examples")
     program, printed = "", ""

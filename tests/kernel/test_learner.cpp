@@ -1,8 +1,7 @@
 // The learner's inner loops against the same sums written out in double.
 #include "adam.hpp"
-#include "linear_layers.hpp"
-#include "q_learning.hpp"
-#include "quantile_regression.hpp"
+#include "losses.hpp"
+#include "plain_networks.hpp"
 
 #include <limits>
 #include <random>
@@ -36,99 +35,226 @@ static void plain_gemm(const char* op_a, const char* op_b, const int64_t* m, con
         }
 }
 
+// [rows, width] numbers with their derivatives.
+struct Numbers {
+    Floats value, slope;
+    int64_t rows, width;
+    Numbers(int64_t row_count, int64_t columns, unsigned seed)
+        : value(random_floats(static_cast<size_t>(row_count * columns), seed)),
+          slope(random_floats(static_cast<size_t>(row_count * columns), seed + 100)),
+          rows(row_count),
+          width(columns) {}
+    ddrl::Rows<float> all() { return {value.data(), slope.data(), rows, rows, width}; }
+    ddrl::Rows<float> constant() { return {value.data(), nullptr, rows, 0, width}; }
+};
+
 static void passes_of_two_layers_are_those_of_their_equations() {
-    const int64_t rows = 5, in = 3, hidden = 4, out = 2;
-    const Floats x = random_floats(15, 1), w1 = random_floats(12, 2), b1 = random_floats(4, 3);
-    const Floats w2 = random_floats(8, 4), b2 = random_floats(2, 5), slope = random_floats(10, 6);
-    Floats h(20), y(10), w1_slope(12), b1_slope(4), w2_slope(8), b2_slope(2), h_slope(20);
-    const ddrl::LinearLayers layers(
-        plain_gemm,
-        {{b1.data(), x.data(), w1.data(), h.data(), rows, in, hidden, true},
-         {b2.data(), h.data(), w2.data(), y.data(), rows, hidden, out, false}},
-        {{slope.data(), h.data(), w2.data(), w2_slope.data(), b2_slope.data(), h_slope.data(), rows, hidden, out},
-         {h_slope.data(), x.data(), w1.data(), w1_slope.data(), b1_slope.data(), nullptr, rows, in, hidden}});
-    layers.forward();
-    layers.backward();
+    Numbers x(5, 3, 1), h(5, 4, 7), y(5, 2, 8);
+    const Floats w1 = random_floats(12, 2), b1 = random_floats(4, 3), w2 = random_floats(8, 4),
+                 b2 = random_floats(2, 5);
+    Floats w1_slope(12), b1_slope(4), w2_slope(8), b2_slope(2);
+    ddrl::PlainNetworks<float> networks(plain_gemm);
+    networks.add(ddrl::Linear<float>{
+        x.constant(), h.all(), {w1.data(), w1_slope.data(), false}, {b1.data(), b1_slope.data(), false}, true, false});
+    networks.add(ddrl::Linear<float>{
+        h.all(), y.all(), {w2.data(), w2_slope.data(), false}, {b2.data(), b2_slope.data(), false}, false, false});
+    networks.forward();
+    const Floats slope = y.slope;
+    networks.backward();
+    std::vector<double> before(20);  // the derivatives by what relu is given
     for (size_t row = 0; row < 5; ++row) {
         for (size_t j = 0; j < 4; ++j) {
             double sum = b1[j];
-            for (size_t i = 0; i < 3; ++i) sum += static_cast<double>(x[row * 3 + i]) * w1[j * 3 + i];
-            EXPECT(near(h[row * 4 + j], std::max(sum, 0.0)));
+            for (size_t i = 0; i < 3; ++i) sum += static_cast<double>(x.value[row * 3 + i]) * w1[j * 3 + i];
+            EXPECT(near(h.value[row * 4 + j], std::max(sum, 0.0)));
             double back = 0;
             for (size_t i = 0; i < 2; ++i) back += static_cast<double>(slope[row * 2 + i]) * w2[i * 4 + j];
-            EXPECT(near(h_slope[row * 4 + j], sum > 0 ? back : 0.0));
+            before[row * 4 + j] = sum > 0 ? back : 0.0;
+            EXPECT(near(h.slope[row * 4 + j], before[row * 4 + j]));
         }
         for (size_t j = 0; j < 2; ++j) {
             double sum = b2[j];
-            for (size_t i = 0; i < 4; ++i) sum += static_cast<double>(h[row * 4 + i]) * w2[j * 4 + i];
-            EXPECT(near(y[row * 2 + j], sum));
+            for (size_t i = 0; i < 4; ++i) sum += static_cast<double>(h.value[row * 4 + i]) * w2[j * 4 + i];
+            EXPECT(near(y.value[row * 2 + j], sum));
         }
     }
     for (size_t j = 0; j < 4; ++j) {
         double bias = 0;
-        for (size_t row = 0; row < 5; ++row) bias += h_slope[row * 4 + j];
+        for (size_t row = 0; row < 5; ++row) bias += before[row * 4 + j];
         EXPECT(near(b1_slope[j], bias));
         for (size_t i = 0; i < 3; ++i) {
             double sum = 0;
-            for (size_t row = 0; row < 5; ++row) sum += static_cast<double>(h_slope[row * 4 + j]) * x[row * 3 + i];
+            for (size_t row = 0; row < 5; ++row) sum += before[row * 4 + j] * x.value[row * 3 + i];
             EXPECT(near(w1_slope[j * 3 + i], sum));
         }
     }
 }
 
-static void gradients_that_nobody_asks_for_are_left_out() {
-    const Floats slope = random_floats(10, 1), below = random_floats(20, 2), weight = random_floats(8, 3);
-    Floats weight_slope(8), bias_slope(2), with_them(20), without(20);
-    ddrl::LinearBackward step{
-        slope.data(), below.data(), weight.data(), weight_slope.data(), bias_slope.data(), with_them.data(), 5, 4, 2};
-    ddrl::LinearLayers(plain_gemm, {}, {step}).backward();
-    step.weight_gradient = step.bias_gradient = nullptr;
-    step.slope_below = without.data();
-    ddrl::LinearLayers(plain_gemm, {}, {step}).backward();
-    EXPECT(with_them == without);
+// The loss is the sum of output * coefficient, so that the derivatives by the outputs are the coefficients.
+template <class Layer>
+static void expect_differences(Layer layer, Numbers& below, Numbers& out) {
+    const Floats coefficient = out.slope;
+    const auto loss = [&] {
+        layer.forward(plain_gemm);
+        double sum = 0;
+        for (size_t i = 0; i < out.value.size(); ++i) sum += static_cast<double>(out.value[i]) * coefficient[i];
+        return sum;
+    };
+    loss();
+    layer.backward(plain_gemm);
+    const Floats slope = below.slope;
+    for (size_t i = 0; i < below.value.size(); ++i) {
+        const float middle = below.value[i];
+        below.value[i] = middle + 0.01f;
+        const double above = loss();
+        below.value[i] = middle - 0.01f;
+        const double difference = (above - loss()) / 0.02;
+        below.value[i] = middle;
+        EXPECT(std::fabs(slope[i] - difference) <= 2e-2 * (1 + std::fabs(difference)));
+    }
+}
+
+static void derivatives_of_every_layer_are_its_differences() {
+    Numbers x(4, 6, 1), same(4, 6, 2), narrow(4, 4, 3);
+    const Floats weight = random_floats(6, 4), bias = random_floats(6, 5);
+    ddrl::LayerNorm<float> norm{
+        x.all(),   same.all(), {weight.data(), nullptr, false}, {bias.data(), nullptr, false}, 1e-5f, false,
+        Floats(4), Floats(4)};
+    expect_differences(norm, x, same);
+    expect_differences(ddrl::Activation<float>{x.all(), same.all(), true}, x, same);
+    expect_differences(ddrl::Dueling<float>{x.all(), narrow.all(), 2, 2}, x, narrow);
+    const Floats low(6, -2), high(6, 4), centre(6, 1), half(6, 3);
+    expect_differences(
+        ddrl::Bounds<float>{x.all(), same.all(), centre.data(), half.data(), low.data(), high.data(), nullptr}, x,
+        same);
+}
+
+static void derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_added() {
+    Numbers x(3, 5, 1), y(3, 5, 2);
+    const Floats weight(5, 1), bias(5, 0), slope = y.slope;
+    Floats weight_slope(5, 7), bias_slope(5, 7), once(5);
+    for (const bool add : {false, true}) {
+        y.slope = slope;
+        ddrl::LayerNorm<float> norm{x.constant(),
+                                    y.all(),
+                                    {weight.data(), weight_slope.data(), add},
+                                    {bias.data(), bias_slope.data(), add},
+                                    1e-5f,
+                                    false,
+                                    Floats(3),
+                                    Floats(3)};
+        norm.forward(plain_gemm);
+        norm.backward(plain_gemm);
+        for (size_t i = 0; i < 5; ++i) {
+            double of_weight = 0, of_bias = 0;
+            for (size_t row = 0; row < 3; ++row) {
+                of_weight += static_cast<double>(slope[row * 5 + i]) * y.value[row * 5 + i];
+                of_bias += slope[row * 5 + i];
+            }
+            EXPECT(near(weight_slope[i], of_weight * (1 + add)) && near(bias_slope[i], of_bias * (1 + add)));
+        }
+    }
+}
+
+static void noise_is_added_within_the_bounds() {
+    Numbers x(1, 3, 1), y(1, 3, 2);
+    x.value = {0, 0.5f, -1};
+    const Floats low{-2, -2, -2}, high{2, 2, 2}, centre(3, 0), half(3, 2), noise{0.25f, 3, -3};
+    const ddrl::Bounds<float> bounds{x.constant(), y.constant(), centre.data(), half.data(),
+                                     low.data(),   high.data(),  noise.data()};
+    bounds.forward(plain_gemm);
+    EXPECT(y.value == Floats({0.5f, 2, -2}));
+}
+
+static void columns_of_another_network_get_their_derivative_added() {
+    Numbers from(2, 2, 1), to(2, 5, 2);
+    const Floats before = from.slope;
+    const ddrl::Columns<float> columns{from.all(), to.all(), 3};
+    columns.forward(plain_gemm);
+    columns.backward(plain_gemm);
+    for (size_t row = 0; row < 2; ++row)
+        for (size_t i = 0; i < 2; ++i) {
+            EXPECT(to.value[row * 5 + 3 + i] == from.value[row * 2 + i]);
+            EXPECT(from.slope[row * 2 + i] == before[row * 2 + i] + to.slope[row * 5 + 3 + i]);
+        }
 }
 
 static void relu_lets_what_is_not_a_number_through() {
-    const float x[1] = {std::numeric_limits<float>::quiet_NaN()}, w[1] = {1}, b[1] = {0};
-    float y[1];
-    const ddrl::LinearLayers layers(plain_gemm, {{b, x, w, y, 1, 1, 1, true}}, {});
-    layers.forward();
-    EXPECT(std::isnan(y[0]));
+    Numbers x(1, 1, 1), y(1, 1, 2);
+    x.value[0] = std::numeric_limits<float>::quiet_NaN();
+    const float w[1] = {1}, b[1] = {0};
+    for (const float* bias : {b, static_cast<const float*>(nullptr)}) {
+        ddrl::PlainNetworks<float> networks(plain_gemm);
+        networks.add(
+            ddrl::Linear<float>{x.constant(), y.constant(), {w, nullptr, false}, {bias, nullptr, false}, true, false});
+        networks.forward();
+        networks.backward();  // there is nothing to differentiate
+        EXPECT(std::isnan(y.value[0]));
+    }
+}
+
+static void tanh_is_that_of_the_library() {
+    for (float x = -12; x < 12; x += 0.37f) EXPECT(std::fabs(ddrl::hyperbolic_tangent(x) - std::tanh(x)) < 1e-6f);
+    EXPECT(std::isnan(ddrl::hyperbolic_tangent(std::numeric_limits<float>::quiet_NaN())));
 }
 
 static void slopes_are_the_loss_s_derivative_at_the_action_taken() {
     const float q_tm1[6] = {1, 2, 3, 4, 5, 6}, q_t[6] = {0, 1, 7, 2, 9, 1}, selector[6] = {5, 1, 5, 0, 1, 2};
     const float r_t[2] = {0.5f, 1}, discount_t[2] = {1, 0.5f}, weight[2] = {1, 2};
     const int64_t action[2] = {0, 2};
-    float error[2], size[2], taken[2], slope[6];
-    const ddrl::QBatch batch{2, 3, q_tm1, action, r_t, discount_t, q_t, selector, weight};
-    EXPECT(ddrl::q_slopes(batch, true, error, size, taken, slope));
+    float size[2], taken[2], slope[6];
+    const ddrl::QBatch<float> batch{2, 3, q_tm1, action, r_t, discount_t, q_t, selector, weight};
+    EXPECT(near(static_cast<float>(ddrl::q_learning_loss(batch, true, size, taken, slope)), (0.125 + 2 * 4.0) / 2));
     EXPECT(taken[0] == 1 && taken[1] == 6);
-    EXPECT(error[0] == -0.5f && size[0] == 0.5f);  // the first of equal values is chosen
-    EXPECT(error[1] == 1 + 0.5f - 6 && size[1] == 4.5f);
+    EXPECT(size[0] == 0.5f);  // the first of equal values is chosen
+    EXPECT(size[1] == 4.5f);
     const float wanted[6] = {0.25f, 0, 0, 0, 0, 1};  // -weight clamp(error) / rows
     EXPECT(std::memcmp(slope, wanted, sizeof wanted) == 0);
-    EXPECT(ddrl::q_slopes(batch, false, error, size, taken, slope) && slope[5] == 4.5f);
+    ddrl::q_learning_loss(batch, false, size, taken, slope);
+    EXPECT(slope[5] == 4.5f);
+    EXPECT(ddrl::actions_fit(action, 2, 3));
     for (const int64_t wrong : {int64_t{-1}, int64_t{3}, std::numeric_limits<int64_t>::min()}) {
         const int64_t actions[2] = {0, wrong};
-        const ddrl::QBatch broken{2, 3, q_tm1, actions, r_t, discount_t, q_t, selector, weight};
-        EXPECT(!ddrl::q_slopes(broken, true, error, size, taken, slope));
+        EXPECT(!ddrl::actions_fit(actions, 2, 3));
     }
 }
 
 static void slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quantiles() {
     const float value[4] = {9, 9, 1, 3}, value_t[4] = {9, 9, 0, 4}, selector[2] = {1, 2};  // two actions each
     const float fraction[2] = {0.25f, 0.75f}, r_t[1] = {1}, discount_t[1] = {0.5f}, weight[1] = {2};
-    const int64_t action[1] = {1}, wrong[1] = {2};
-    float loss[1], size[1], taken[1], slope[4];
-    ddrl::QuantileBatch batch{1, 2, 2, 2, 1, value, fraction, action, r_t, discount_t, value_t, selector, weight};
-    EXPECT(ddrl::quantile_slopes(batch, 1.0f, loss, size, taken, slope));  // targets 1 and 3
+    const int64_t action[1] = {1};
+    float each[1], size[1], taken[1], slope[4];
+    const ddrl::QuantileBatch<float> batch{1,      2,   2,          2,       1,        value, fraction,
+                                           action, r_t, discount_t, value_t, selector, weight};
+    ddrl::quantile_loss(batch, 1.0f, each, size, taken, slope);  // targets 1 and 3
     EXPECT(taken[0] == 2 && size[0] == 0);
-    EXPECT(near(loss[0], (0.25 * 1.5 + 0.25 * 1.5) / 2));  // errors 0 and 2, -2 and 0
+    EXPECT(near(each[0], (0.25 * 1.5 + 0.25 * 1.5) / 2));  // errors 0 and 2, -2 and 0
     EXPECT(slope[0] == 0 && slope[1] == 0 && near(slope[2], -0.25) && near(slope[3], 0.25));
-    EXPECT(ddrl::quantile_slopes(batch, 0.0f, loss, size, taken, slope) && near(loss[0], 0.5));
-    batch.action = wrong;
-    EXPECT(!ddrl::quantile_slopes(batch, 1.0f, loss, size, taken, slope));
+    ddrl::quantile_loss(batch, 0.0f, each, size, taken, slope);
+    EXPECT(near(each[0], 0.5));
+}
+
+static void a_distribution_that_is_its_own_target_has_no_divergence_and_no_slope() {
+    const Floats logits = random_floats(7, 1);
+    const float r_t[1] = {0}, discount_t[1] = {1}, weight[1] = {1};
+    const int64_t action[1] = {0};
+    float divergence[1], taken[1];
+    Floats slope(7);
+    const ddrl::CategoricalBatch<float> batch{
+        1, 1, 7, logits.data(), action, r_t, discount_t, logits.data(), logits.data(), weight, -3, 3};
+    ddrl::categorical_loss(batch, divergence, taken, slope.data());
+    EXPECT(std::fabs(divergence[0]) < 1e-6f);
+    for (const float each : slope) EXPECT(std::fabs(each) < 1e-6f);
+}
+
+static void the_smallest_critic_is_the_target_of_all() {
+    const float q_tm1[4] = {1, 2, 3, 4}, q_t[4] = {5, 1, 4, 9}, r_t[2] = {1, 0}, discount_t[2] = {1, 1},
+                weight[2] = {1, 1};
+    float size[2], slope[4];
+    ddrl::critics_loss(ddrl::CriticsBatch<float>{2, 2, 2, q_tm1, r_t, discount_t, q_t, weight}, false, size, slope);
+    const float wanted[4] = {-2, 0.5f, -1, 1.5f};  // targets 5 and 1; -error / rows
+    EXPECT(std::memcmp(slope, wanted, sizeof wanted) == 0);
+    EXPECT(size[0] == 3 && size[1] == 2);
 }
 
 static void a_value_that_is_not_a_number_is_the_largest() {
@@ -166,10 +292,16 @@ static void steps_of_adam_are_those_of_its_equations() {
 
 int main() {
     RUN(passes_of_two_layers_are_those_of_their_equations);
-    RUN(gradients_that_nobody_asks_for_are_left_out);
+    RUN(derivatives_of_every_layer_are_its_differences);
+    RUN(derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_added);
+    RUN(noise_is_added_within_the_bounds);
+    RUN(columns_of_another_network_get_their_derivative_added);
     RUN(relu_lets_what_is_not_a_number_through);
+    RUN(tanh_is_that_of_the_library);
     RUN(slopes_are_the_loss_s_derivative_at_the_action_taken);
     RUN(slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quantiles);
+    RUN(a_distribution_that_is_its_own_target_has_no_divergence_and_no_slope);
+    RUN(the_smallest_critic_is_the_target_of_all);
     RUN(a_value_that_is_not_a_number_is_the_largest);
     RUN(steps_of_adam_are_those_of_its_equations);
     return 0;

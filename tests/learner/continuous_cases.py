@@ -8,7 +8,7 @@ import pytest
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
-from tests.learner.learner_cases import Transitions
+from tests.learner.learner_cases import Transitions, gradients_of
 
 BOX = EnvSpec(
     "Box-v0", ArraySpec((3,), "float32"), 0, ArraySpec((2,), "float32"), action_low=(-2.0, 0.0), action_high=(2.0, 1.0)
@@ -70,7 +70,7 @@ def bandit(size: int, generator: np.random.Generator, noise: float = 0.0) -> Tra
 
 def check_gradients(learner: Learner, batch: Transitions, part: str) -> None:
     """One random place of each vector of the part's gradient agrees with a difference of losses."""
-    vectors = [vector.clone() for vector in learner.gradient(batch, part).vectors]
+    vectors = gradients_of(learner, learner.gradient(batch, part))
     generator = np.random.default_rng(0)
     for slope, parameter in zip(vectors, learner.parts[part].online.parameters().values(), strict=True):
         flat, place = parameter.detach().view(-1), int(generator.integers(parameter.numel()))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import Learner
+from ddrl.learner import Gradient, Learner
 from ddrl.learner.algorithms.dqn import DQN
 
 VECTOR = EnvSpec("Vector-v0", ArraySpec((4,), "float32"), 3)
@@ -42,6 +43,16 @@ def learner_of(
 def values(learner: Learner, observation: NDArray[Any]) -> NDArray[np.float32]:
     """q [B, num_actions] as the learner acts."""
     return learner.inspect(observation)["q"]
+
+
+def gradients_of(learner: Learner, gradient: Gradient) -> list[torch.Tensor]:
+    """A copy of the gradient by each parameter that learns, in their order."""
+    part = learner.parts[gradient.part]
+    whole = torch.zeros_like(part.online.vector)
+    part.learned(whole).copy_(gradient.vector)
+    named = zip(part.online.layout.entries, part.online.split(whole), strict=True)
+    names = part.online.parameters()
+    return [view for entry, view in named if entry.name in names]
 
 
 def random_batch(spec: EnvSpec, size: int, seed: int) -> Transitions:

@@ -6,9 +6,7 @@ import pytest
 import rlax
 import torch
 
-from ddrl.learner.distributions import Support, divergence, taken
-from ddrl.learner.quantiles import midpoints, quantile_loss
-from ddrl.learner.targets import double_q_target, q_learning_target
+from ddrl.learner.losses import Support, at_action, divergence, midpoints, q_learning, quantile_terms
 
 ROWS, ACTIONS = 64, 3
 
@@ -46,9 +44,9 @@ def test_the_loss_of_c51(seed: int) -> None:
     logits_tm1, logits_t, selector = (random(10 * seed + n, ROWS, ACTIONS, atoms) for n in range(3))
     a_tm1, r_t, discount_t = transitions(seed)
     q_selector = support.mean(torch.from_numpy(selector).softmax(2))
-    p_t = taken(torch.from_numpy(logits_t), q_selector.argmax(1)).softmax(1)
+    p_t = at_action(torch.from_numpy(logits_t), q_selector.argmax(1)).softmax(1)
     target = support.project(p_t, torch.from_numpy(r_t), torch.from_numpy(discount_t))
-    ours = divergence(target, taken(torch.from_numpy(logits_tm1), torch.from_numpy(a_tm1)).log_softmax(1))
+    ours = divergence(target, at_action(torch.from_numpy(logits_tm1), torch.from_numpy(a_tm1)).log_softmax(1))
     theirs = jax.vmap(rlax.categorical_double_q_learning, (None, 0, 0, 0, 0, None, 0, 0))(
         z, logits_tm1, a_tm1, r_t, discount_t, z, logits_t, q_selector.numpy()
     )
@@ -64,12 +62,14 @@ def test_the_loss_and_the_gradient_of_quantiles(n: int, m: int, drawn: bool, kap
     fraction = torch.rand(ROWS, n) if drawn else midpoints(n).expand(ROWS, n).contiguous()
     a_tm1, r_t, discount_t = transitions(seed)
     best = torch.from_numpy(selector).mean(2).argmax(1)
-    target = torch.from_numpy(r_t)[:, None] + torch.from_numpy(discount_t)[:, None] * taken(
+    target = torch.from_numpy(r_t)[:, None] + torch.from_numpy(discount_t)[:, None] * at_action(
         torch.from_numpy(values_t), best
     )
-    value = torch.from_numpy(values).requires_grad_()
-    ours = quantile_loss(taken(value, torch.from_numpy(a_tm1)), fraction, target, kappa) * (kappa or 1.0)
-    (slope,) = torch.autograd.grad(ours.sum(), (value,))
+    value = torch.from_numpy(values)
+    chosen = torch.from_numpy(a_tm1)
+    ours, slopes = (each * (kappa or 1.0) for each in quantile_terms(at_action(value, chosen), fraction, target, kappa))
+    slope = torch.zeros_like(value)
+    slope[torch.arange(ROWS), chosen] = slopes
 
     def loss(values: jax.Array) -> jax.Array:
         """[B]; rlax takes values [N, A]."""
@@ -77,17 +77,20 @@ def test_the_loss_and_the_gradient_of_quantiles(n: int, m: int, drawn: bool, kap
         last = (a_tm1, r_t, discount_t, selector.swapaxes(1, 2), values_t.swapaxes(1, 2), kappa)
         return mapped(values.swapaxes(1, 2), fraction.numpy(), *last)
 
-    agree(ours.detach(), loss(jax.numpy.asarray(values)))
+    agree(ours, loss(jax.numpy.asarray(values)))
     agree(slope, jax.grad(lambda values: loss(values).sum())(jax.numpy.asarray(values)))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_targets_of_q_learning(seed: int) -> None:
+def test_the_errors_of_q_learning(seed: int) -> None:
     q_tm1, q_t, selector = (random(10 * seed + n, ROWS, ACTIONS) for n in range(3))
     a_tm1, r_t, discount_t = transitions(seed)
-    taken_q = q_tm1[np.arange(ROWS), a_tm1]
-    tensors = [torch.from_numpy(array) for array in (r_t, discount_t, q_t)]
-    agree(q_learning_target(*tensors) - torch.from_numpy(taken_q),
-          jax.vmap(rlax.q_learning)(q_tm1, a_tm1, r_t, discount_t, q_t))  # fmt: skip
-    agree(double_q_target(*tensors, torch.from_numpy(selector)) - torch.from_numpy(taken_q),
-          jax.vmap(rlax.double_q_learning)(q_tm1, a_tm1, r_t, discount_t, q_t, selector))  # fmt: skip
+    given = [torch.from_numpy(array) for array in (q_tm1, a_tm1, r_t, discount_t, q_t)]
+    ones = torch.ones(ROWS)
+    single = jax.vmap(rlax.q_learning)(q_tm1, a_tm1, r_t, discount_t, q_t)
+    double = jax.vmap(rlax.double_q_learning)(q_tm1, a_tm1, r_t, discount_t, q_t, selector)
+    for chosen, theirs in ((None, single), (torch.from_numpy(selector), double)):
+        ours = q_learning(*given, chosen, ones, "mse")
+        agree(ours.priority, np.abs(theirs))
+        ((_, slope),) = ours.derivatives  # -error / rows at the action taken
+        agree(-ROWS * slope[torch.arange(ROWS), given[1]], theirs)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.actor_critic import Actor, Critics, flat_observation
+from ddrl.learner.actor_critic import Actor, Critics
+from ddrl.learner.networks import FlatInputs
 from tests.learner.continuous_cases import BOX, SEVERAL_AXES, random_batch
 
 
@@ -36,7 +37,7 @@ def test_noise_is_in_units_of_half_the_bounds_distance_and_cut_off_at_the_bounds
 def test_each_critic_is_an_mlp_of_its_own(spec: EnvSpec, count: int) -> None:
     critics, batch = Critics(spec, [8, 6], count, 4), random_batch(spec, 5, 1)
     observation, action = torch.from_numpy(batch.s_tm1), torch.from_numpy(batch.a_tm1)
-    inputs = np.concatenate([flat_observation(observation, spec.observation), batch.a_tm1.reshape(5, -1)], axis=1)
+    inputs = np.concatenate([FlatInputs(spec.observation)(observation), batch.a_tm1.reshape(5, -1)], axis=1)
     with torch.no_grad():
         given = critics(observation, action).numpy()
         np.testing.assert_allclose(critics(observation, action, 1), given[:, :1], rtol=1e-5, atol=1e-6)
@@ -52,5 +53,5 @@ def test_each_critic_is_an_mlp_of_its_own(spec: EnvSpec, count: int) -> None:
 
 def test_bytes_become_shares() -> None:
     spec = SEVERAL_AXES.observation
-    given = flat_observation(torch.full((2, 2, 3), 255, dtype=torch.uint8), spec)
+    given = FlatInputs(spec)(torch.full((2, 2, 3), 255, dtype=torch.uint8))
     torch.testing.assert_close(given, torch.ones(2, 6))

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from ddrl import _kernel
-from ddrl.learner import adam, devices
+from ddrl.learner import devices
+from ddrl.learner.part import Adam
 
 
 @pytest.mark.parametrize("size", [1, 64, 1003])
@@ -17,10 +18,10 @@ def test_the_kernel_steps_as_torch_does(size: int, max_norm: float, monkeypatch:
     for by_kernel in (True, False):
         monkeypatch.setattr(devices, "has_kernel", lambda device, chosen=by_kernel: chosen)
         vectors.append([start.clone(), torch.zeros(size), torch.zeros(size)])
-        steppers.append(adam.Adam(*([vector] for vector in vectors[-1]), epsilon=1e-8, max_grad_norm=max_norm))
+        steppers.append(Adam(*vectors[-1], epsilon=1e-8, max_grad_norm=max_norm))
     for _ in range(30):
         gradient = torch.randn(size)
-        norms = [stepper.step([gradient.clone()], 0.01) for stepper in steppers]
+        norms = [stepper.step(gradient.clone(), 0.01) for stepper in steppers]
         torch.testing.assert_close(norms[0], norms[1], rtol=1e-5, atol=0)
     assert [stepper.steps for stepper in steppers] == [30, 30]
     for ours, torchs in zip(*vectors, strict=True):
@@ -30,8 +31,8 @@ def test_the_kernel_steps_as_torch_does(size: int, max_norm: float, monkeypatch:
 
 def test_a_gradient_that_is_not_a_number_is_seen_in_its_norm_and_in_the_parameters() -> None:
     vectors = [torch.zeros(70) for _ in range(3)]
-    stepper = adam.Adam(*([vector] for vector in vectors), epsilon=1e-8, max_grad_norm=1.0)
-    assert stepper.step([torch.full((70,), float("nan"))], 0.1).isnan()
+    stepper = Adam(*vectors, epsilon=1e-8, max_grad_norm=1.0)
+    assert stepper.step(torch.full((70,), float("nan")), 0.1).isnan()
     assert vectors[0].isnan().all()
 
 

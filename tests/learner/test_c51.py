@@ -13,9 +13,8 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
-from ddrl.learner.distributions import Support, divergence
-from ddrl.learner.passes import AutogradPasses, MLPPasses
-from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
+from ddrl.learner.losses import Support, divergence
+from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, gradients_of, random_batch
 
 
 def learner_of(spec: EnvSpec = VECTOR, table: dict | None = None, **options) -> Learner:
@@ -78,9 +77,11 @@ def test_the_next_action_is_the_online_networks_choice_where_learning_is_double(
     batch = SimpleNamespace(
         r_t=torch.zeros(1), discount_t=torch.ones(1), a_tm1=torch.zeros(1, dtype=torch.int64), weight=torch.ones(1)
     )
-    outputs = {"logits_tm1": logits_tm1, "logits_t": logits_t, "logits_t_selector": selector}
+    outputs = {"logits_tm1": logits_tm1, "logits_t": logits_t}
+    if double:
+        outputs["logits_t_selector"] = selector
     loss = learner_of(double=double).algorithm.loss(outputs, batch, "value")
-    target = 1 / 11 - loss.slopes["logits_tm1"][0, 0]  # the slope is p - target
+    target = 1 / 11 - loss.derivatives[0][1][0, 0]  # the slope is p - target
     assert target.argmax() == atom
     assert target[atom] == pytest.approx(1.0, abs=1e-4)
 
@@ -93,12 +94,9 @@ def test_the_divergence_is_zero_at_the_target_itself() -> None:
 
 @pytest.mark.parametrize("dueling", ["mean", "none"])
 @pytest.mark.parametrize("double", [True, False])
-def test_the_mlp_s_own_passes_and_autograd_learn_the_same(dueling: str, double: bool) -> None:
+def test_kernel_and_autograd_learn_the_same(dueling: str, double: bool) -> None:
     fast, slow = (learner_of(dueling=dueling, double=double, target_period=3) for _ in range(2))
-    part = slow.parts["value"]
-    passes = slow._passes["value"] = AutogradPasses(part, slow.parts)
-    part.optimize([passes.learning(vector) for vector in (part.online.vector, *part.moments)])
-    assert isinstance(fast._passes["value"], MLPPasses)
+    slow.use_autograd("value")
     for turn in range(8):
         batch = random_batch(VECTOR, 16, turn)
         ours, theirs = fast.update(batch), slow.update(batch)
@@ -123,8 +121,8 @@ def test_the_gradient_is_that_of_the_cross_entropy() -> None:
     chosen = network(torch.from_numpy(batch.s_tm1))[rows, torch.from_numpy(batch.a_tm1)]
     loss = -(torch.from_numpy(batch.weight) * (target * chosen.log_softmax(1)).sum(1)).mean()
     expected = torch.autograd.grad(loss, list(network.parameters()))
-    (ours,) = learner.gradient(batch, "value").vectors
-    for mine, theirs in zip(learner.parameters.split(ours.view(torch.uint8)), expected, strict=True):
+    ours = gradients_of(learner, learner.gradient(batch, "value"))
+    for mine, theirs in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 

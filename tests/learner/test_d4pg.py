@@ -8,7 +8,7 @@ from ddrl.acting.policy import ActingPolicy
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.learner import Learner, describe
-from ddrl.learner.quantiles import midpoints, quantile_loss
+from ddrl.learner.losses import midpoints, quantile_terms
 from tests.learner.continuous_cases import BOX, bandit, check_gradients, learner_of, random_batch
 from tests.learner.test_c51 import projected
 
@@ -88,16 +88,16 @@ def test_without_a_kappa_the_minimum_is_at_the_quantiles() -> None:
     target = torch.arange(1.0, 101.0).unsqueeze(0)
 
     def loss(value: float) -> float:
-        return quantile_loss(torch.tensor([[value]]), torch.tensor([0.25]), target, 0.0).item()
+        return quantile_terms(torch.tensor([[value]]), torch.tensor([0.25]), target, 0.0)[0].item()
 
     assert min(np.arange(1.0, 101.0), key=loss) in (25.0, 26.0)
 
 
 def test_what_is_far_off_is_weighed_by_the_side_it_lies_on() -> None:
     value, target = torch.tensor([[0.0]]), torch.tensor([[4.0, -4.0]])
-    loss = quantile_loss(value, torch.tensor([0.9]), target, 1.0)
+    loss, _ = quantile_terms(value, torch.tensor([0.9]), target, 1.0)
     assert loss.item() == pytest.approx((0.9 * 3.5 + 0.1 * 3.5) / 2)
-    assert quantile_loss(value, torch.tensor([0.9]), target[:, :1], 1.0).item() == pytest.approx(0.9 * 3.5)
+    assert quantile_terms(value, torch.tensor([0.9]), target[:, :1], 1.0)[0].item() == pytest.approx(0.9 * 3.5)
 
 
 @KINDS

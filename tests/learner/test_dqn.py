@@ -16,7 +16,7 @@ from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import describe
-from ddrl.learner.adam import Adam
+from ddrl.learner.part import Adam
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, learner_of, random_batch, values
 from tests.learner.learner_user_networks import Normalized
 

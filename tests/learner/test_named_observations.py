@@ -15,7 +15,6 @@ from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
 from ddrl.learner.export import random_inputs
-from ddrl.learner.passes import AutogradPasses, MLPPasses
 from tests.learner.learner_cases import Transitions, learner_of
 
 MIXED = EnvSpec(
@@ -63,7 +62,6 @@ def acts_as_it_learns(learner: Learner, spec: EnvSpec) -> None:
 
 def test_the_mlp_learns_from_named_arrays_and_acts_on_them() -> None:
     learner = learner_of(LearnerConfig(network="auto", hidden=[16], lr=0.01), MIXED)
-    assert isinstance(learner._passes["value"], MLPPasses)
     batch = batch_of(MIXED, 8, 0)
     losses = [learner.update(batch).figures["loss"] for _ in range(60)]
     assert losses[-1] < 0.1 * losses[0]
@@ -85,9 +83,7 @@ def test_the_mlp_reads_each_array_in_its_own_scale() -> None:
 
 def test_both_ways_of_differentiating_agree_on_named_arrays() -> None:
     written, reference = (learner_of(LearnerConfig(hidden=[8]), MIXED) for _ in range(2))
-    reference._passes["value"] = AutogradPasses(reference.parts["value"], reference.parts)
-    part = reference.parts["value"]
-    part.optimize([reference._passes["value"].learning(vector) for vector in (part.online.vector, *part.moments)])
+    reference.use_autograd("value")
     for turn in range(5):
         batch = batch_of(MIXED, 8, turn)
         assert written.update(batch).figures["loss"] == pytest.approx(reference.update(batch).figures["loss"], rel=1e-4)

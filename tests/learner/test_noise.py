@@ -10,7 +10,7 @@ from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import NetworkError
 from ddrl.learner.algorithm import Acting
 from ddrl.learner.export import export_model
-from ddrl.learner.flat import FlatParameters
+from ddrl.learner.part import FlatParameters
 from tests.learner.learner_cases import VECTOR
 
 

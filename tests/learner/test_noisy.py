@@ -10,7 +10,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
-from ddrl.learner.noisy import NoisyLinear, NoisyNetwork
+from ddrl.learner.networks import NoisyLinear, NoisyNetwork
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 

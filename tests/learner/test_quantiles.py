@@ -9,9 +9,9 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.learner import Learner, describe, devices
-from ddrl.learner.passes import AutogradPasses, MLPPasses
-from ddrl.learner.quantiles import MeanOfFractions, midpoints, quantile_loss, quantile_slopes
+from ddrl.learner import Learner, describe
+from ddrl.learner.losses import midpoints, quantile_terms
+from ddrl.learner.networks import MeanOfFractions
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 TABLES = {
@@ -51,17 +51,17 @@ def random_quantiles(seed: int, size: int = 6, n: int = 5, m: int = 7) -> tuple[
 @pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0, 2.5])
 def test_the_loss_is_that_of_the_paper(kappa: float) -> None:
     value, fraction, target = random_quantiles(0)
-    ours = quantile_loss(*map(torch.from_numpy, (value, fraction, target)), kappa)
+    ours, _ = quantile_terms(*map(torch.from_numpy, (value, fraction, target)), kappa)
     expected = [loss_by_a_loop(*row, kappa) for row in zip(value, fraction, target, strict=True)]
     np.testing.assert_allclose(ours, expected, rtol=1e-12)
-    shared = quantile_loss(torch.from_numpy(value), torch.from_numpy(fraction[0]), torch.from_numpy(target), kappa)
+    shared, _ = quantile_terms(torch.from_numpy(value), torch.from_numpy(fraction[0]), torch.from_numpy(target), kappa)
     expected = [loss_by_a_loop(row, fraction[0], to, kappa) for row, to in zip(value, target, strict=True)]
     np.testing.assert_allclose(shared, expected, rtol=1e-12)
 
 
 def test_known_losses() -> None:
     def loss(theta: float, tau: float, y: float, kappa: float) -> float:
-        return quantile_loss(*(torch.tensor([[number]]) for number in (theta, tau, y)), kappa).item()
+        return quantile_terms(*(torch.tensor([[number]]) for number in (theta, tau, y)), kappa)[0].item()
 
     assert loss(1.0, 0.25, 1.0, 1.0) == 0.0
     assert loss(0.0, 0.25, 2.0, 0.0) == pytest.approx(0.25 * 2)  # too low: weight tau
@@ -72,73 +72,27 @@ def test_known_losses() -> None:
 
 
 @pytest.mark.parametrize("kappa", [0.0, 1.0])
-def test_the_gradient_agrees_with_finite_differences(kappa: float) -> None:
+def test_the_derivative_agrees_with_finite_differences(kappa: float) -> None:
     value, fraction, target = map(torch.from_numpy, random_quantiles(1))
-    value.requires_grad_()
-    assert torch.autograd.gradcheck(lambda theta: quantile_loss(theta, fraction, target, kappa), (value,))
+    _, slope = quantile_terms(value, fraction, target, kappa)
+    for place in range(value.shape[1]):
+        off = torch.zeros_like(value)
+        off[:, place] = 1e-6
+        above, below = (quantile_terms(value + sign * off, fraction, target, kappa)[0] for sign in (1, -1))
+        torch.testing.assert_close(slope[:, place], (above - below) / 2e-6, rtol=1e-4, atol=1e-6)
 
 
-def test_the_minimum_stands_at_the_quantiles() -> None:
+def test_the_minimum_is_at_the_quantiles() -> None:
     """Of 0 .. 99 in equal shares; kappa 0."""
     target = torch.arange(100.0).unsqueeze(0)
     fraction = torch.tensor([[0.105, 0.505, 0.905]])
     best = torch.tensor([[10.0, 50.0, 90.0]])
-    least = quantile_loss(best, fraction, target, 0.0)
+    least, _ = quantile_terms(best, fraction, target, 0.0)
     for place in range(3):
         for off in (-3.0, -1.0, 1.0, 3.0):
             moved = best.clone()
             moved[0, place] += off
-            assert quantile_loss(moved, fraction, target, 0.0) > least
-
-
-def slopes_batch(rows: int, actions: int, widths: tuple[int, int, int]) -> list[torch.Tensor]:
-    torch.manual_seed(rows)
-    value, value_t, selector = (2 * torch.randn(rows, actions, width) for width in widths)
-    columns = torch.randn(rows), torch.rand(rows)
-    return [
-        value,
-        torch.rand(widths[0]),
-        torch.randint(actions, (rows,)),
-        *columns,
-        value_t,
-        selector,
-        torch.rand(rows),
-    ]
-
-
-@pytest.mark.parametrize("kappa", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("rows", "actions", "widths"), [(1, 1, (1, 1, 1)), (64, 2, (16, 16, 16)), (9, 5, (7, 3, 4))])
-def test_the_kernel_and_torch_give_the_same_slopes_of_quantiles(
-    rows: int, actions: int, widths: tuple[int, int, int], kappa: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = slopes_batch(rows, actions, widths)
-    value, fraction, action, r_t, discount_t, value_t, selector, weight = given
-    ours = quantile_slopes(*given, kappa)
-    value.requires_grad_()
-    best = value_t[torch.arange(rows), selector.mean(2).argmax(1)]
-    target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * best
-    loss = quantile_loss(value[torch.arange(rows), action], fraction, target, kappa)
-    torch.testing.assert_close(ours[0], loss.detach())
-    torch.testing.assert_close(ours[3], torch.autograd.grad((weight * loss).mean(), value)[0], atol=1e-6, rtol=1e-5)
-    monkeypatch.setattr(devices, "has_kernel", lambda device: False)
-    for mine, torchs in zip(ours, quantile_slopes(*given, kappa), strict=True):
-        torch.testing.assert_close(mine, torchs, atol=1e-6, rtol=1e-5)
-    given[5][:] = float("nan")
-    monkeypatch.undo()
-    assert quantile_slopes(*given, kappa)[0].isnan().all()
-
-
-def test_the_kernel_of_quantiles_refuses_what_does_not_fit() -> None:
-    for action in (-1, 2, 2**62):
-        given = slopes_batch(4, 2, (5, 6, 7))
-        given[2][3] = action
-        with pytest.raises(IndexError, match="not in"):
-            quantile_slopes(*given, 1.0)
-    for place, words in ((1, "fraction"), (2, "rows"), (3, "rows"), (4, "rows"), (5, "rows"), (6, "rows"), (7, "rows")):
-        given = slopes_batch(4, 2, (5, 6, 7))
-        given[place] = given[place][:3]
-        with pytest.raises(ValueError, match=words):
-            quantile_slopes(*given, 1.0)
+            assert quantile_terms(moved, fraction, target, 0.0)[0] > least
 
 
 @ALGORITHMS
@@ -182,7 +136,7 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
     predicted = evaluated(f"{prefix}_tm1")[0][np.arange(24), batch.a_tm1].mean(1)
     np.testing.assert_allclose(whole.priority, np.abs(target.mean(1) - predicted), rtol=1e-4, atol=1e-6)
     predictions = outputs[f"{prefix}_tm1"][0] if algorithm == "iqn" else outputs[f"{prefix}_tm1"]
-    slope = whole.slopes[f"{prefix}_tm1"]
+    ((_, slope),) = whole.derivatives
     gradients = torch.autograd.grad((predictions * slope).sum(), list(part.module.parameters()))
     for parameter, gradient in zip(part.module.parameters(), gradients, strict=True):
         place = int(gradient.abs().argmax())
@@ -195,12 +149,9 @@ def test_an_update_differentiates_the_loss_of_the_paper(algorithm: str, double: 
         assert gradient.view(-1)[place].item() == pytest.approx((ends[0] - ends[1]) / 2e-3, rel=0.03, abs=1e-3)
 
 
-def test_qrdqn_s_two_ways_of_passing_learn_the_same() -> None:
+def test_qrdqn_learns_the_same_by_kernel_and_autograd() -> None:
     fast, slow = (learner_of("qrdqn", target_period=3) for _ in range(2))
-    part = slow.parts["value"]
-    passes = slow._passes["value"] = AutogradPasses(part, slow.parts)
-    part.optimize([passes.learning(vector) for vector in (part.online.vector, *part.moments)])
-    assert isinstance(fast._passes["value"], MLPPasses)
+    slow.use_autograd("value")
     for turn in range(8):
         batch = random_batch(VECTOR, 16, turn)
         ours, theirs = fast.update(batch), slow.update(batch)

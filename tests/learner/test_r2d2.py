@@ -11,7 +11,7 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, ColumnRole, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.algorithms.r2d2 import R2D2, R2D2Settings
-from ddrl.learner.recurrent import rescale, unscale
+from ddrl.learner.losses import rescale, unscale
 from ddrl.replay import ExperienceReplay
 
 CUE = EnvSpec("Cue", ArraySpec((2,), "float32"), 2)  # the cue, then whether the answer is due

@@ -21,7 +21,7 @@ from tests.learner.continuous_cases import (
     learner_of,
     random_batch,
 )
-from tests.learner.learner_cases import VECTOR
+from tests.learner.learner_cases import VECTOR, gradients_of
 
 QUIET = {"target_noise": 0.0}
 
@@ -86,7 +86,7 @@ def test_the_target_action_is_smoothed_by_clipped_noise() -> None:
 
 
 def torch_batch():
-    from ddrl.learner.batches import BatchLoader
+    from ddrl.learner.devices import BatchLoader
 
     return BatchLoader(torch.device("cpu")).load(random_batch(BOX, 4, 0))
 
@@ -113,11 +113,11 @@ def test_the_actor_climbs_the_first_critic_and_leaves_the_critics_alone() -> Non
     assert gradient.figures["loss"].item() == pytest.approx(
         -critics_of(learner, batch.s_tm1, action)[:, 0].mean(), rel=1e-4
     )
-    slopes = [vector.clone() for vector in gradient.vectors]
+    slopes = gradients_of(learner, gradient)
     with torch.no_grad():  # the second critic does not count
         for parameter in learner.parts["critic"].module.parameters():
             parameter[1] += 1.0
-    for one, other in zip(slopes, learner.gradient(batch, "actor").vectors, strict=True):
+    for one, other in zip(slopes, gradients_of(learner, learner.gradient(batch, "actor")), strict=True):
         torch.testing.assert_close(one, other)
     with torch.no_grad():
         for parameter in learner.parts["critic"].module.parameters():

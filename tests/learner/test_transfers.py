@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra [train]")
 
-from ddrl.learner import transfers  # noqa: E402
+from ddrl.learner import devices as transfers  # noqa: E402
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 

@@ -14,10 +14,13 @@ from notebooks.execute import REPLY_LIMIT, Client, execute, look, notebooks
 from notebooks.photograph import draw
 
 FOLDER = notebooks()
+LONG = ("04_admix", "05_gpu_pool")  # a minute each
 
 
 @pytest.mark.timeout(1200)  # a kernel that is lost ends here: nothing is run twice
-@pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.stem in LONG)) for path in FOLDER]
+)
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(path.parents[1]))
     try:

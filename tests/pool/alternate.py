@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddrl.pool.policy import Policy, Request
+from ddrl.pool.policies import Policy, Request
 
 
 class Alternate(Policy):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,7 +14,13 @@ from pathlib import Path
 import pytest
 
 from ddrl.channels import segment_name, unlink_run
-from ddrl.pool.leases import LeaseMaster
+from ddrl.core.errors import PoolError
+from ddrl.pool.devices import parse_devices
+from ddrl.pool.leases import LeaseHolder, LeaseMaster
+from ddrl.pool.policies import Policy
+from ddrl.pool.records import Lease
+from ddrl.pool.task import Lender
+from ddrl.run.task import Task
 from tests.waiting import PATIENCE
 
 NURSERY = Path(__file__).with_name("nursery.py")
@@ -84,3 +92,68 @@ def serve(master: LeaseMaster, until: Callable[[], bool], seconds: float = PATIE
     while not until():
         assert time.monotonic() < end, "the master waited in vain"
         master.turn(0.2)
+
+
+class MasterThread:
+    """A master that answers in a thread of its own, for holders in this process."""
+
+    def __init__(self, master: LeaseMaster) -> None:
+        self.master = master
+        self._calls = queue.SimpleQueue()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def call(self, method, *arguments):
+        """Call a function in the master's thread; its result, or the error that it raises."""
+        answer = queue.SimpleQueue()
+        self._calls.put((method, arguments, answer))
+        result = answer.get(timeout=PATIENCE)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            self.master.turn(0.02)
+            while not self._calls.empty():
+                method, arguments, answer = self._calls.get()
+                try:
+                    answer.put(method(*arguments))
+                except PoolError as error:
+                    answer.put(error)
+
+
+class Lending:
+    """A pool whose master is a thread of this process, with a holder for another task; `lend` is for the task here."""
+
+    def __init__(self, devices: str, policy: Policy) -> None:
+        self.pool_id = uuid.uuid4().hex[:8]
+        self.leases: list[Lease] = []
+        self._table = segment_name(self.pool_id, 0, "leases")
+        self._devices = parse_devices(devices)
+        self._splits = policy.splits_rounds
+        self._master = LeaseMaster(self._table, policy, len(self._devices), slots=2, on_lease=self.leases.append)
+        self._master.add("task")
+        self._master.add("other")
+        self._thread = MasterThread(self._master)
+        self.other = LeaseHolder.attach(self._table, "other")
+        self.lender: Lender | None = None
+
+    def lend(self, task: Task) -> None:
+        """Let the task take leases."""
+        holder = LeaseHolder.attach(self._table, "task")
+        self.lender = Lender(task.training, holder, self._devices, self.pool_id, splits=self._splits)
+        task.training.lender = self.lender
+
+    def close(self) -> None:
+        if self.lender is not None:
+            self.lender.close()
+        self.other.close()
+        self._thread.stop()
+        self._master.close()
+        unlink_run(self.pool_id)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from ddrl.pool.policies.fair import Fair
+from ddrl.pool.policies import Fair
 from ddrl.pool.records import generate
 from ddrl.pool.simulator import simulate
 
@@ -19,7 +19,7 @@ def write_pool(path, *, tasks=3, devices=("cpu:0", "cpu:1"), rounds=20, duty=0.6
     outcome = simulate(traces, len(devices), Fair(), "alive")
     own = path / "pool"
     own.mkdir(parents=True)
-    plan = {"devices": ",".join(devices), "policy": "fair", "began": BEGAN, "run_id": "abc"}
+    plan = {"directory": str(path), "devices": ",".join(devices), "policy": "fair", "began": BEGAN, "run_id": "abc"}
     plan["tasks"] = [{"name": name, "file": "", "directory": str(path / name)} for name in names]
     (own / "plan.json").write_text(json.dumps(plan))
     with (own / "leases.jsonl").open("w") as file:

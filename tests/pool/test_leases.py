@@ -2,7 +2,6 @@
 killed."""
 
 import os
-import queue
 import random
 import signal
 import statistics
@@ -15,12 +14,9 @@ import pytest
 
 from ddrl.channels.segment import start_time
 from ddrl.core.errors import PoolError
-from ddrl.pool.leases import DeathWatch, LeaseHolder, LeaseMaster
-from ddrl.pool.policies.exclusive import Exclusive
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.policies.slices import Slices, SlicesSettings
-from tests.pool.conftest import serve
+from ddrl.pool.leases import LeaseHolder, LeaseMaster
+from ddrl.pool.policies import Exclusive, Fair, Fifo, Slices, SlicesSettings
+from tests.pool.conftest import MasterThread, serve
 from tests.waiting import PATIENCE
 
 
@@ -62,14 +58,16 @@ def test_a_killed_holders_device_goes_to_the_next_in_the_queue(master, nursery, 
 
 
 def test_a_death_alone_wakes_the_master(master, nursery, name):
-    """No time limit and no other ring: were deaths not events, this would wait for ever."""
+    """Turns of PATIENCE: were deaths not events, this would wait for PATIENCE."""
     pool = master(Fifo(), 1)
     pool.add("a")
     victim = nursery.start(name, "a", "acquire:0", "hold")
     serve(pool, lambda: pool.queue.holders == {"a": 0})
     threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
-    pool.serve(lambda: not pool.queue.holders)
-    assert pool.queue.tasks == set()
+    begin = time.monotonic()
+    while pool.queue.tasks:
+        pool.turn(PATIENCE)
+    assert time.monotonic() - begin < PATIENCE
 
 
 def test_a_killed_waiter_leaves_the_queue(master, nursery, name):
@@ -114,40 +112,6 @@ def test_a_new_process_that_claims_before_the_master_looks_does_not_inherit_the_
     holder.close()
 
 
-class Served:
-    """A pool whose master runs in a thread of its own, for holders in this process."""
-
-    def __init__(self, pool: LeaseMaster) -> None:
-        self.pool = pool
-        self._calls = queue.SimpleQueue()
-        self._stopped = False
-        self._thread = threading.Thread(target=pool.serve, args=(self._until,))
-        self._thread.start()
-
-    def call(self, method, *arguments):
-        """Call a method of the master in its thread; returns or raises what it does."""
-        answer = queue.SimpleQueue()
-        self._calls.put((method, arguments, answer))
-        self.pool.table.bell.ring()
-        result = answer.get(timeout=PATIENCE)
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def stop(self) -> None:
-        self.call(setattr, self, "_stopped", True)
-        self._thread.join()
-
-    def _until(self) -> bool:
-        while not self._calls.empty():
-            method, arguments, answer = self._calls.get()
-            try:
-                answer.put(method(*arguments))
-            except PoolError as error:
-                answer.put(error)
-        return self._stopped
-
-
 @pytest.fixture
 def served(master):
     made = []
@@ -156,7 +120,7 @@ def served(master):
         pool = master(policy, devices)
         for task in tasks:
             pool.add(task)
-        made.append(Served(pool))
+        made.append(MasterThread(pool))
         return made[-1]
 
     yield make
@@ -187,7 +151,7 @@ def test_a_wait_that_ends_without_a_device_leaves_the_queue(served, name):
     assert second.acquire(0, timeout=0.05) is None
     first.release()
     assert second.acquire(0) == 0  # the same round: it has had no device yet
-    assert set(running.pool.queue.holders) == {"b"}
+    assert set(running.master.queue.holders) == {"b"}
     first.close()
     second.close()
 
@@ -203,7 +167,7 @@ def test_a_task_has_one_process_and_a_name_of_the_pool(served, name):
     LeaseHolder.attach(name, "a").close()
 
 
-def test_tasks_are_added_removed_and_refused_in_one_line(master):
+def test_tasks_are_added_and_refused_in_one_line(master):
     pool = master(Fifo(), 1, slots=1)
     pool.add("a")
     with pytest.raises(PoolError, match="two tasks of the pool have the name 'a'"):
@@ -215,34 +179,13 @@ def test_tasks_are_added_removed_and_refused_in_one_line(master):
             pool.reweight("a", weight)
     with pytest.raises(PoolError, match="room for 1 tasks"):
         pool.add("b")
-    pool.remove("a")
-    with pytest.raises(PoolError, match="no task 'a'"):
-        pool.remove("a")
+
+
+def test_a_name_longer_than_its_line_is_refused(master):
+    pool = master(Fifo(), 1, slots=1)
     with pytest.raises(PoolError, match="longer than 64 bytes"):
         pool.add("x" * 65)
     pool.add("b")
-
-
-def test_a_cancelled_task_is_refused_and_the_others_go_on(served, name):
-    running = served(Fifo(), 1, ["a", "b", "c"])
-    holders = {task: LeaseHolder.attach(name, task) for task in "abc"}
-    assert holders["a"].acquire(0) == 0
-    running.call(running.pool.cancel, "a")
-    reasons = []
-    waiter = threading.Thread(target=lambda: reasons.append(refusal(holders["b"], 0)))
-    waiter.start()
-    while running.call(waiting, running.pool) != ["b"]:
-        os.sched_yield()
-    running.call(running.pool.cancel, "b")
-    waiter.join()
-    assert "cancelled" in reasons[0]
-    holders["a"].release()
-    assert "cancelled" in refusal(holders["a"], 1)
-    assert holders["c"].acquire(0) == 0
-    with pytest.raises(PoolError, match="still runs"):
-        running.call(running.pool.remove, "b")
-    for holder in holders.values():
-        holder.close()
 
 
 def refusal(holder: LeaseHolder, round: int) -> str:
@@ -251,28 +194,13 @@ def refusal(holder: LeaseHolder, round: int) -> str:
     return str(caught.value)
 
 
-def test_a_device_that_disappears_is_granted_no_more_and_the_last_one_ends_all_waits(served, name):
-    running = served(Fifo(), 2, ["a", "b"])
-    holder, other = LeaseHolder.attach(name, "a"), LeaseHolder.attach(name, "b")
-    assert holder.acquire(0) == 0
-    running.call(running.pool.withdraw, 0)
-    holder.release()
-    assert holder.acquire(1) == 1
-    running.call(running.pool.withdraw, 1)
-    assert "no device is left" in refusal(other, 0)
-    holder.release()
-    assert "no device is left" in refusal(holder, 2)
-    holder.close()
-    other.close()
-
-
 def test_a_weight_changes_the_bound_on_a_tasks_wait(served, name):
     running = served(Fair(), 1, ["a", "b"])
     holder = LeaseHolder.attach(name, "a")
     holder.acquire(0)
-    policy = running.pool.queue.policy
+    policy = running.master.queue.policy
     assert policy.longest_wait("a", 2, 1, 1.0) == 4.0 + 1.0
-    running.call(running.pool.reweight, "a", 2.0)
+    running.call(running.master.reweight, "a", 2.0)
     assert policy.longest_wait("a", 2, 1, 1.0) == 2.0 + 1.0
     holder.close()
 
@@ -291,11 +219,12 @@ def test_time_slices_wake_the_master_by_themselves(served, name):
 MASTER = """
 import sys
 from ddrl.pool.leases import LeaseMaster
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import Fifo
 pool = LeaseMaster(sys.argv[1], Fifo(), 1)
 pool.add("a"), pool.add("b")
 print("ready", flush=True)
-pool.serve(lambda: False)
+while True:
+    pool.turn(60.0)
 """
 
 
@@ -310,30 +239,16 @@ def test_a_dead_master_ends_the_waits_with_a_reason(name):
     process.communicate()
 
 
-def test_the_end_of_a_process_is_an_event_even_if_it_came_before_the_watch():
-    ended, happened = [], threading.Event()
-
-    def note(pid, started):
-        ended.append(pid)
-        happened.set()
-
-    watch = DeathWatch(note)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    watch.watch(child.pid, start_time(child.pid))
-    child.kill()
-    assert happened.wait(30)  # it is a zombie: nobody has waited for it
-    child.communicate()
-    watch.watch(child.pid, 1)
-    assert ended == [child.pid, child.pid]
-    watch.watch(os.getpid(), 1)  # a living process that has the pid of the one that was meant
-    assert ended.pop() == os.getpid()
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    watch.watch(other.pid, start_time(other.pid))
-    watch.forget(other.pid, start_time(other.pid))
-    other.kill()
-    other.communicate()
-    watch.close()
-    assert len(ended) == 2
+def test_a_process_that_ended_before_the_master_saw_it_never_joins(master, nursery, name):
+    ended = []
+    pool = master(Fifo(), 1, on_lease=ended.append)
+    pool.add("a")
+    pid = nursery.start(name, "a", "exit")
+    while start_time(pid):
+        os.sched_yield()
+    pool.turn(0.0)
+    assert pool.queue.tasks == set()
+    assert ended == []
 
 
 def kill_at_random(master, nursery, name, kills: int) -> list[float]:

@@ -7,22 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
-from ddrl.channels import segment_name, unlink_run
 from ddrl.pool.__main__ import main as pool_main
 from ddrl.pool.devices import parse_devices
-from ddrl.pool.leases import LeaseHolder, LeaseMaster
-from ddrl.pool.policies.between_gradients import BetweenGradients
-from ddrl.pool.policies.fifo import Fifo
-from ddrl.pool.policy import Policy
+from ddrl.pool.policies import BetweenGradients, Fifo, Policy
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
@@ -30,6 +26,7 @@ from ddrl.run.serial import SerialRun, run_serial
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
 from tests.pool.alternate import Alternate
+from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
@@ -117,42 +114,20 @@ def test_tasks_with_rollouts_of_their_own_share_a_device(tmp_path):
 # -- leases around the moves ---------------------------------------------------------------------------------------
 
 
-class OneTask:
-    """A serial run in this process, lent devices by a master in a thread."""
+class OneTask(Lending):
+    """A serial run in this process, on leases of a pool."""
 
     def __init__(self, folder: Path, policy: Policy, devices: str) -> None:
-        self.pool_id = uuid.uuid4().hex[:8]
-        table = segment_name(self.pool_id, 0, "leases")
-        self.leases: list[Any] = []
-        parsed = parse_devices(devices)
-        self.master = LeaseMaster(table, policy, len(parsed), slots=2, on_lease=self.leases.append)
-        self.master.add("task")
-        self.master.add("other")
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self.master.serve, args=(self._ends.is_set,))
-        self._thread.start()
+        super().__init__(devices, policy)
         arguments = [*TINY, *SHORT, *settings("run.seed=5", f"run.dir={folder}", "learner.device=cpu"), "--serial"]
         self.run = SerialRun(Preparation(parse(arguments), f"one{self.pool_id}"))
         self.training = self.run.task.training
-        self.other = LeaseHolder.attach(table, "other")
-        self.lender = Lender(
-            self.training, LeaseHolder.attach(table, "task"), parsed, self.pool_id, splits=policy.splits_rounds
-        )
-        self.training.lender = self.lender
+        self.lend(self.run.task)
 
     def drive(self) -> None:
         while self.run.turn() is not Outcome.DONE:
             pass
         self.run.finish()
-
-    def close(self) -> None:
-        self.lender.close()
-        self.other.close()
-        self._ends.set()
-        self.master.table.bell.ring()
-        self._thread.join()
-        self.master.close()
-        unlink_run(self.pool_id)
 
 
 def test_the_device_is_back_before_the_parameters_are_published_and_another_task_gets_it(tmp_path):
@@ -437,3 +412,26 @@ def test_on_a_torch_device_the_learner_moves_there_and_off_again_within_the_leas
         *("acquire 2.0, 4 left", "to cuda:0", *leave),
         "close",
     ]
+
+
+def test_a_pool_that_is_killed_leaves_no_process_and_no_segment(tmp_path, capsys):
+    """Tasks that wait for a device end without saving, others save."""
+    pool, files = tmp_path / "pool", [task_file(tmp_path, name) for name in ("one", "two")]
+    more = settings(ONE, f"run.dir={pool}", "run.processes=1", "evaluation.period=0")
+    process = start("--tasks", *files, *TINY, *LONG, *more)
+    try:
+        wait_until(
+            lambda: (tasks := status(pool, capsys)) and all(task["rounds"] > 2 for task in tasks.values()),
+            "the tasks do not get along",
+        )
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 6, "each task has a process, a keeper and a rollout"
+        process.kill()
+        process.communicate()
+        assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
+    finally:
+        process.kill()
+    for name in ("one", "two"):
+        assert segments_of(pool / name) == []
+    run_id = json.loads((pool / "pool" / "plan.json").read_text())["run_id"]
+    assert list(Path("/dev/shm").glob(f"ddrl-{run_id}-*")) == []

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from ddrl.pool import prewarm
 from ddrl.pool.prewarm import (
     Anchor,
+    History,
     PrewarmSettings,
     Round,
     Warmth,
     best_ahead,
     correct,
     forecast,
-    history_of,
     instruct,
     quantiles,
 )
@@ -29,6 +29,13 @@ def rounds_of(seconds, startup=1.0, collect=2.0) -> list[Round]:
         made.append(Round(number, (now,), (now + collect,), (now + length,), (startup,)))
         now += length
     return made
+
+
+def history_of(rounds, settings: PrewarmSettings | None = None) -> History:
+    history = History(settings or PrewarmSettings())
+    for round in rounds:
+        history = history.add(round)
+    return history
 
 
 def test_a_steady_history_predicts_its_median_and_starts_so_long_after_the_data():

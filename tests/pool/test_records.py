@@ -2,10 +2,9 @@
 
 import pytest
 
-from ddrl.core.errors import PoolError
-from ddrl.pool.bounds import figures_beside_bounds
+from ddrl.core.errors import PoolError, RunDirError
 from ddrl.pool.records import find_pools, read_pool, waits_for
-from ddrl.pool.simulator import steady_shares, typical_task
+from ddrl.pool.simulator import figures_beside_bounds, steady_shares, typical_task
 from tests.pool.recorded import write_pool
 
 
@@ -73,7 +72,7 @@ def test_simulated_shares_come_near_their_bound_and_never_pass_it():
 
 
 def test_directories_that_are_no_pools_are_refused_in_words(tmp_path):
-    with pytest.raises(PoolError, match="is not the directory of a pool"):
+    with pytest.raises(RunDirError, match="is not the directory of a pool"):
         read_pool(tmp_path)
     write_pool(tmp_path / "p")
     (tmp_path / "p" / "pool" / "leases.jsonl").write_text('{"task": 3\n')

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 import time
 import uuid
 from collections import Counter
@@ -19,21 +18,18 @@ import numpy as np
 import psutil
 import pytest
 
-from ddrl.channels import segment_name, unlink_run
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.envs import environment_seeds
 from ddrl.pool.collectors import Begin, Order, Plan, Schedule, Sent, earliest
-from ddrl.pool.devices import parse_devices
-from ddrl.pool.leases import LeaseHolder, LeaseMaster
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import Fifo
 from ddrl.pool.prewarm import History
 from ddrl.pool.rounds import MAX_RESTARTS, Collectors
-from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
 from ddrl.run.local import run_here
 from ddrl.run.members import member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Task
+from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
 from tests.waiting import PATIENCE
@@ -257,40 +253,9 @@ def test_the_earliest_of_those_there_comes_first():
 # -- collectors that fail ------------------------------------------------------------------------------------------
 
 
-class Leases:
-    """A pool of one device with a master in a thread, for a task of this process."""
-
-    def __init__(self) -> None:
-        self.pool_id, self.leases = uuid.uuid4().hex[:8], list[Any]()
-        self._table = segment_name(self.pool_id, 0, "leases")
-        self._devices = parse_devices(ONE.partition("=")[2])
-        self.master = LeaseMaster(self._table, Fifo(), 1, slots=2, on_lease=self.leases.append)
-        for name in ("task", "other"):
-            self.master.add(name)
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self.master.serve, args=(self._ends.is_set,))
-        self._thread.start()
-        self.other = LeaseHolder.attach(self._table, "other")
-        self.lender: Lender | None = None
-
-    def lend(self, task: Task) -> None:
-        holder = LeaseHolder.attach(self._table, "task")
-        task.training.lender = self.lender = Lender(task.training, holder, self._devices, self.pool_id)
-
-    def close(self) -> None:
-        if self.lender is not None:
-            self.lender.close()
-        self.other.close()
-        self._ends.set()
-        self.master.table.bell.ring()
-        self._thread.join()
-        self.master.close()
-        unlink_run(self.pool_id)
-
-
 @pytest.fixture
 def leases():
-    made = Leases()
+    made = Lending(ONE.partition("=")[2], Fifo())
     yield made
     made.close()
 

@@ -10,15 +10,11 @@ from hypothesis import strategies as st
 
 from ddrl.core import plugins
 from ddrl.core.errors import PoolError
-from ddrl.pool.bounds import lower_bound, repairman_share
-from ddrl.pool.policies.between_gradients import BetweenGradients
-from ddrl.pool.policies.exclusive import Exclusive
-from ddrl.pool.policies.fair import Fair
-from ddrl.pool.policies.fifo import Fifo
+from ddrl.pool.policies import BetweenGradients, Exclusive, Fair, Fifo
 from ddrl.pool.prewarm import PrewarmSettings
 from ddrl.pool.queue import jain_index
-from ddrl.pool.records import TaskTrace, generate, read_traces, write_traces
-from ddrl.pool.simulator import Outcome, simulate
+from ddrl.pool.records import TaskTrace, generate
+from ddrl.pool.simulator import Outcome, lower_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"
 
@@ -104,7 +100,6 @@ def test_every_policy_runs_every_trace_to_its_end(name, seed, devices, tasks, wo
 
 @pytest.mark.parametrize(("tasks", "share"), [(8, 0.733), (9, 0.799), (10, 0.854), (12, 0.934)])
 def test_exponential_rounds_reach_the_machine_repairman_value(tasks, share):
-    assert repairman_share(tasks, 2, 0.2) == pytest.approx(share, abs=6e-4)
     generator = np.random.default_rng(tasks)
     traces = [generate(f"t{k}", 1500, generator, exponential=True) for k in range(tasks)]
     outcome = simulate(traces, 2, Fair(), "alive")
@@ -184,16 +179,7 @@ def test_collectors_that_start_slowly_are_ready_because_they_begin_rounds_before
     assert warmth.idle_seconds < 1e-6
 
 
-def test_traces_survive_their_file_and_foreign_files_are_refused(tmp_path):
-    generator = np.random.default_rng(7)
-    traces = [generate("a", 3, generator, variation=0.2, workers=2)]
-    write_traces(tmp_path / "trace.json", traces)
-    assert read_traces(tmp_path / "trace.json") == traces
-    (tmp_path / "other.json").write_text('{"tasks": [1]}')
-    with pytest.raises(PoolError, match="is no trace of a pool"):
-        read_traces(tmp_path / "other.json")
-    with pytest.raises(PoolError, match="No such file"):
-        read_traces(tmp_path / "missing.json")
+def test_traces_of_other_shapes_or_negative_seconds_are_refused():
     with pytest.raises(PoolError, match="gradient must be"):
         TaskTrace("a", [[0.0]], [[1.0]], [[1.0, 2.0]], [0.0], [0.0])
     with pytest.raises(PoolError, match="none negative"):

@@ -3,6 +3,7 @@ ends alone."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
@@ -20,13 +21,14 @@ import pytest
 
 from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name, unlink_run
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, DdrlError
 from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
-from ddrl.pool.control import ask
+from ddrl.pool.__main__ import ask_pool
 from ddrl.pool.ranks import PoolRanks, TaskRelays, assign_relays
-from ddrl.pool.setup import PoolPlan, new_plan
+from ddrl.pool.records import PoolSetup
+from ddrl.pool.setup import new_setup
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
 from ddrl.telemetry.series import COLUMN, ROLES
@@ -82,8 +84,9 @@ def pid_of(pool: Path, task: str) -> int | None:
     """The process of a task of a living pool that has a checkpoint."""
     if not any((pool / task / "checkpoints").glob("[0-9]*/state.json")):
         return None
-    answer = ask(json.loads((pool / "pool" / "plan.json").read_text())["run_id"], {"command": "status"})
-    return None if answer is None else next(one["pid"] for one in answer["tasks"] if one["task"] == task)
+    with contextlib.suppress(DdrlError):
+        return next(one["pid"] for one in ask_pool(pool, "status")["tasks"] if one["task"] == task)
+    return None
 
 
 # -- four tasks on one device, two hosts with two collectors for each ----------------------------------------------
@@ -324,7 +327,7 @@ def test_the_death_of_a_rank_or_of_mpirun_ends_the_job_and_leaves_no_process(who
     assert "Traceback" not in said
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
     assert who == "mpirun" or "signal 9" in said, said
-    plan = PoolPlan.read(home)
+    plan = PoolSetup.read(home)
     for name in ("one", "two"):
         end = plan.read_end(name)
         assert end is not None
@@ -398,13 +401,13 @@ def test_settings_that_fit_no_ranks_are_refused(texts, words, tmp_path):
         file.write_text(text)
     arguments = ["--tasks", *map(str, files), *settings(ONE, f"run.dir={tmp_path / 'pool'}")]
     with pytest.raises(ConfigError) as refusal:
-        TaskRelays(cast(Any, None), new_plan(parse(arguments)), ["here"] * 3, "", 0)
+        TaskRelays(cast(Any, None), new_setup(parse(arguments)), ["here"] * 3, "", 0)
     assert words in str(refusal.value)
 
 
 def test_a_task_with_other_relays_than_the_pool_takes_no_place(tmp_path):
     files = two_tasks(tmp_path, "[pool]\ncollectors = 'cold'\n")
-    plan = new_plan(parse(["--tasks", files[0], *settings(ONE, f"run.dir={tmp_path / 'pool'}")]))
+    plan = new_setup(parse(["--tasks", files[0], *settings(ONE, f"run.dir={tmp_path / 'pool'}")]))
     relays = TaskRelays(cast(Any, None), plan, ["here"] * 3, "", 0)
     try:
         config = load_config(Path(files[1]), plan.overrides)

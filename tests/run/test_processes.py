@@ -182,7 +182,8 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
     assert segments_of(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("threads", [1, 2])  # parallel kernels leave threads that no copy of the process has
+# Two: parallel kernels leave threads that no copy of the process has.
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy(threads, tmp_path):
     """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made, where
     the trainer is a rank: beside gradient nodes."""

@@ -13,7 +13,7 @@ from ddrl.core.config import Config
 from ddrl.run.cli import parse
 from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import announce
-from ddrl.telemetry.progress import ProgressLine, ready_text
+from ddrl.telemetry.sinks import ProgressLine, ready_text
 from tests.run.launch import TINY, ddrl, mpirun, settings
 from tests.telemetry.test_progress_and_summary import records
 

@@ -15,7 +15,6 @@ SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
     [
         (32.0, ChannelConfig(), 32),  # held back: four vector steps of 8 environments
         (0.0, ChannelConfig(), LANE_ROWS),  # free: room to hide the drain's pauses
-        (32.0, ChannelConfig(lane_full="drop"), LANE_ROWS),  # nobody waits, so nothing stands there for long
         (32.0, ChannelConfig(lane_rows=100), 100),
         (32.0, ChannelConfig(lane_rows=8), 32),  # two vector steps with their ends must fit
     ],

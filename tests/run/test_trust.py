@@ -10,7 +10,7 @@ import pytest
 from ddrl.core.errors import RunDirError
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.evaluate import main
-from ddrl.pool.setup import new_plan, resumed_plan
+from ddrl.pool.setup import new_setup, resumed_setup
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Reason
@@ -122,11 +122,11 @@ def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task.write_text(f'[env]\nid = "{WALK}"\n[pool]\ndevices = "cpu:0"\n')
     mine, theirs = tmp_path / "mine", tmp_path / "theirs"
     policy = "pool.policy=tests.pool.alternate:Alternate"
-    plan = new_plan(parse(["--serial", "--tasks", str(task), "--set", f"run.dir={mine}", "--set", policy]))
+    plan = new_setup(parse(["--serial", "--tasks", str(task), "--set", f"run.dir={mine}", "--set", policy]))
     plan.write()
     shutil.copytree(mine, theirs)
-    assert not resumed_plan(parse(["--resume", str(mine)])).trust
+    assert not resumed_setup(parse(["--resume", str(mine)])).trust
     with pytest.raises(RunDirError, match=r"pool\.policy.*walk: env\.id = .*--trust"):
-        resumed_plan(parse(["--resume", str(theirs)]))
-    assert resumed_plan(parse(["--resume", str(theirs), "--trust"])).trust
-    resumed_plan(parse(["--resume", str(theirs)]))  # remembered
+        resumed_setup(parse(["--resume", str(theirs)]))
+    assert resumed_setup(parse(["--resume", str(theirs), "--trust"])).trust
+    resumed_setup(parse(["--resume", str(theirs)]))  # remembered

@@ -9,8 +9,8 @@ from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry import name_bottleneck
-from ddrl.telemetry.bottleneck import follow_bottleneck
 from ddrl.telemetry.series import SeriesWindow
+from ddrl.telemetry.summary import follow_bottleneck
 
 ROLLOUTS = 4
 TRAINER = {

@@ -9,10 +9,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
-from ddrl.telemetry import ControlServer, attach, wire
-from ddrl.telemetry.control import TOPIC, check_setting
-from ddrl.telemetry.keys import secure_client
-from ddrl.telemetry.live import read_live_file
+from ddrl.telemetry import ControlServer, attach
+from ddrl.telemetry.control import TOPIC, check_setting, receive_parts, secure_client
+from ddrl.telemetry.directory import read_live_file
 
 
 class Serving:
@@ -22,16 +21,20 @@ class Serving:
         self.events: list[tuple[str, str]] = []
         self.done: list[object] = []
         config = config or Config()
+
+        def change(name, value):
+            self.done.append((name, check_setting(config, name, value)))
+
         handlers = {
             "pause": lambda: self.done.append("pause"),
             "resume": lambda: self.done.append("resume"),
             "checkpoint": lambda: {"path": "checkpoints/000"},
             "stop": lambda: self.done.append("stop"),
-            "set": lambda name, value: self.done.append((name, value)),
+            "set": change,
             "status": lambda: {"env_steps": 7},
         } | handlers
         self.server = ControlServer(
-            run_dir, config, handlers, lambda kind, text, **fields: self.events.append((kind, text))
+            run_dir, handlers, lambda kind, text, **fields: self.events.append((kind, text)), config.telemetry
         )
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.work)
@@ -113,7 +116,7 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
             [b"", b"", b""],
             [b"x" * 100] * 7,
             [TOPIC, b'{"id": 1, "command": "st\xffop"}'],
-            [TOPIC, b'{"id": 1, "command": "set", "name": "' + b"x" * 10_000 + b'"}'],
+            [TOPIC, b'{"id": 1, "command": "set", "arguments": {"name": "' + b"x" * 10_000 + b'"}}'],
             [TOPIC, b"[" * 60_000],
         ):
             stranger.send_multipart(message)
@@ -132,7 +135,7 @@ def test_a_control_port_in_use_is_named(tmp_path):
         other.listen()
         config = Config(telemetry=TelemetryConfig(control_port=other.getsockname()[1]))
         with pytest.raises(RunDirError, match=r"cannot listen on .* telemetry\.control_port = 0"):
-            ControlServer(tmp_path, config, {}, lambda *args, **fields: None)
+            ControlServer(tmp_path, {}, lambda *args, **fields: None, config.telemetry)
 
 
 def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
@@ -152,7 +155,7 @@ def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
 
 
 def test_polling_an_idle_server_returns_at_once_without_work(tmp_path):
-    with ControlServer(tmp_path, Config(), {}, lambda *args, **fields: None) as server:
+    with ControlServer(tmp_path, {}, lambda *args, **fields: None) as server:
         assert server.poll() == 0
 
 
@@ -170,7 +173,7 @@ def test_attaching_to_what_is_not_running_says_so(tmp_path):
 
 
 def test_a_run_that_does_not_answer_is_given_up_with_a_reason(tmp_path):
-    server = ControlServer(tmp_path, Config(), {}, lambda *args, **fields: None)
+    server = ControlServer(tmp_path, {}, lambda *args, **fields: None)
     with attach(tmp_path, timeout=0.1) as run, pytest.raises(MessageError, match="did not answer 'pause'"):
         run.pause()
     server.close()
@@ -252,11 +255,11 @@ def test_a_message_of_too_many_parts_is_read_to_its_end_and_refused(tmp_path):
         other.connect("inproc://here")
         other.send_multipart([b"x" * 100] * 1000)
         other.send_multipart([b"next"])
-        assert wire.receive(one, 3, 1000) == []
-        assert wire.receive(one, 3, 1000) == [b"next"]
-        assert wire.receive(one, 3, 1000) is None
+        assert receive_parts(one, 3, 1000) == []
+        assert receive_parts(one, 3, 1000) == [b"next"]
+        assert receive_parts(one, 3, 1000) is None
         other.send(b"x" * 1001)
-        assert wire.receive(one, 3, 1000) == []
+        assert receive_parts(one, 3, 1000) == []
 
 
 def test_damaged_live_files_are_as_good_as_none(tmp_path):

@@ -1,4 +1,6 @@
+import contextlib
 import os
+import socket
 import struct
 import sys
 import urllib.error
@@ -7,17 +9,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.record_writer import masked_crc32c
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
-from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder
+from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, sinks
 from ddrl.telemetry.devices import process_use
-from ddrl.telemetry.prometheus import PrometheusPage, metrics_text
 from ddrl.telemetry.series import SeriesWindow
-from ddrl.telemetry.tensorboard import TensorBoardFiles, crc32c, frame
+from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles
+from tests.waiting import PATIENCE
 
 NAN = float("nan")
 
@@ -31,77 +35,97 @@ def record(seconds=10):
     return Record(seconds, cluster.now, cluster.elapsed, values, cluster.table())
 
 
-def read_event_file(data: bytes) -> list[bytes]:
-    """The records of an event file, checksums verified by an independent walk."""
+def read_events(folder):
+    """The events of all event files, in the order of the files' names; checksums are verified."""
     found = []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        assert frame(data[12 : 12 + length]) == data[: 16 + length]
-        found.append(data[12 : 12 + length])
-        data = data[16 + length :]
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            content = data[12 : 12 + length]
+            sums = struct.unpack("<I", data[8:12]) + struct.unpack("<I", data[12 + length : 16 + length])
+            assert sums == (masked_crc32c(data[:8]), masked_crc32c(content))
+            found.append(Event.FromString(content))
+            data = data[16 + length :]
     return found
 
 
-def test_the_checksum_is_the_published_crc32c():
-    assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
-    assert crc32c(b"\xff" * 32) == 0x62A8AB43
-
-
 def test_an_event_file_holds_every_reported_series_at_its_env_step(tmp_path):
-    files = TensorBoardFiles(tmp_path, 1_700_000_000.0)
+    files = TensorBoardFiles(tmp_path)
     taken = record()
     files.record(taken)
     files.evaluation(Evaluation(1.0, 1.0, 5000.0, 1.0, 321.0, 1.0, 20))
     files.close()
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    version, scalars, evaluation = read_event_file(path.read_bytes())
-    assert b"brain.Event:2" in version
-    assert struct.unpack("<d", scalars[1:9]) == (taken.time,)
-    assert b"run/env_steps_per_s" in scalars
-    tag = scalars.index(b"run/loss") + len(b"run/loss")
-    assert scalars[tag] == 2 << 3 | 5
-    assert struct.unpack("<f", scalars[tag + 1 : tag + 5])[0] == np.float32(taken.series["loss"])
-    assert b"evaluation/return_mean" in evaluation
+    version, scalars, evaluation = read_events(tmp_path / "tensorboard")
+    assert version.file_version == "brain.Event:2"
+    assert scalars.wall_time == taken.time
+    assert scalars.step == int(taken.series["env_steps"])
+    values = {value.tag: value.simple_value for value in scalars.summary.value}
+    reported = {name: value for name, value in taken.series.items() if np.isfinite(value)}
+    assert values == {f"run/{name}": np.float32(value) for name, value in reported.items()}
+    assert evaluation.step == 5000
+    assert [(value.tag, value.simple_value) for value in evaluation.summary.value] == [
+        ("evaluation/return_mean", 321.0)
+    ]
 
 
-def test_prometheus_text_names_series_and_processes_and_leaves_out_what_nobody_reports():
-    text = metrics_text(record(), Evaluation(1.0, 1.0, 5000.0, 1.0, 321.0, 1.0, 20))
+@pytest.mark.parametrize("end", [b"", b"\x00" * 5, b"\xff" * 40])
+def test_event_files_of_a_resumed_run_have_no_point_past_its_checkpoint(tmp_path, end):
+    files = TensorBoardFiles(tmp_path)
+    for steps in (100, 200, 300):
+        files.evaluation(Evaluation(1.0, 1.0, float(steps), 1.0, 1.0, 1.0, 20))
+    files.close()
+    (first,) = (tmp_path / "tensorboard").iterdir()
+    first = first.rename(first.with_name(first.name.replace(".tfevents.", ".tfevents.0")))  # as of an earlier second
+    first.write_bytes(first.read_bytes() + end)
+    files = TensorBoardFiles(tmp_path, resumed_at=250.0)
+    files.evaluation(Evaluation(1.0, 1.0, 260.0, 1.0, 1.0, 1.0, 20))
+    files.close()
+    events = read_events(tmp_path / "tensorboard")
+    assert [event.step for event in events if event.HasField("summary")] == [100, 200, 260]
+    starts = [event for event in events if event.HasField("session_log")]
+    assert [(event.step, event.session_log.status) for event in starts] == [(250, SessionLog.START)]
+
+
+def get(port, path="/metrics"):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.read().decode()
+
+
+def test_the_prometheus_page_names_series_and_processes_and_leaves_out_what_nobody_reports():
+    with contextlib.closing(PrometheusPage(0)) as page:
+        assert get(page.port) == ""
+        page.record(record())
+        page.evaluation(Evaluation(1.0, 1.0, 5000.0, 1.0, 321.0, 1.0, 20))
+        text = get(page.port)
+        with pytest.raises(urllib.error.HTTPError, match="404") as refusal:
+            get(page.port, "/etc/passwd")
+        refusal.value.close()
     lines = text.splitlines()
+    assert "ddrl_updates_total 2000.0" in lines
     assert any(line.startswith("ddrl_env_steps_total ") for line in lines)
-    assert 'ddrl_process_updates_total{rank="0",role="trainer",host="0"} 2000.0' in lines
+    assert 'ddrl_process_updates_total{host="0",rank="0",role="trainer"} 2000.0' in lines
     assert "ddrl_evaluation_return_mean 321.0" in lines
     assert "nan" not in text.lower().replace("# help", "")
     assert "gpu_utilization" not in text
-    for line in lines:
-        assert line.startswith("#") or len(line.rsplit(" ", 1)) == 2
-    assert len([line for line in lines if line.startswith("# TYPE")]) == len(
-        {line for line in lines if line.startswith("# TYPE")}
-    )
+    types = [line for line in lines if line.startswith("# TYPE")]
+    assert len(types) == len(set(types)) > 10
 
 
-def test_the_prometheus_page_serves_the_newest_record_and_nothing_else():
-    page = PrometheusPage(0)
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics") as answer:
-            assert answer.read() == b"# no record yet\n"
-        page.record(record())
-        with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics") as answer:
-            assert b"ddrl_updates_total 2000.0" in answer.read()
-        with pytest.raises(urllib.error.HTTPError, match="404") as refusal:
-            urllib.request.urlopen(f"http://127.0.0.1:{page.port}/etc/passwd")
-        refusal.value.close()
-    finally:
-        page.close()
+def test_a_client_that_says_nothing_is_let_go(monkeypatch):
+    monkeypatch.setattr(sinks, "CLIENT_TIMEOUT", 0.05)
+    with (
+        contextlib.closing(PrometheusPage(0)) as page,
+        socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as client,
+    ):
+        assert client.recv(1) == b""
 
 
 def test_a_prometheus_port_in_use_is_named(tmp_path):
-    page = PrometheusPage(0)
-    try:
+    with contextlib.closing(PrometheusPage(0)) as page:
+        config = Config(telemetry=TelemetryConfig(prometheus_port=page.port))
         with pytest.raises(RunDirError, match=r"telemetry\.prometheus_port"):
-            Recorder(tmp_path, FakeCluster().table, Config(telemetry=TelemetryConfig(prometheus_port=page.port)))
-    finally:
-        page.close()
+            Recorder(tmp_path, FakeCluster().table, config)
 
 
 class Cells:

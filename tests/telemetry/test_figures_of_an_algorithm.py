@@ -1,3 +1,6 @@
+import contextlib
+import urllib.request
+
 import numpy as np
 import pytest
 
@@ -6,7 +9,7 @@ from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.telemetry import LiveReader, Recorder, Run
-from ddrl.telemetry.prometheus import metrics_text
+from ddrl.telemetry.sinks import PrometheusPage
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 
@@ -26,11 +29,14 @@ def test_a_figure_that_an_algorithm_declares_is_recorded_read_and_drawn_without_
         items = []
         while not items:
             items = [item for item in reader.receive(timeout=PATIENCE) if hasattr(item, "series")]
-        text = metrics_text(recorder.latest, None, run_metrics(figures))
+        with contextlib.closing(PrometheusPage(0, run_metrics(figures))) as page:
+            page.record(recorder.latest)
+            with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics") as answer:
+                text = answer.read().decode()
     assert items[0].columns[-2:] == ("entropy", "group")
     assert items[0].series["entropy"] == 0.75
     assert "ddrl_entropy 0.75" in text
-    assert 'ddrl_process_entropy{rank="0",role="trainer",host="0"} 0.75' in text
+    assert 'ddrl_process_entropy{host="0",rank="0",role="trainer"} 0.75' in text
     assert b"run/entropy" in next((tmp_path / "tensorboard").iterdir()).read_bytes()
     with Run(tmp_path) as run:
         assert run.figures == ("entropy", "group")

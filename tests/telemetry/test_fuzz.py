@@ -8,8 +8,7 @@ from benchmarks.attack.messages import mutate, mutated_parts
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.telemetry import Evaluation, Event, Record, Run
-from ddrl.telemetry.control import read_request
-from ddrl.telemetry.live import decode, encode
+from ddrl.telemetry.control import decode_item, encode_item, read_request
 from tests.telemetry.feeding import record_run
 
 QUICK, LONG = 2_000, 100_000
@@ -27,7 +26,7 @@ def test_control_messages(count):
             words.append(str(error))
         else:
             taken += 1
-            assert len(request.command) + len(request.name) < 300
+            assert len(request.command) + sum(map(len, request.arguments)) < 300
             request.command.encode()  # words that can be written down
     assert taken > 0
     assert len(words) > count / 2
@@ -44,11 +43,11 @@ def test_live_messages(count):
         Event(1.0, 2.0, "note", "text", {"a": [1]}),
         Evaluation(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7),
     )
-    sound = [encode(item) for item in items]
+    sound = [encode_item(item) for item in items]
     refused = 0
     for _ in range(count):
         try:
-            decode(mutate(draw.choice(sound), draw))
+            decode_item(mutate(draw.choice(sound), draw))
         except MessageError:
             refused += 1
     assert refused > count / 4

@@ -9,8 +9,8 @@ from ddrl.core.config import Config
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Evaluation, Event, ProgressLine, Record, summarize
-from ddrl.telemetry.progress import count_text, duration_text
 from ddrl.telemetry.series import SERIES_NAMES, SeriesWindow
+from ddrl.telemetry.sinks import count_text, duration_text
 
 NAN = float("nan")
 

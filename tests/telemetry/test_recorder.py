@@ -16,7 +16,8 @@ from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
-from ddrl.telemetry.live import TOPIC, decode, encode, read_live_file
+from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
+from ddrl.telemetry.directory import read_live_file
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 
@@ -134,7 +135,7 @@ def test_every_decimation_counts_each_record_exactly_once(tmp_path):
 
 
 def test_old_frames_are_thinned_to_the_budget_and_the_newest_stay(tmp_path):
-    from ddrl.telemetry.record import Record
+    from ddrl.telemetry.series import Record
     from ddrl.telemetry.store import Store
 
     cluster = FakeCluster(processes=40)
@@ -173,8 +174,8 @@ def test_the_live_stream_carries_the_same_records_as_the_run_directory(tmp_path)
 def test_a_message_that_is_not_ours_is_refused_in_plain_words():
     for data in (b"", b"hello", b"\x81\xa4type\xa5other", b"\x93\x01\x02\x03"):
         with pytest.raises(MessageError, match="not one of ddrl"):
-            decode(data)
-    assert TOPIC.startswith(b"ddrl.telemetry.")
+            decode_item(data)
+    assert STREAM_TOPIC.startswith(b"ddrl.telemetry.")
 
 
 def test_an_event_survives_the_wire_unchanged():
@@ -182,8 +183,8 @@ def test_an_event_survives_the_wire_unchanged():
 
     event = Event(1.0, 2.0, "note", "text", {"a": [1, 2], "b": None})
     evaluation = Evaluation(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7, 8.0)
-    assert decode(encode(event)) == event
-    assert decode(encode(evaluation)) == evaluation
+    assert decode_item(encode_item(event)) == event
+    assert decode_item(encode_item(evaluation)) == evaluation
 
 
 def test_a_run_whose_process_was_killed_is_called_dead(tmp_path):
@@ -283,7 +284,7 @@ def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_p
         (tmp_path / "live.json").write_text(
             json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "stream": f"tcp://127.0.0.1:{port}"})
         )
-        for message in ([TOPIC, b"hello"], [TOPIC + b"x", b"a", b"b"]):
+        for message in ([STREAM_TOPIC, b"hello"], [STREAM_TOPIC + b"x", b"a", b"b"]):
             with LiveReader(tmp_path) as reader:
                 while not stranger.recv().startswith(b"\x01"):  # until the subscription has arrived
                     pass
@@ -350,9 +351,7 @@ def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
         shutil.copy(tmp_path / "live.json", stranger)
         with pytest.raises(RunDirError, match=r"client\.secret"):
             LiveReader(stranger)
-        from ddrl.telemetry import keys
-
-        keys._pair(stranger / "keys" / "client.secret")  # a key of one's own making
+        _key_pair(stranger / "keys" / "client.secret")  # a key of one's own making
         with LiveReader(tmp_path) as friend, LiveReader(stranger) as other:
             assert friend.receive(timeout=PATIENCE)
             assert other.receive(timeout=0.2) == []

@@ -6,7 +6,7 @@ import threading
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
-from ddrl.telemetry.record import Snapshot
+from ddrl.telemetry.series import Snapshot
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 
@@ -60,7 +60,7 @@ def test_a_runs_state_follows_its_events_and_ends_with_its_reason(tmp_path):
     )
     assert seen == ["running", "running", "paused", "running", "running", "ending", "ending"]
     assert (status.state, status.reason) == ("ended", "run.max_seconds reached")
-    assert not status.goes_on
+    assert not status.is_active
 
 
 def test_a_run_that_failed_says_with_what(tmp_path):
@@ -73,7 +73,7 @@ def test_a_run_that_failed_says_with_what(tmp_path):
 
 def test_a_run_whose_process_is_gone_without_a_word_is_dead_and_another_process_of_its_number_is_not_it(tmp_path):
     script = (
-        "import os, sys, pathlib; from ddrl.telemetry.status import StatusFile; "
+        "import os, sys, pathlib; from ddrl.telemetry.directory import StatusFile; "
         "StatusFile(pathlib.Path(sys.argv[1])); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)

@@ -50,7 +50,7 @@ struct Tables {
     const int64_t* ids;  // [contracts]
     const double *demand, *past_rate;  // [contracts]; past_rate: billed of shown in the past
     const double* cap;  // [places, contracts], impressions
-    const double* curve;  // [places, windows + 1, contracts], share of a contract's supply that has come
+    const double* curve;  // [places, windows + 1, contracts], share of a contract's supply that has arrived
     const bool* eligible;  // [cells, contracts], targeting, of requests given as lists
     const float *rows, *bid_row;  // [places, contracts, fields], [fields]: constant values of the rows of "ad"
     const float* prior;  // [places, contracts]
@@ -62,7 +62,7 @@ struct Tables {
     double* sums;  // [places, 5]: contract ads shown, their ctr, bids shown, their ctr, their eCPM
     double *due, *estimate, *today_rate;  // [places, contracts], as of the request last taken
     int64_t* events;  // [5]: requests, empty queues, contracts shown, bids shown, billed
-    // What `play` earns, added up over its requests; nullptr: not wanted.
+    // What `play` earns, added up over its requests.
     double ctr_weight, bid_weight;
     bool relative;  // the best bid of each request is subtracted
     double *value, *gain;  // [places, contracts + 1] by contract and of bids, [places, contracts] [currency]
@@ -98,7 +98,7 @@ struct State {
     Output mask, ad, ad_id, prior, overall, traffic, slot_id;
 };
 
-// Candidates of one request as lists.
+// Candidates of one request as lists: ids from 0, kinds CONTRACT or BID, ecpm finite from 0, ctr in [0, 1].
 struct Candidates {
     std::vector<int64_t> ad, kind, filters;
     std::vector<double> ecpm, ctr;
@@ -136,8 +136,7 @@ public:
         billing_.assign(t_.places * t_.delay, -1);
         billing_at_.assign(t_.places, 0);
         origin_.assign(slots(), -1);
-        if (t_.ids != nullptr)
-            for (size_t j = 0; j < t_.contracts; ++j) place_of_[t_.ids[j]] = static_cast<int>(j);
+        for (size_t j = 0; j < t_.contracts; ++j) place_of_[t_.ids[j]] = static_cast<int>(j);
     }
 
     const Tables& tables() const { return t_; }
@@ -145,6 +144,8 @@ public:
     size_t observed() const { return t_.bonuses ? t_.contracts : slots(); }  // slots that a policy sees
     const std::vector<Reason>& reasons() const { return reasons_; }  // by candidate of the list
     const std::vector<int>& origin() const { return origin_; }  // candidate of the list in each slot; -1: none
+
+    bool holds(size_t slot) const { return queue_[slot] != 0; }  // place 0
 
     void write_into(const State& state) { out_ = state; }
     void use_requests(const Requests& requests) { r_ = requests; }
@@ -205,7 +206,7 @@ public:
     // A request given as lists becomes the present one of place 0; the number of bids that found no slot. Throws
     // BadCandidate, and then nothing has changed.
     size_t read(const Candidates& given, size_t cell, double time, int64_t slot) {
-        check(given);
+        check_lengths(given);
         look(0, time);
         present_[0] = {true, true, time, cell, slot};
         std::fill(queue_.begin(), queue_.end(), char{0});
@@ -381,7 +382,7 @@ private:
             r_.worth[at] = worth;
             r_.billed[at] = billed;
         }
-        if (t_.value != nullptr) earn(i, at, choice, is_contract, worth);
+        earn(i, at, choice, is_contract, worth);
     }
 
     void earn(size_t i, size_t at, const Choice& choice, bool is_contract, float worth) {
@@ -479,7 +480,7 @@ private:
         return std::string(field) + "[" + std::to_string(place) + "]";
     }
 
-    static void check(const Candidates& given) {
+    static void check_lengths(const Candidates& given) {
         const size_t count = given.ad.size();
         const std::pair<const char*, size_t> sizes[] = {{"kind", given.kind.size()},
                                                         {"ecpm", given.ecpm.size()},
@@ -489,15 +490,6 @@ private:
             if (size != count)
                 throw BadCandidate{std::string(field) + " has " + std::to_string(size) + " entries, ad has " +
                                    std::to_string(count) + ": give one for each candidate"};
-        for (size_t c = 0; c < count; ++c) {
-            if (given.kind[c] != CONTRACT && given.kind[c] != BID)
-                throw BadCandidate{entry("kind", c) + " must be 0 (contract) or 1 (bidding)"};
-            if (!(given.ecpm[c] >= 0) || !std::isfinite(given.ecpm[c]))
-                throw BadCandidate{entry("ecpm", c) + " must be a number of at least 0"};
-            if (!(given.ctr[c] >= 0 && given.ctr[c] <= 1)) throw BadCandidate{entry("ctr", c) + " must lie in [0, 1]"};
-            if (given.ad[c] < 0 || given.ad[c] > INT32_MAX)
-                throw BadCandidate{entry("ad", c) + " must be an id of 0 to 2147483647"};
-        }
     }
 
     void enter_contract(const Candidates& given, size_t c, size_t cell) {

@@ -3,7 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "ad_queue.hpp"
@@ -15,107 +15,103 @@ namespace {
 
 using namespace ddrl::admix;
 using Dict = nb::typed<nb::dict, nb::str, nb::any>;
-using Integers = nb::typed<nb::list, int>;
-using Floats = nb::typed<nb::list, double>;
 using Scores = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Places = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Flags = nb::ndarray<const bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Draws = nb::ndarray<const double, nb::c_contig, nb::device::cpu>;
 
-// The array `name` of a dict as T [size], in place; nullptr where the dict lacks it and it is optional.
+// Point `to` at the array `name` of a dict, of `size` numbers, in place.
 template <typename T>
-T* array(const nb::dict& tables, const char* name, size_t size, bool optional = false) {
-    if (!tables.contains(name)) {
-        if (optional) return nullptr;
-        throw nb::key_error(name);
-    }
+void find(T*& to, const nb::dict& tables, const char* name, size_t size) {
     nb::ndarray<T, nb::c_contig, nb::device::cpu> values;
+    if (!tables.contains(name)) throw nb::key_error(name);
     if (!nb::try_cast(tables[name], values, false) || values.size() != size)
         throw nb::value_error((std::string(name) + " must be a contiguous array of " + std::to_string(size) +
                                " numbers of the kernel's type")
                                   .c_str());
-    return values.data();
+    to = values.data();
 }
 
 Tables tables_of(const nb::dict& tables, const nb::dict& sizes) {
-    const auto size = [&](const char* name) { return nb::cast<size_t>(sizes[name]); };
-    const auto number = [&](const char* name) { return nb::cast<double>(sizes[name]); };
     Tables t{};
-    t.places = size("places");
-    t.contracts = size("contracts");
-    t.bids = size("bids");
-    t.windows = size("windows");
-    t.cells = size("cells");
-    t.traffic_size = size("traffic");
-    t.delay = size("delay");
+    const auto set = [&](auto& to, const char* name) {
+        to = nb::cast<std::remove_reference_t<decltype(to)>>(sizes[name]);
+    };
+    set(t.places, "places");
+    set(t.contracts, "contracts");
+    set(t.bids, "bids");
+    set(t.windows, "windows");
+    set(t.cells, "cells");
+    set(t.traffic_size, "traffic");
+    set(t.delay, "delay");
+    set(t.click_value, "click_value");
+    set(t.per_currency, "per_currency");
+    set(t.own_counts, "own_counts");
+    set(t.bonuses, "bonuses");
+    set(t.support_gap, "support_gap");
+    set(t.ctr_weight, "ctr_weight");
+    set(t.bid_weight, "bid_weight");
+    set(t.relative, "relative");
+    t.support = static_cast<Support>(nb::cast<int>(sizes["support"]));
     for (const int field : nb::cast<std::vector<int>>(sizes["ad_fields"]))
         t.ad_fields.push_back(static_cast<AdField>(field));
     for (const int field : nb::cast<std::vector<int>>(sizes["overall_fields"]))
         t.overall_fields.push_back(static_cast<OverallField>(field));
     t.fields = t.ad_fields.size();
-    t.click_value = static_cast<float>(number("click_value"));
-    t.per_currency = static_cast<float>(number("per_currency"));
-    t.own_counts = nb::cast<bool>(sizes["own_counts"]);
-    t.bonuses = nb::cast<bool>(sizes["bonuses"]);
-    t.support = static_cast<Support>(nb::cast<int>(sizes["support"]));
-    t.support_gap = number("support_gap");
-    t.ctr_weight = number("ctr_weight");
-    t.bid_weight = number("bid_weight");
-    t.relative = nb::cast<bool>(sizes["relative"]);
     const size_t count = t.contracts, all = t.places * count;
-    t.demand = array<const double>(tables, "demand", count);
-    t.past_rate = array<const double>(tables, "past_rate", count);
-    t.cap = array<const double>(tables, "cap", all);
-    t.curve = array<const double>(tables, "curve", t.places * (t.windows + 1) * count);
-    t.rate = array<const double>(tables, "rate", all);
-    t.theta = array<const double>(tables, "theta", all);
-    t.shown = array<double>(tables, "shown", all);
-    t.billed = array<double>(tables, "billed", all);
-    t.seen_shown = array<double>(tables, "seen_shown", all);
-    t.seen_billed = array<double>(tables, "seen_billed", all);
-    t.sums = array<double>(tables, "sums", 5 * t.places);
-    t.due = array<double>(tables, "due", all);
-    t.estimate = array<double>(tables, "estimate", all);
-    t.today_rate = array<double>(tables, "today_rate", all);
-    t.events = array<int64_t>(tables, "events", 5);
-    t.ids = array<const int64_t>(tables, "ids", count, true);
-    t.eligible = array<const bool>(tables, "eligible", t.cells * count, true);
-    t.rows = array<const float>(tables, "rows", all * t.fields, true);
-    t.bid_row = array<const float>(tables, "bid_row", t.fields, true);
-    t.prior = array<const float>(tables, "prior", all, true);
-    t.traffic_rows = array<const float>(tables, "traffic_rows", t.cells * t.traffic_size, true);
-    t.billed_rate = array<const double>(tables, "billed_rate", all * t.windows, true);
-    t.value = array<double>(tables, "value", all + t.places, true);
-    if (t.value != nullptr) {
-        t.gain = array<double>(tables, "gain", all);
-        t.revenue = array<double>(tables, "revenue", t.places);
-        t.score = array<double>(tables, "score", t.places);
-        t.chosen = array<int64_t>(tables, "chosen", t.places);
-        t.logged = array<int64_t>(tables, "logged", t.places);
-    }
+    const auto at = [&](auto*& to, const char* name, size_t size) { find(to, tables, name, size); };
+    at(t.ids, "ids", count);
+    at(t.demand, "demand", count);
+    at(t.past_rate, "past_rate", count);
+    at(t.cap, "cap", all);
+    at(t.curve, "curve", t.places * (t.windows + 1) * count);
+    at(t.eligible, "eligible", t.cells * count);
+    at(t.rows, "rows", all * t.fields);
+    at(t.bid_row, "bid_row", t.fields);
+    at(t.prior, "prior", all);
+    at(t.traffic_rows, "traffic_rows", t.cells * t.traffic_size);
+    at(t.billed_rate, "billed_rate", all * t.windows);
+    at(t.rate, "rate", all);
+    at(t.theta, "theta", all);
+    at(t.shown, "shown", all);
+    at(t.billed, "billed", all);
+    at(t.seen_shown, "seen_shown", all);
+    at(t.seen_billed, "seen_billed", all);
+    at(t.sums, "sums", 5 * t.places);
+    at(t.due, "due", all);
+    at(t.estimate, "estimate", all);
+    at(t.today_rate, "today_rate", all);
+    at(t.events, "events", 5);
+    at(t.value, "value", all + t.places);
+    at(t.gain, "gain", all);
+    at(t.revenue, "revenue", t.places);
+    at(t.score, "score", t.places);
+    at(t.chosen, "chosen", t.places);
+    at(t.logged, "logged", t.places);
     return t;
 }
 
 Requests requests_of(const nb::dict& given, const Tables& t, size_t length) {
     const size_t all = t.places * length;
+    const auto at = [&](auto*& to, const char* name, size_t size) { find(to, given, name, size); };
     Requests r{};
     r.length = length;
-    r.time = array<const double>(given, "time", all);
-    r.window = array<const int64_t>(given, "window", all);
-    r.cell = array<const int64_t>(given, "cell", all);
-    r.slot = array<const int64_t>(given, "slot", all);
-    r.logged = array<const int64_t>(given, "logged", all);
-    r.bid_ad = array<const int64_t>(given, "bid_ad", all * t.bids);
-    r.ecpm = array<const float>(given, "ecpm", all * t.bids);
-    r.bid_ctr = array<const float>(given, "bid_ctr", all * t.bids);
-    r.ctr = array<const float>(given, "ctr", all * t.contracts);
-    r.eligible = array<const bool>(given, "eligible", all * t.contracts);
-    r.billing = array<const float>(given, "billing", all);
-    r.logged_billed = array<const int8_t>(given, "logged_billed", all);
-    r.shown_slot = array<int16_t>(given, "shown_slot", all, true);
-    if (r.shown_slot != nullptr) {
-        r.worth = array<float>(given, "worth", all);
-        r.billed = array<bool>(given, "billed", all);
+    at(r.time, "time", all);
+    at(r.window, "window", all);
+    at(r.cell, "cell", all);
+    at(r.slot, "slot", all);
+    at(r.logged, "logged", all);
+    at(r.bid_ad, "bid_ad", all * t.bids);
+    at(r.ecpm, "ecpm", all * t.bids);
+    at(r.bid_ctr, "bid_ctr", all * t.bids);
+    at(r.ctr, "ctr", all * t.contracts);
+    at(r.eligible, "eligible", all * t.contracts);
+    at(r.billing, "billing", all);
+    at(r.logged_billed, "logged_billed", all);
+    if (given.contains("shown_slot")) {
+        at(r.shown_slot, "shown_slot", all);
+        at(r.worth, "worth", all);
+        at(r.billed, "billed", all);
     }
     return r;
 }
@@ -128,28 +124,6 @@ Output output_of(const nb::dict& state, const char* name, size_t places, size_t 
     if (bytes.shape(0) != places || offset + size > bytes.shape(1))
         throw nb::value_error((std::string(name) + " must have " + std::to_string(size) + " bytes a place").c_str());
     return {bytes.data() + offset, bytes.shape(1)};
-}
-
-template <typename T, typename Read>
-void numbers(const nb::list& list, const char* field, const char* kind, std::vector<T>& out, Read read) {
-    const Py_ssize_t count = PyList_GET_SIZE(list.ptr());
-    out.resize(static_cast<size_t>(count));
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        const T value = read(PyList_GET_ITEM(list.ptr(), i));
-        if (value == T(-1) && PyErr_Occurred()) {
-            PyErr_Clear();
-            throw nb::value_error((std::string(field) + "[" + std::to_string(i) + "] is not " + kind).c_str());
-        }
-        out[static_cast<size_t>(i)] = value;
-    }
-}
-
-void integers(const nb::list& list, const char* field, std::vector<int64_t>& out) {
-    numbers(list, field, "an integer", out, [](PyObject* item) -> int64_t { return PyLong_AsLongLong(item); });
-}
-
-void floats(const nb::list& list, const char* field, std::vector<double>& out) {
-    numbers(list, field, "a number", out, [](PyObject* item) { return PyFloat_AsDouble(item); });
 }
 
 nb::dict copied(const nb::dict& given) {
@@ -228,34 +202,20 @@ public:
         for (size_t i = 0; i < queue_.tables().places; ++i) queue_.observe(i);
     }
 
-    size_t read(const Integers& ad, const Integers& kind, const Floats& ecpm, const Floats& ctr,
-                const Integers& filters, size_t cell, double time, int64_t slot) {
+    size_t read(Candidates given, size_t cell, double time, int64_t slot) {
         if (cell >= queue_.tables().cells) throw nb::value_error("cell is outside the tables");
-        integers(ad, "ad", given_.ad);
-        integers(kind, "kind", given_.kind);
-        floats(ecpm, "ecpm", given_.ecpm);
-        floats(ctr, "ctr", given_.ctr);
-        if (PyList_GET_SIZE(filters.ptr()) || given_.ad.empty())
-            integers(filters, "filters", given_.filters);
-        else
-            given_.filters.assign(given_.ad.size(), 0);
         try {
-            return queue_.read(given_, cell, time, slot);
+            return queue_.read(given, cell, time, slot);
         } catch (const BadCandidate& bad) {
             throw nb::value_error(bad.words.c_str());
         }
     }
 
-    double score_of(const Scores& scores, size_t slot) const {
-        check_slot(slot);
-        return queue_.score_of(0, scores.data(), scores.size(), slot);
-    }
-
-    std::pair<int, double> choose(const Scores& scores) const {
+    std::tuple<int, double, int> choose(const Scores& scores) const {
         check_width(scores.size());
         try {
             const Choice choice = queue_.choose(0, scores.data(), scores.size());
-            return {choice.slot, choice.score};
+            return {choice.slot, choice.score, choice.slot < 0 ? -1 : queue_.origin()[choice.slot]};
         } catch (const BadScore& bad) {
             throw nb::value_error(("the policy scores ad[" + std::to_string(queue_.origin()[bad.slot]) + "] as " +
                                    written(bad.score) + ", which is not a number")
@@ -263,23 +223,24 @@ public:
         }
     }
 
+    std::vector<std::pair<int, double>> explain(const Scores& scores) const {
+        check_width(scores.size());
+        std::vector<std::pair<int, double>> candidates;
+        for (const Reason reason : queue_.reasons())
+            candidates.emplace_back(static_cast<int>(reason), std::numeric_limits<double>::quiet_NaN());
+        for (size_t slot = 0; slot < queue_.slots(); ++slot)
+            if (queue_.holds(slot))
+                candidates[queue_.origin()[slot]].second = queue_.score_of(0, scores.data(), scores.size(), slot);
+        return candidates;
+    }
+
     void show(size_t slot) {
-        check_slot(slot);
+        if (slot >= queue_.slots()) throw nb::value_error("there is no such slot");
         queue_.show(0, slot);
     }
 
-    int origin_of(size_t slot) const {
-        check_slot(slot);
-        return queue_.origin()[slot];
-    }
-
-    const AdQueue& queue() const { return queue_; }
-
 private:
     static std::string written(double score) { return std::isnan(score) ? "nan" : score < 0 ? "-inf" : "inf"; }
-    void check_slot(size_t slot) const {
-        if (slot >= queue_.slots()) throw nb::value_error("there is no such slot");
-    }
     void check_width(size_t width) const {
         if (width != queue_.tables().contracts && width != queue_.slots())
             throw nb::value_error("there must be a score for each contract, or for each slot");
@@ -292,7 +253,6 @@ private:
     nb::dict held_, state_, requests_;
     size_t length_ = 0;
     AdQueue queue_;
-    Candidates given_;
 };
 
 }  // namespace
@@ -318,18 +278,22 @@ NB_MODULE(_kernel, module) {
              "Play `count` requests of each place from `at` on by its scores. ValueError for a score that is not a "
              "number.")
         .def("observe", &BoundQueue::observe, "Write the states of the present requests.")
-        .def("read", &BoundQueue::read, "ad"_a, "kind"_a, "ecpm"_a, "ctr"_a, "filters"_a, "cell"_a, "time"_a, "slot"_a,
-             "Take over a request given as lists; the number of bids that found no slot. ValueError names a broken "
-             "candidate.")
+        .def(
+            "read",
+            [](BoundQueue& self, std::vector<int64_t> ad, std::vector<int64_t> kind, std::vector<double> ecpm,
+               std::vector<double> ctr, std::vector<int64_t> filters, size_t cell, double time, int64_t slot) {
+                if (filters.empty()) filters.resize(ad.size());
+                return self.read({std::move(ad), std::move(kind), std::move(filters), std::move(ecpm), std::move(ctr)},
+                                 cell, time, slot);
+            },
+            "ad"_a, "kind"_a, "ecpm"_a, "ctr"_a, "filters"_a, "cell"_a, "time"_a, "slot"_a,
+            "Take over a request given as lists of checked numbers; the number of bids that found no slot. ValueError "
+            "for lists of unequal length, and names a contract that is unknown or there twice.")
         .def("choose", &BoundQueue::choose, "scores"_a,
-             "Slot (-1: none) and score of the ad to show; ValueError for a score that is not a number.")
-        .def("score_of", &BoundQueue::score_of, "scores"_a, "slot"_a, "The score that `choose` compares.")
-        .def("show", &BoundQueue::show, "slot"_a, "Count the ad in a slot as shown.")
-        .def("origin_of", &BoundQueue::origin_of, "slot"_a, "The candidate in a slot; -1: none.")
-        .def_prop_ro("origin", [](const BoundQueue& self) { return self.queue().origin(); })
-        .def_prop_ro("reasons", [](const BoundQueue& self) {
-            std::vector<int> reasons;
-            for (const Reason reason : self.queue().reasons()) reasons.push_back(static_cast<int>(reason));
-            return reasons;
-        });
+             "Slot (-1: none), score and candidate of the ad to show; ValueError for a score that is not a number.")
+        .def("explain", &BoundQueue::explain, "scores"_a,
+             "Of each candidate the number of the reason why it may not be shown (0: it may), and its score, NaN "
+             "outside "
+             "the queue.")
+        .def("show", &BoundQueue::show, "slot"_a, "Count the ad in a slot as shown.");
 }

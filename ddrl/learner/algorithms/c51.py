@@ -17,9 +17,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Q_MEAN
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete, require_linear_dueling
-from ddrl.learner.shapes import linear_widths
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, linear_widths, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +51,6 @@ class C51:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_discrete(spec, "C51")
         require_linear_dueling(config, "C51", "logits")
         settings: C51Settings = plugin_settings(config, "learner", C51)
@@ -69,28 +66,27 @@ class C51:
         return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,), inputs=noise)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
-        from ddrl.learner import distributions, noisy
-        from ddrl.learner.networks import make_network
+        from ddrl.learner import losses, networks
 
         self._double = config.learner.double
-        self._rules = distributions
-        self.network: nn.Module = make_network(config.learner, spec, atoms=settings.atoms)
-        self._noise = 0
+        self._losses = losses
+        self._networks = networks
+        self.network: nn.Module = networks.make_network(config.learner, spec, atoms=settings.atoms)
+        self._noise = 0  # numbers that an evaluation draws
         if settings.sigma:
-            self.network = noisy.NoisyNetwork(self.network, settings.sigma)
+            self.network = networks.NoisyNetwork(self.network, settings.sigma)
             self._noise = self.network.noise
-        self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
+        self.support = losses.Support(settings.v_min, settings.v_max, settings.atoms)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw."""
+        """One draw."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`. Each has noise of its own, the same for all rows (Fortunato et al. 2018, section 3.1)."""
+        """Each has noise of its own, the same for all rows (Fortunato et al. 2018, section 3.1)."""
 
         def inputs(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (state, batch.r_t.new_empty((1, self._noise)).normal_()) if self._noise else (state,)
@@ -104,27 +100,23 @@ class C51:
         return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`: mean_b w_b KL(target_b || p(s_tm1_b, a_tm1_b)), the target held constant."""
-        rules = self._rules
-        support = self.support
-        selector = outputs["logits_t_selector" if self._double else "logits_t"]
-        best = support.mean(selector.softmax(2)).argmax(1)
-        p_t = rules.taken(outputs["logits_t"], best).softmax(1)  # [B, N]
-        target = support.project(p_t, batch.r_t, batch.discount_t)
-        logits_tm1 = outputs["logits_tm1"].detach()
-        log_p = rules.taken(logits_tm1, batch.a_tm1).log_softmax(1)
-        p = log_p.exp()  # [B, N], [B]
-        divergence = rules.divergence(target, log_p)
-        share = batch.weight / len(batch.weight)
-        slopes = {"logits_tm1": rules.at_taken((p - target) * share.unsqueeze(1), batch.a_tm1, logits_tm1.shape[1])}
-        return Loss(share.dot(divergence), divergence.clamp(min=0.0), {"q_mean": support.mean(p)}, slopes)
+        return self._losses.categorical(
+            outputs["logits_tm1"],
+            batch.a_tm1,
+            batch.r_t,
+            batch.discount_t,
+            outputs["logits_t"],
+            outputs.get("logits_t_selector"),
+            batch.weight,
+            self.support,
+        )
 
     def acting(self) -> Acting:
-        """See `Algorithm`: the action values."""
-        return Acting("value", self._rules.MeanValues(self.network, self.support), ("q",))
+        """The action values."""
+        return Acting("value", self._networks.MeanValues(self.network, self.support), ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions], and the distributions [B, num_actions, atoms]; noisy layers by
+        """Q [B, num_actions], and the distributions [B, num_actions, atoms]; noisy layers by
         their means."""
         probabilities = self.network(observations).softmax(2)
         return {"q": self.support.mean(probabilities), "probability": probabilities}

@@ -75,19 +75,17 @@ class D4PG:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_bounds(spec, "D4PG")
         return Declaration("d4pg", "gaussian", figures=(Q_MEAN,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: D4PGSettings) -> None:
-        from ddrl.learner import actor_critic, distributions, quantiles
+        from ddrl.learner import actor_critic, losses
 
         self._settings = settings
-        self._distributions = distributions
-        self._quantiles = quantiles
+        self._losses = losses
         self._categorical = settings.critic == "categorical"
-        self.support = distributions.Support(settings.v_min, settings.v_max, settings.atoms)
-        self._fractions = quantiles.midpoints(settings.atoms)
+        self.support = losses.Support(settings.v_min, settings.v_max, settings.atoms)
+        self._fractions = losses.midpoints(settings.atoms)
         outputs = 1 if settings.critic == "scalar" else settings.atoms
         self.critic = actor_critic.make_critics(spec, config.learner.hidden, outputs=outputs)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
@@ -99,15 +97,14 @@ class D4PG:
             )
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"critic": self.critic, "actor": self.actor}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw."""
+        """One draw."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`. The actor's turn comes after the critic's step, and only every actor_delay of them."""
+        """The actor's turn comes after the critic's step, and only every actor_delay of them."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t,), target=True),
@@ -122,7 +119,7 @@ class D4PG:
         ]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`. Critic: mean_b w_b d(target_b, Z(s_tm1_b, a_tm1_b)), the target r_t + discount_t Z'(s_t,
+        """Critic: mean_b w_b d(target_b, Z(s_tm1_b, a_tm1_b)), the target r_t + discount_t Z'(s_t,
         mu'(s_t)) held constant; actor: -mean E[Z(s_tm1, mu(s_tm1))] + actor_anchor mean |departure|^2."""
         if part == "actor":
             loss = -self._mean(outputs["z"]).sum(1).mean()
@@ -131,32 +128,26 @@ class D4PG:
                 departure = cast(Any, self.actor).departure(batch.s_tm1, outputs["action"])
                 loss = loss + anchor * departure.square().sum(1).mean()
             return Loss(loss)
-        rows, objectives, _ = outputs["z_tm1"].shape
-        z_tm1 = outputs["z_tm1"].flatten(0, 1)  # [B K, N]
-        z_t = outputs["z_t"].flatten(0, 1)
-        r_t = batch.r_t.flatten()
-        discount_t = batch.discount_t.repeat_interleave(objectives)
-        if self._settings.critic == "categorical":
-            target = self.support.project(z_t.softmax(1), r_t, discount_t)
-            each = self._distributions.divergence(target, z_tm1.log_softmax(1))
-        else:
-            target = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * z_t
-            if self._settings.critic == "scalar":
-                each = 0.5 * (target - z_tm1)[:, 0].square()
-            else:
-                self._fractions = self._fractions.to(z_t.device)  # a copy only where the learner has moved
-                each = self._quantiles.quantile_loss(z_tm1, self._fractions, target, self._settings.kappa)
-        each = each.view(rows, objectives).mean(1)
-        priority = each.detach().clamp(min=0.0)
-        mean = self._mean(outputs["z_tm1"].detach()).sum(1)
-        return Loss((batch.weight * each).mean(), priority, {"q_mean": mean})
+        z_tm1 = outputs["z_tm1"]  # [B, K, N]
+        z_t = outputs["z_t"]
+        r_t = batch.r_t.view(z_tm1.shape[:2])
+        if self._categorical:
+            return self._losses.categorical(z_tm1, None, r_t, batch.discount_t, z_t, None, batch.weight, self.support)
+        if self._settings.critic == "quantile":
+            self._fractions = self._fractions.to(z_t.device)  # a copy only where the learner has moved
+            return self._losses.quantiles(
+                z_tm1, self._fractions, None, r_t, batch.discount_t, z_t, None, batch.weight, self._settings.kappa
+            )
+        error = r_t + batch.discount_t.unsqueeze(1) * z_t[:, :, 0] - z_tm1[:, :, 0]
+        each = (0.5 * error.square()).mean(1)
+        return Loss((batch.weight * each).mean(), each, {"q_mean": z_tm1[:, :, 0].sum(1)})
 
     def acting(self) -> Acting:
-        """See `Algorithm`: the mean of the actions."""
+        """The mean of the actions."""
         return Acting("actor", self.actor, ("mean",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: the policy's action "mean" [B, *action.shape], q [B] there, and the return's distribution:
+        """The policy's action "mean" [B, *action.shape], q [B] there, and the return's distribution:
         "probability" or "quantile" [B, atoms], or
         [B, K, atoms]."""
         mean = self.actor(observations)

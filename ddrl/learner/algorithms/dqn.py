@@ -8,15 +8,13 @@ by their global norm."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete
 
 if TYPE_CHECKING:
     import torch
@@ -35,28 +33,25 @@ class DQN:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_discrete(spec, "DQN")
         return Declaration("dqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: None = None) -> None:
-        from ddrl.learner import targets
+        from ddrl.learner import losses
         from ddrl.learner.networks import make_network
 
         self._config = config.learner
-        self._rules = targets
+        self._losses = losses
         self.network = make_network(config.learner, spec, epsilon=config.rollout.epsilon_end)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw."""
+        """One draw."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`."""
         evaluations = [
             Evaluation("q_tm1", part, (batch.s_tm1,), gradient=True, training=True),
             Evaluation("q_t", part, (batch.s_t,), target=True),
@@ -66,25 +61,24 @@ class DQN:
         return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`."""
-        rules = self._rules
-        kind = self._config.loss
-        selector = outputs.get("q_t_selector")
-        q_tm1 = outputs["q_tm1"].detach()
-        td_error, priority, q_taken, slope = rules.q_slopes(
-            q_tm1, batch.a_tm1, batch.r_t, batch.discount_t, outputs["q_t"], selector, batch.weight, kind
+        return self._losses.q_learning(
+            outputs["q_tm1"],
+            batch.a_tm1,
+            batch.r_t,
+            batch.discount_t,
+            outputs["q_t"],
+            outputs.get("q_t_selector"),
+            batch.weight,
+            self._config.loss,
         )
-        loss = partial(rules.weighted_loss, td_error, batch.weight, kind)
-        return Loss(loss, priority, {"td_error": priority, "q_mean": q_taken}, {"q_tm1": slope})
 
     def acting(self) -> Acting:
-        """See `Algorithm`."""
         from ddrl.learner.networks import acting_values
 
         return Acting("value", *acting_values(self.network))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: what acting gives: q [B, num_actions], and the two streams of a dueling network of the
+        """What acting gives: q [B, num_actions], and the two streams of a dueling network of the
         library by name: "value" [B, 1], "advantage" [B, num_actions]."""
         acting = self.acting()
         given = acting.module(observations)

@@ -3,7 +3,7 @@
 An update and each step of acting draw their fractions anew. Works with double, dueling, n-step and priorities as DQN
 does. Departures from the paper: N fractions are one of each of N equal shares of [0, 1), not N free ones; the rows of
 an update's batch share them, so that few are embedded; the features of an mlp go into its last layer right after they
-are multiplied by the fraction's embedding (`quantiles.ImplicitQuantiles`); priorities are DQN's, by the means at the
+are multiplied by the fraction's embedding (`networks.ImplicitQuantiles`); priorities are DQN's, by the means at the
 drawn fractions."""
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +48,6 @@ class IQN:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_discrete(spec, "IQN")
         require_linear_dueling(config, "IQN", "quantiles")
         if ":" in config.learner.network:
@@ -62,29 +60,28 @@ class IQN:
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import quantiles
-        from ddrl.learner.networks import make_network
+        from ddrl.learner import losses, networks
 
         self._double = config.learner.double
         self._settings = settings
-        self._rules = quantiles
-        network: Any = make_network(config.learner, spec)
-        self.network = quantiles.ImplicitQuantiles(network, settings.cosines)
+        self._losses = losses
+        self._networks = networks
+        network: Any = networks.make_network(config.learner, spec)
+        self.network = networks.ImplicitQuantiles(network, settings.cosines)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw."""
+        """One draw."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`. Prediction, target and selection have fractions of their own."""
+        """Prediction, target and selection have fractions of their own."""
         settings = self._settings
 
         def drawn(count: int) -> torch.Tensor:
-            return self._rules.one_of_each_share(batch.r_t.new_empty(count).uniform_())
+            return self._networks.one_of_each_share(batch.r_t.new_empty(count).uniform_())
 
         return [
             Evaluation("z_tm1", part, (batch.s_tm1, drawn(settings.fractions)), gradient=True, training=True),
@@ -93,23 +90,26 @@ class IQN:
         ]
 
     def loss(self, outputs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], batch: Any, part: str) -> Loss:
-        """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t Z'_j(s_t, best) - Z_i(s_tm1, a_tm1)), rho of
-        `quantiles.quantile_loss` (eq. 2 and 3)."""
         values, fraction = outputs["z_tm1"]
-        (z_t, _) = outputs["z_t"]
-        (selector, _) = outputs["z_t_selector"]
-        given = (values, fraction, batch.a_tm1, batch.r_t, batch.discount_t, z_t, selector, batch.weight)
-        each, priority, q_taken, slope = self._rules.quantile_slopes(*given, self._settings.kappa)
-        figures = {"td_error": priority, "q_mean": q_taken}
-        return Loss(lambda: (batch.weight * each).mean(), priority, figures, {"z_tm1": slope})
+        return self._losses.quantiles(
+            values,
+            fraction,
+            batch.a_tm1,
+            batch.r_t,
+            batch.discount_t,
+            outputs["z_t"][0],
+            outputs["z_t_selector"][0],
+            batch.weight,
+            self._settings.kappa,
+        )
 
     def acting(self) -> Acting:
-        """See `Algorithm`: the action values at the fractions of the step."""
-        return Acting("value", self._rules.MeanOfFractions(self.network), ("q",))
+        """The action values at the fractions of the step."""
+        return Acting("value", self._networks.MeanOfFractions(self.network), ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions], and the quantiles [B, num_actions, K] at the middles of K equal shares,
+        """Q [B, num_actions], and the quantiles [B, num_actions, K] at the middles of K equal shares,
         so that nothing is drawn."""
-        middle = self._rules.midpoints(self._settings.acting_fractions).to(self.network.embedding.weight.device)
+        middle = self._losses.midpoints(self._settings.acting_fractions).to(self.network.embedding.weight.device)
         quantile, _ = self.network(observations, middle)
         return {"q": quantile.mean(2), "quantile": quantile}

@@ -63,7 +63,6 @@ class PQN:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         settings: PQNSettings = plugin_settings(config, "learner", PQN)
         if not spec.discrete:
             raise ConfigError(
@@ -89,21 +88,21 @@ class PQN:
         return Declaration("pqn", "epsilon_greedy", figures=FIGURES, experience=experience)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: PQNSettings) -> None:
-        from ddrl.learner.layer_norm import NormalizedMLP
-        from ddrl.learner.networks import make_network
+        from ddrl.learner import losses
+        from ddrl.learner.networks import NormalizedMLP, make_network
 
         self._settings = settings
+        self._losses = losses
         self._discount = config.learner.discount
         self._seed = config.run.seed
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: the minibatches of every epoch over one draw."""
+        """The minibatches of every epoch over one draw."""
         draw = source.sample()
         settings = self._settings
         steps = draw.reward.shape[1]
@@ -120,22 +119,18 @@ class PQN:
                 yield Minibatch(draw.state[at], draw.action[at], target[at], length, version)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`."""
         return [Evaluation("q", part, (batch.state,), gradient=True, training=True)]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`: half the mean square of R^lambda - Q(s, a)."""
-        q = outputs["q"].gather(1, batch.action.unsqueeze(1)).squeeze(1)
-        error = batch.target - q
-        figures = {"td_error": error.detach().abs(), "q_mean": q.detach()}
-        return Loss(0.5 * error.square().mean(), None, figures)
+        """Half the mean square of R^lambda - Q(s, a)."""
+        return self._losses.regression(outputs["q"], batch.action, batch.target)
 
     def acting(self) -> Acting:
-        """See `Algorithm`: the action values."""
+        """The action values."""
         return Acting("value", self.network, ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions]."""
+        """Q [B, num_actions]."""
         return {"q": self.network(observations)}
 
     def _values(self, state: NDArray[Any]) -> NDArray[np.float32]:

@@ -14,8 +14,7 @@ from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch
@@ -42,31 +41,28 @@ class QRDQN:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_discrete(spec, "QR-DQN")
         require_linear_dueling(config, "QR-DQN", "quantiles")
         return Declaration("qrdqn", "epsilon_greedy", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: QRDQNSettings) -> None:
-        from ddrl.learner import quantiles
-        from ddrl.learner.networks import make_network
+        from ddrl.learner import losses, networks
 
         self._double = config.learner.double
         self._kappa = settings.kappa
-        self._rules = quantiles
-        self.network = make_network(config.learner, spec, atoms=settings.quantiles)
-        self._fractions = quantiles.midpoints(settings.quantiles)
+        self._losses = losses
+        self._networks = networks
+        self.network = networks.make_network(config.learner, spec, atoms=settings.quantiles)
+        self._fractions = losses.midpoints(settings.quantiles)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw."""
+        """One draw."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`."""
         evaluations = [
             Evaluation("theta_tm1", part, (batch.s_tm1,), gradient=True, training=True),
             Evaluation("theta_t", part, (batch.s_t,), target=True),
@@ -76,22 +72,26 @@ class QRDQN:
         return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`: mean_b w_b sum_i mean_j rho_i(r_t + discount_t theta'_j(s_t, best) - theta_i(s_tm1, a_tm1)),
-        rho of `quantiles.quantile_loss`, best by the mean over the quantiles."""
-        selector = outputs["theta_t_selector" if self._double else "theta_t"]
         theta_tm1 = outputs["theta_tm1"]
         self._fractions = self._fractions.to(theta_tm1.device)  # a copy only where the learner has moved
-        given = (theta_tm1, self._fractions, batch.a_tm1, batch.r_t, batch.discount_t, outputs["theta_t"], selector)
-        each, priority, q_taken, slope = self._rules.quantile_slopes(*given, batch.weight, self._kappa)
-        figures = {"td_error": priority, "q_mean": q_taken}
-        return Loss(lambda: (batch.weight * each).mean(), priority, figures, {"theta_tm1": slope})
+        return self._losses.quantiles(
+            theta_tm1,
+            self._fractions,
+            batch.a_tm1,
+            batch.r_t,
+            batch.discount_t,
+            outputs["theta_t"],
+            outputs.get("theta_t_selector"),
+            batch.weight,
+            self._kappa,
+        )
 
     def acting(self) -> Acting:
-        """See `Algorithm`: the action values."""
-        return Acting("value", self._rules.MeanOfQuantiles(self.network), ("q",))
+        """The action values."""
+        return Acting("value", self._networks.MeanOfQuantiles(self.network), ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions], and the quantiles [B, num_actions, N], in the order of fractions (they
+        """Q [B, num_actions], and the quantiles [B, num_actions, N], in the order of fractions (they
         may cross where too little has been learned)."""
         theta = self.network(observations)
         return {"q": theta.mean(2), "quantile": theta}

@@ -15,8 +15,7 @@ from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
-from ddrl.learner.declaration import require_discrete
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +46,6 @@ class R2D2:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_discrete(spec, "R2D2")
         settings: R2D2Settings = plugin_settings(config, "learner", R2D2)
         state = ActingInput("memory", "state", (2 * settings.units,), output="memory_next")
@@ -55,23 +53,23 @@ class R2D2:
         return Declaration("r2d2", "epsilon_greedy", figures=FIGURES, experience=experience, inputs=(state,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
-        from ddrl.learner import recurrent
+        from ddrl.learner import losses, networks
 
         self._double = config.learner.double
         self._settings = settings
-        self._rules = recurrent
-        self.network = recurrent.RecurrentValues(spec, settings.units)
+        self._losses = losses
+        self._networks = networks
+        self.network = networks.RecurrentValues(spec, settings.units)
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw of sequences."""
+        """One draw of sequences."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`: both networks along the whole sequences, from the stored state."""
+        """Both networks along the whole sequences, from the stored state."""
         inputs = (batch.state, batch.columns["memory"], batch.burn_len)
         return [
             Evaluation("q", part, inputs, gradient=True, training=True),
@@ -79,19 +77,19 @@ class R2D2:
         ]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`. Position t of row b stands at burn_len[b] + t, its bootstrap ahead[b, t] further."""
-        rules = self._rules
+        """Position t of row b stands at burn_len[b] + t, its bootstrap ahead[b, t] further."""
+        losses = self._losses
         settings = self._settings
         q = outputs["q"]  # [B, T, A]
         q_target = outputs["q_target"]
-        here, used = rules.positions(batch.burn_len, batch.length, batch.r_t.shape[1])
+        here, used = losses.positions(batch.burn_len, batch.length, batch.r_t.shape[1])
         there = (here + batch.ahead).clamp(max=q.shape[1] - 1)
-        q_taken = rules.at(q, here).gather(2, rules.at(batch.action, here).unsqueeze(2)).squeeze(2)  # [B, L]
-        bootstrap = rules.at(q_target, there)
-        selector = rules.at(q.detach(), there) if self._double else bootstrap
+        q_taken = losses.at(q, here).gather(2, losses.at(batch.action, here).unsqueeze(2)).squeeze(2)  # [B, L]
+        bootstrap = losses.at(q_target, there)
+        selector = losses.at(q.detach(), there) if self._double else bootstrap
         best = bootstrap.gather(2, selector.argmax(2, keepdim=True)).squeeze(2)
-        target = rules.rescale(
-            batch.r_t + batch.discount_t * rules.unscale(best, settings.rescaling), settings.rescaling
+        target = losses.rescale(
+            batch.r_t + batch.discount_t * losses.unscale(best, settings.rescaling), settings.rescaling
         )
         error = (target - q_taken) * used
         count = used.sum(dim=1).clamp(min=1)
@@ -101,11 +99,11 @@ class R2D2:
         return Loss(loss, priority, {"td_error": size.sum() / used.sum().clamp(min=1), "q_mean": q_taken})
 
     def acting(self) -> Acting:
-        """See `Algorithm`: one step."""
-        return Acting("value", self._rules.OneStep(self.network), ("q", "memory_next"))
+        """One step."""
+        return Acting("value", self._networks.OneStep(self.network), ("q", "memory_next"))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: q [B, num_actions] at an episode's first step."""
+        """Q [B, num_actions] at an episode's first step."""
         features = self.network.features(observations, 1)
         state = self.network.step(features, features.new_zeros((len(features), 2 * self._settings.units)))
         return {"q": self.network.values(state[:, : self._settings.units])}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
@@ -56,34 +55,32 @@ class TD3:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        """See `Algorithm`."""
         require_bounds(spec, "TD3")
         if spec.reward_shape:
             raise ConfigError(f"env.id = {spec.env_id} gives rewards {spec.reward_shape}; TD3 learns from one number")
         return Declaration("td3", "gaussian", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
-        from ddrl.learner import actor_critic, batches, targets
+        from ddrl.learner import actor_critic, devices, losses
 
         self._settings = settings
-        self._loss = config.learner.loss
-        self._rules = targets
-        self._draw_rows = batches.draw_rows
+        self._kind = config.learner.loss
+        self._losses = losses
+        self._draw_rows = devices.draw_rows
         self._action_size = spec.action.size
         self.critics = actor_critic.make_critics(spec, config.learner.hidden, count=2)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
         self.lr_factors = {"actor": settings.actor_lr_factor}
 
     def modules(self) -> Mapping[str, nn.Module]:
-        """See `Algorithm`."""
         return {"critic": self.critics, "actor": self.actor}
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """See `Algorithm`: one draw."""
+        """One draw."""
         yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """See `Algorithm`. The actor's turn comes after the critics' step, and only every actor_delay of them."""
+        """The actor's turn comes after the critics' step, and only every actor_delay of them."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t, self._noise(batch)), target=True),
@@ -98,26 +95,20 @@ class TD3:
         ]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """See `Algorithm`. Critics: the sum of both mean losses of y - Q_i(s_tm1, a_tm1), with y = r_t + discount_t
+        """Critics: the sum of both mean losses of y - Q_i(s_tm1, a_tm1), with y = r_t + discount_t
         min_i Q_i'(s_t, mu'(s_t) + noise); actor: -mean Q_1(s_tm1, mu(s_tm1))."""
         if part == "actor":
-            q = outputs["q"]  # [B, 1, 1]
-            return Loss(lambda: -q.mean(), slopes={"q": q.new_full(q.shape, -1.0 / len(q))})
-        q_tm1 = outputs["q_tm1"].detach().squeeze(2)  # [B, 2]
-        target = batch.r_t + batch.discount_t * outputs["q_t"].squeeze(2).amin(dim=1)
-        td_error = target.unsqueeze(1) - q_tm1
-        size = td_error.abs().mean(dim=1)
-        slope = self._rules.value_slope(td_error, batch.weight.unsqueeze(1), self._loss)
-        each = partial(self._rules.weighted_loss, weight=batch.weight, kind=self._loss)
-        figures = {"td_error": size, "q_mean": q_tm1}
-        return Loss(lambda: each(td_error[:, 0]) + each(td_error[:, 1]), size, figures, {"q_tm1": slope})
+            return Loss(-outputs["q"].mean())
+        return self._losses.critics(
+            outputs["q_tm1"], batch.r_t, batch.discount_t, outputs["q_t"], batch.weight, self._kind
+        )
 
     def acting(self) -> Acting:
-        """See `Algorithm`: the mean of the actions."""
+        """The mean of the actions."""
         return Acting("actor", self.actor, ("mean",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """See `Algorithm`: the policy's action "mean" [B, *action.shape], and q [B, 2] of both critics there."""
+        """The policy's action "mean" [B, *action.shape], and q [B, 2] of both critics there."""
         mean = self.actor(observations)
         return {"mean": mean, "q": self.critics(observations, mean).squeeze(2)}
 

@@ -1,0 +1,271 @@
+// The learner's losses and their derivatives by the networks' outputs, row by row: what `ddrl.learner.losses` says in
+// twenty to thirty operations of torch each, in one call.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "adam.hpp"
+
+namespace ddrl {
+
+// ---- action values -------------------------------------------------------------------------------------------------
+
+template <class T>
+struct QBatch {
+    std::size_t rows, actions;
+    const T* q_tm1;  // [rows, actions], as q_t and selector
+    const int64_t* action;
+    const T* r_t;
+    const T* discount_t;
+    const T* q_t;
+    const T* selector;  // whose largest value names the action of s_t; q_t itself without double
+    const T* weight;
+};
+
+// The first place of the largest number; of NaN where there is one.
+template <class T>
+inline std::size_t place_of_largest(const T* values, std::size_t count) {
+    std::size_t best = 0;
+    for (std::size_t i = 1; i < count && !std::isnan(values[best]); ++i)
+        if (values[i] > values[best] || std::isnan(values[i])) best = i;
+    return best;
+}
+
+// Whether every action is in [0, actions): the losses below read and write at it without a further look.
+inline bool actions_fit(const int64_t* action, std::size_t rows, std::size_t actions) {
+    return std::all_of(action, action + rows,
+                       [actions](int64_t each) { return each >= 0 && static_cast<std::size_t>(each) < actions; });
+}
+
+// Writes size [rows] = |error| with error = r_t + discount_t q_t(best) - q_tm1(action), taken [rows] = q_tm1(action),
+// and slope [rows, actions], the derivative by q_tm1 of mean_b weight_b l(error_b): l is Huber's with delta 1, or half
+// the square. Returns that loss.
+template <class T>
+inline double q_learning_loss(const QBatch<T>& batch, bool huber, T* size, T* taken, T* slope) {
+    const std::size_t count = batch.actions;
+    const T share = T(-1) / static_cast<T>(batch.rows);
+    double loss = 0;
+    std::fill_n(slope, batch.rows * count, T(0));
+    for (std::size_t row = 0; row < batch.rows; ++row) {
+        const std::size_t at = row * count + static_cast<std::size_t>(batch.action[row]);
+        const std::size_t best = row * count + place_of_largest(batch.selector + row * count, count);
+        const T target = batch.r_t[row] + batch.discount_t[row] * batch.q_t[best];
+        const T error = target - batch.q_tm1[at];
+        const T inside = huber ? std::clamp(error, -T(1), T(1)) : error;  // NaN stays
+        size[row] = std::fabs(error);
+        taken[row] = batch.q_tm1[at];
+        slope[at] = inside * batch.weight[row] * share;
+        loss += static_cast<double>(batch.weight[row] * inside * (error - T(0.5) * inside));
+    }
+    return loss / static_cast<double>(batch.rows);
+}
+
+// ---- quantiles -----------------------------------------------------------------------------------------------------
+
+template <class T>
+struct QuantileBatch {
+    std::size_t rows, actions;
+    std::size_t count, count_t, count_selector;  // quantiles of an action
+    const T* value_tm1;  // [rows, actions, count]
+    const T* fraction;  // [count]
+    const int64_t* action;
+    const T* r_t;
+    const T* discount_t;
+    const T* value_t;  // [rows, actions, count_t]
+    const T* selector;  // [rows, actions, count_selector], whose largest mean names the action of s_t
+    const T* weight;
+};
+
+template <class T>
+inline T mean_of(const T* values, std::size_t count) {
+    T sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += values[i];
+    return sum / static_cast<T>(count);
+}
+
+// Adds to `loss` and `slope` [count] what one target gives: |tau_i - 1{d_i < 0}| L(d_i) with d_i = target - value_i,
+// and its derivative by d_i. L is the Huber loss over kappa; |d| where kappa is 0.
+template <class T>
+DDRL_WIDEST inline void add_target(T target, const T* __restrict value, const T* __restrict fraction, std::size_t count,
+                                   T kappa, T* __restrict loss, T* __restrict slope) {
+    if (kappa > 0) {
+        const T inverse = T(1) / kappa;
+        for (std::size_t i = 0; i < count; ++i) {
+            const T error = target - value[i];
+            const T share = error < 0 ? T(1) - fraction[i] : fraction[i];
+            const T cut = error > kappa ? kappa : error < -kappa ? -kappa : error;  // NaN stays
+            loss[i] += share * cut * inverse * (error - T(0.5) * cut);
+            slope[i] += share * cut * inverse;
+        }
+        return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+        const T error = target - value[i];
+        const T share = error < 0 ? T(1) - fraction[i] : fraction[i];
+        loss[i] += share * std::fabs(error);
+        slope[i] += share * (error > 0 ? T(1) : error < 0 ? -T(1) : error);
+    }
+}
+
+// Writes each [rows] = sum_i mean_j of what `add_target` says of the targets r_t + discount_t value_t_j(best), size
+// [rows] of the mean target less the mean prediction, taken [rows], that mean prediction, and slope [rows, actions,
+// count], the derivative by value_tm1 of mean_b weight_b each_b. Returns that loss.
+template <class T>
+inline double quantile_loss(const QuantileBatch<T>& batch, T kappa, T* each, T* size, T* taken, T* slope) {
+    const std::size_t n = batch.count;
+    const std::size_t m = batch.count_t;
+    const std::size_t k = batch.count_selector;
+    std::vector<T> means(batch.actions);
+    std::vector<T> losses(n);
+    double loss = 0;
+    std::fill_n(slope, batch.rows * batch.actions * n, T(0));
+    for (std::size_t row = 0; row < batch.rows; ++row) {
+        for (std::size_t a = 0; a < batch.actions; ++a)
+            means[a] = mean_of(batch.selector + (row * batch.actions + a) * k, k);
+        const std::size_t best = place_of_largest(means.data(), batch.actions);
+        const T* following = batch.value_t + (row * batch.actions + best) * m;
+        const std::size_t at = (row * batch.actions + static_cast<std::size_t>(batch.action[row])) * n;
+        const T* value = batch.value_tm1 + at;
+        std::fill(losses.begin(), losses.end(), T(0));
+        for (std::size_t j = 0; j < m; ++j)
+            add_target(batch.r_t[row] + batch.discount_t[row] * following[j], value, batch.fraction, n, kappa,
+                       losses.data(), slope + at);
+        each[row] = mean_of(losses.data(), n) * (static_cast<T>(n) / static_cast<T>(m));
+        taken[row] = mean_of(value, n);
+        size[row] = std::fabs(batch.r_t[row] + batch.discount_t[row] * mean_of(following, m) - taken[row]);
+        loss += static_cast<double>(batch.weight[row] * each[row]);
+        const T share = -batch.weight[row] / (static_cast<T>(batch.rows) * static_cast<T>(m));
+        for (std::size_t i = 0; i < n; ++i) slope[at + i] *= share;
+    }
+    return loss / static_cast<double>(batch.rows);
+}
+
+// ---- distributions on fixed values ---------------------------------------------------------------------------------
+
+template <class T>
+struct CategoricalBatch {
+    std::size_t rows, actions, atoms;
+    const T* logits_tm1;  // [rows, actions, atoms], as logits_t and selector
+    const int64_t* action;
+    const T* r_t;
+    const T* discount_t;
+    const T* logits_t;
+    const T* selector;  // whose largest mean names the action of s_t
+    const T* weight;
+    T v_min, v_max;  // values z_i = v_min + i (v_max - v_min) / (atoms - 1)
+};
+
+// Probabilities [count] of logits, and the logarithm of what they were divided by, the largest logit included.
+template <class T>
+inline T softmax(const T* logits, std::size_t count, T* probability) {
+    T largest = logits[0];
+    for (std::size_t i = 1; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
+    T sum = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        probability[i] = std::exp(logits[i] - largest);
+        sum += probability[i];
+    }
+    for (std::size_t i = 0; i < count; ++i) probability[i] /= sum;
+    return largest + std::log(sum);
+}
+
+// Writes divergence [rows] = KL(target || p(action)), where the target is the distribution of r_t + discount_t z with z
+// of p_t(best), clipped to the ends and shared out between the two nearest values (Bellemare et al. 2017, eq. 7), taken
+// [rows], the mean of p(action), and slope [rows, actions, atoms], the derivative of mean_b weight_b divergence_b by
+// logits_tm1. Returns that loss.
+template <class T>
+inline double categorical_loss(const CategoricalBatch<T>& batch, T* divergence, T* taken, T* slope) {
+    const std::size_t n = batch.atoms;
+    const T spacing = (batch.v_max - batch.v_min) / static_cast<T>(n - 1);
+    std::vector<T> z(n);
+    std::vector<T> p(n);
+    std::vector<T> target(n);
+    std::vector<T> means(batch.actions);
+    double loss = 0;
+    for (std::size_t i = 0; i < n; ++i) z[i] = batch.v_min + static_cast<T>(i) * spacing;
+    const auto mean = [&] {
+        T sum = 0;
+        for (std::size_t i = 0; i < n; ++i) sum += z[i] * p[i];
+        return sum;
+    };
+    std::fill_n(slope, batch.rows * batch.actions * n, T(0));
+    for (std::size_t row = 0; row < batch.rows; ++row) {
+        std::size_t best = 0;
+        if (batch.actions > 1) {
+            for (std::size_t a = 0; a < batch.actions; ++a) {
+                softmax(batch.selector + (row * batch.actions + a) * n, n, p.data());
+                means[a] = mean();
+            }
+            best = place_of_largest(means.data(), batch.actions);
+        }
+        softmax(batch.logits_t + (row * batch.actions + best) * n, n, p.data());
+        std::fill(target.begin(), target.end(), T(0));
+        for (std::size_t i = 0; i < n; ++i) {
+            const T moved = batch.r_t[row] + batch.discount_t[row] * z[i];
+            // A moved value that is not a number has no place: the divergence says so.
+            const T place = (std::clamp(moved, batch.v_min, batch.v_max) - batch.v_min) / spacing;
+            const T inside = place >= 0 ? std::min(place, static_cast<T>(n - 1)) : T(0);
+            const std::size_t below = std::min(static_cast<std::size_t>(inside), n - 2);
+            const T share = std::isnan(place) ? place : inside - static_cast<T>(below);
+            target[below] += p[i] * (T(1) - share);
+            target[below + 1] += p[i] * share;
+        }
+        const std::size_t at = (row * batch.actions + static_cast<std::size_t>(batch.action[row])) * n;
+        const T* logits = batch.logits_tm1 + at;
+        const T norm = softmax(logits, n, p.data());
+        T sum = 0;
+        for (std::size_t i = 0; i < n; ++i)
+            if (target[i] != 0) sum += target[i] * (std::log(target[i]) - (logits[i] - norm));
+        divergence[row] = sum;
+        loss += static_cast<double>(batch.weight[row] * sum);
+        taken[row] = mean();
+        const T share = batch.weight[row] / static_cast<T>(batch.rows);
+        for (std::size_t i = 0; i < n; ++i) slope[at + i] = (p[i] - target[i]) * share;
+    }
+    return loss / static_cast<double>(batch.rows);
+}
+
+// ---- several critics of one action ---------------------------------------------------------------------------------
+
+template <class T>
+struct CriticsBatch {
+    std::size_t count, count_t, rows;  // critics of s_tm1, of s_t
+    const T* q_tm1;  // [count, rows]
+    const T* r_t;
+    const T* discount_t;
+    const T* q_t;  // [count_t, rows], of which the smallest counts
+    const T* weight;
+};
+
+// Writes size [rows], the mean over critics of |r_t + discount_t min_i q_t_i - q_tm1_i|, and slope [count, rows], the
+// derivative by q_tm1 of sum_i mean_b weight_b l(error_ib), l as in `q_learning_loss`. Returns that loss.
+template <class T>
+inline double critics_loss(const CriticsBatch<T>& batch, bool huber, T* size, T* slope) {
+    const std::size_t rows = batch.rows;
+    const T share = T(-1) / static_cast<T>(rows);
+    double loss = 0;
+    for (std::size_t row = 0; row < rows; ++row) {
+        T least = batch.q_t[row];
+        for (std::size_t i = 1; i < batch.count_t; ++i) {
+            const T q = batch.q_t[i * rows + row];
+            least = q < least || std::isnan(q) ? q : least;  // NaN stays
+        }
+        const T target = batch.r_t[row] + batch.discount_t[row] * least;
+        T sizes = 0;
+        for (std::size_t i = 0; i < batch.count; ++i) {
+            const T error = target - batch.q_tm1[i * rows + row];
+            const T inside = huber ? std::clamp(error, -T(1), T(1)) : error;
+            sizes += std::fabs(error);
+            slope[i * rows + row] = inside * batch.weight[row] * share;
+            loss += static_cast<double>(batch.weight[row] * (inside * (error - T(0.5) * inside)));
+        }
+        size[row] = sizes / static_cast<T>(batch.count);
+    }
+    return loss / static_cast<double>(rows);
+}
+
+}  // namespace ddrl

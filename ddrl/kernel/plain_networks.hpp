@@ -1,0 +1,395 @@
+// Networks of plain layers (linear, layer norm, relu, tanh, a dueling head): all layers of all networks of one update
+// in one call forward and one call backward. At the sizes of reinforcement learning a call costs as much as a layer.
+//
+// A pass is a list of operations over matrices that the caller owns and that stay in place. Products are those of a
+// BLAS that the caller gives; everything else is plain loops, whose sums have a fixed order. T is float or double.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "adam.hpp"
+
+namespace ddrl {
+
+// sgemm or dgemm of BLAS, column by column: C = alpha op(A) op(B) + beta C. Its integers have 4 bytes or 8, depending
+// on the library; a small number of 8 bytes reads the same in both on little-endian processors.
+template <class T>
+using Gemm = void (*)(const char* op_a, const char* op_b, const int64_t* m, const int64_t* n, const int64_t* k,
+                      const T* alpha, const T* a, const int64_t* lda, const T* b, const int64_t* ldb, const T* beta,
+                      T* c, const int64_t* ldc);
+
+// [rows, width] numbers, and the loss's derivative by the first `back` rows. slope is null where none is asked for.
+template <class T>
+struct Rows {
+    T* value;
+    T* slope;
+    int64_t rows, back, width;
+};
+
+// A parameter and where the derivative by it goes: null where it does not learn. add: the derivative is added to what
+// is there, because an operation that comes earlier in the backward pass has the same parameter.
+template <class T>
+struct Weight {
+    const T* value;
+    T* slope;
+    bool add;
+};
+
+// ---- loops, compiled for each width of vector registers; the same bits with each
+// -------------------------------------
+
+// The sum of f(0) .. f(count - 1), in 16 partial sums that the compiler can keep in vector registers.
+template <class T, class F>
+inline T lane_sum(int64_t count, F f) {
+    constexpr int64_t LANES = 16;
+    T sums[LANES] = {};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += f(i + lane);
+    T whole = 0;
+    for (; i < count; ++i) whole += f(i);
+    for (const T sum : sums) whole += sum;
+    return whole;
+}
+
+// tanh. In float a rational function (that of Eigen's ptanh, error below 4e-7), which vectorizes; NaN stays.
+inline float hyperbolic_tangent(float x) {
+    const float limit = 7.90531110763549805f;
+    const float c = x > limit ? limit : x < -limit ? -limit : x;
+    const float s = c * c;
+    float p = -2.76076847742355e-16f;
+    p = p * s + 2.00018790482477e-13f;
+    p = p * s + -8.60467152213735e-11f;
+    p = p * s + 5.12229709037114e-08f;
+    p = p * s + 1.48572235717979e-05f;
+    p = p * s + 6.37261928875436e-04f;
+    p = p * s + 4.89352455891786e-03f;
+    float q = 1.19825839466702e-06f;
+    q = q * s + 1.18534705686654e-04f;
+    q = q * s + 2.26843463243900e-03f;
+    q = q * s + 4.89352518554385e-03f;
+    return c * p / q;
+}
+inline double hyperbolic_tangent(double x) { return std::tanh(x); }
+
+template <class T>
+DDRL_WIDEST inline void add_bias(T* y, int64_t rows, int64_t width, const T* __restrict bias) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < width; ++i) y[row * width + i] += bias[i];
+}
+
+template <class T>
+DDRL_WIDEST inline void add_bias_and_relu(T* y, int64_t rows, int64_t width, const T* __restrict bias) {
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < width; ++i) {
+            const T x = y[row * width + i] + bias[i];
+            y[row * width + i] = x <= 0 ? T(0) : x;  // NaN stays
+        }
+}
+
+template <class T>
+DDRL_WIDEST inline void relu_of(const T* x, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = x[i] <= 0 ? T(0) : x[i];
+}
+
+// slope where y, the output of relu, is positive.
+template <class T>
+DDRL_WIDEST inline void relu_slope(const T* __restrict y, const T* slope, T* below, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) below[i] = y[i] <= 0 ? T(0) : slope[i];
+}
+
+template <class T>
+DDRL_WIDEST inline void tanh_of(const T* x, T* y, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) y[i] = hyperbolic_tangent(x[i]);
+}
+
+template <class T>
+DDRL_WIDEST inline void tanh_slope(const T* __restrict y, const T* slope, T* below, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) below[i] = slope[i] * (1 - y[i] * y[i]);
+}
+
+// sums [width] = (or +=) the sum over rows.
+template <class T>
+DDRL_WIDEST inline void sum_rows(const T* __restrict x, int64_t rows, int64_t width, bool add, T* __restrict sums) {
+    if (!add) std::fill_n(sums, width, T(0));
+    for (int64_t row = 0; row < rows; ++row)
+        for (int64_t i = 0; i < width; ++i) sums[i] += x[row * width + i];
+}
+
+// One row of layer normalization: y = (x - mean) scale, whose mean and scale = 1 / sqrt(variance + epsilon) it writes.
+template <class T>
+DDRL_WIDEST inline void normalize(const T* __restrict x, T* __restrict y, int64_t n, T epsilon, T& mean, T& scale) {
+    const T center = lane_sum<T>(n, [x](int64_t i) { return x[i]; }) / static_cast<T>(n);
+    const T squares = lane_sum<T>(n, [x, center](int64_t i) { return (x[i] - center) * (x[i] - center); });
+    const T factor = T(1) / std::sqrt(squares / static_cast<T>(n) + epsilon);
+    for (int64_t i = 0; i < n; ++i) y[i] = (x[i] - center) * factor;
+    mean = center;
+    scale = factor;
+}
+
+// Its derivative: by x, from that by y. below may be the same memory as slope.
+template <class T>
+DDRL_WIDEST inline void normalize_slope(const T* __restrict x, const T* slope, T* below, int64_t n, T mean, T scale) {
+    const T level = lane_sum<T>(n, [slope](int64_t i) { return slope[i]; }) / static_cast<T>(n);
+    const T tilt = lane_sum<T>(n, [slope, x, mean](int64_t i) { return slope[i] * (x[i] - mean); }) * scale * scale /
+                   static_cast<T>(n);
+    for (int64_t i = 0; i < n; ++i) below[i] = scale * (slope[i] - level - (x[i] - mean) * tilt);
+}
+
+template <class T>
+DDRL_WIDEST inline void multiply_row(T* y, const T* __restrict weight, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) y[i] *= weight[i];
+}
+
+// weight_slope += slope y of one row, y = (x - mean) scale.
+template <class T>
+DDRL_WIDEST inline void add_weight_slope(const T* __restrict slope, const T* __restrict x, int64_t n, T mean, T scale,
+                                         T* __restrict weight_slope) {
+    for (int64_t i = 0; i < n; ++i) weight_slope[i] += slope[i] * ((x[i] - mean) * scale);
+}
+
+// q [actions, atoms] = v [atoms] + advantage [actions, atoms] - its mean over actions.
+template <class T>
+DDRL_WIDEST inline void dueling_row(const T* __restrict v, T* __restrict q, int64_t actions, int64_t atoms) {
+    const T* advantage = v + atoms;
+    const T share = T(1) / static_cast<T>(actions);
+    for (int64_t i = 0; i < atoms; ++i) q[i] = advantage[i];
+    for (int64_t a = 1; a < actions; ++a)
+        for (int64_t i = 0; i < atoms; ++i) q[i] += advantage[a * atoms + i];
+    for (int64_t i = 0; i < atoms; ++i) q[i] = v[i] - q[i] * share;
+    for (int64_t a = actions - 1; a >= 0; --a)
+        for (int64_t i = 0; i < atoms; ++i) q[a * atoms + i] = q[i] + advantage[a * atoms + i];
+}
+
+template <class T>
+DDRL_WIDEST inline void dueling_slope(const T* __restrict q, T* __restrict v, int64_t actions, int64_t atoms) {
+    T* advantage = v + atoms;
+    const T share = T(1) / static_cast<T>(actions);
+    std::fill_n(v, atoms, T(0));
+    for (int64_t a = 0; a < actions; ++a)
+        for (int64_t i = 0; i < atoms; ++i) v[i] += q[a * atoms + i];
+    for (int64_t a = 0; a < actions; ++a)
+        for (int64_t i = 0; i < atoms; ++i) advantage[a * atoms + i] = q[a * atoms + i] - v[i] * share;
+}
+
+// ---- operations
+// ------------------------------------------------------------------------------------------------------
+
+// out = below weight^T + bias, then relu where it is asked for. weight [out.width, below.width].
+template <class T>
+struct Linear {
+    Rows<T> below, out;
+    Weight<T> weight, bias;  // bias.value is null where there is none
+    bool relu;
+    bool add_below;  // the derivative by `below` is added: several operations read it
+
+    void forward(Gemm<T> gemm) const {
+        product(gemm, 'T', 'N', out.width, out.rows, below.width, weight.value, below.width, below.value, below.width,
+                false, out.value);
+        if (bias.value && relu)
+            add_bias_and_relu(out.value, out.rows, out.width, bias.value);
+        else if (bias.value)
+            add_bias(out.value, out.rows, out.width, bias.value);
+        else if (relu)
+            relu_of(out.value, out.value, out.rows * out.width);
+    }
+
+    void backward(Gemm<T> gemm) const {
+        if (relu) relu_slope(out.value, out.slope, out.slope, out.back * out.width);
+        if (weight.slope)
+            product(gemm, 'N', 'T', below.width, out.width, out.back, below.value, below.width, out.slope, out.width,
+                    weight.add, weight.slope);
+        if (bias.slope) sum_rows(out.slope, out.back, out.width, bias.add, bias.slope);
+        if (below.slope)
+            product(gemm, 'N', 'N', below.width, out.back, out.width, weight.value, below.width, out.slope, out.width,
+                    add_below, below.slope);
+    }
+
+private:
+    static void product(Gemm<T> gemm, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda,
+                        const T* b, int64_t ldb, bool add, T* c) {
+        const T alpha = 1;
+        const T beta = add ? 1 : 0;
+        gemm(&op_a, &op_b, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &m);
+    }
+};
+
+// out = (below - mean) / sqrt(variance + epsilon) * weight + bias over each row (Ba et al. 2016), then relu where it is
+// asked for.
+template <class T>
+struct LayerNorm {
+    Rows<T> below, out;
+    Weight<T> weight, bias;  // null where there are none
+    T epsilon;
+    bool relu;
+    std::vector<T> means, scales;  // of each row; a scale is 1 / sqrt(variance + epsilon)
+
+    void forward(Gemm<T>) {
+        const int64_t n = out.width;
+        for (int64_t row = 0; row < out.rows; ++row) {
+            const size_t at = static_cast<size_t>(row);
+            T* y = out.value + row * n;
+            normalize(below.value + row * n, y, n, epsilon, means[at], scales[at]);
+            if (weight.value) multiply_row(y, weight.value, n);
+        }
+        if (bias.value && relu)
+            add_bias_and_relu(out.value, out.rows, n, bias.value);
+        else if (bias.value)
+            add_bias(out.value, out.rows, n, bias.value);
+        else if (relu)
+            relu_of(out.value, out.value, out.rows * n);
+    }
+
+    void backward(Gemm<T>) {
+        const int64_t n = out.width;
+        if (relu) relu_slope(out.value, out.slope, out.slope, out.back * n);
+        if (bias.slope) sum_rows(out.slope, out.back, n, bias.add, bias.slope);
+        if (weight.slope && !weight.add) std::fill_n(weight.slope, n, T(0));
+        for (int64_t row = 0; row < out.back; ++row) {
+            const size_t at = static_cast<size_t>(row);
+            const T* x = below.value + row * n;
+            T* slope = out.slope + row * n;
+            if (weight.slope) add_weight_slope(slope, x, n, means[at], scales[at], weight.slope);
+            if (!below.slope) continue;
+            if (weight.value) multiply_row(slope, weight.value, n);
+            normalize_slope(x, slope, below.slope + row * n, n, means[at], scales[at]);
+        }
+    }
+};
+
+// relu or tanh by itself; below and out may be the same memory.
+template <class T>
+struct Activation {
+    Rows<T> below, out;
+    bool tanh;
+
+    void forward(Gemm<T>) const {
+        const int64_t count = out.rows * out.width;
+        if (tanh)
+            tanh_of(below.value, out.value, count);
+        else
+            relu_of(below.value, out.value, count);
+    }
+
+    void backward(Gemm<T>) const {
+        if (!below.slope) return;
+        const int64_t count = out.back * out.width;
+        if (tanh)
+            tanh_slope(out.value, out.slope, below.slope, count);
+        else
+            relu_slope(out.value, out.slope, below.slope, count);
+    }
+};
+
+// Q(a) = V + A(a) - mean_a A(a) (Wang et al. 2016, eq. 9) of each atom: out [rows, actions, atoms] from below [rows,
+// 1 + actions, atoms], V first.
+template <class T>
+struct Dueling {
+    Rows<T> below, out;
+    int64_t actions, atoms;
+
+    void forward(Gemm<T>) const {
+        for (int64_t row = 0; row < out.rows; ++row)
+            dueling_row(below.value + row * below.width, out.value + row * out.width, actions, atoms);
+    }
+
+    void backward(Gemm<T>) const {
+        for (int64_t row = 0; row < out.back; ++row)
+            dueling_slope(out.slope + row * out.width, below.slope + row * below.width, actions, atoms);
+    }
+};
+
+// An actor's action within its bounds: out = centre + half below, column by column; with noise [out.rows, width] also
+// + half noise, cut off at centre - half and centre + half, which is not differentiated.
+template <class T>
+struct Bounds {
+    Rows<T> below, out;
+    const T* centre;
+    const T* half;
+    const T* low;
+    const T* high;
+    const T* noise;  // null: none
+
+    void forward(Gemm<T>) const {
+        for (int64_t row = 0; row < out.rows; ++row)
+            for (int64_t i = 0; i < out.width; ++i) {
+                const int64_t at = row * out.width + i;
+                T x = centre[i] + half[i] * below.value[at];
+                if (noise) {
+                    x += half[i] * noise[at];
+                    x = x < low[i] ? low[i] : x > high[i] ? high[i] : x;
+                }
+                out.value[at] = x;
+            }
+    }
+
+    void backward(Gemm<T>) const {
+        for (int64_t row = 0; row < out.back; ++row)
+            for (int64_t i = 0; i < out.width; ++i)
+                below.slope[row * out.width + i] = half[i] * out.slope[row * out.width + i];
+    }
+};
+
+// One network's output becomes columns `column` .. of another one's input; its derivative is added to what the loss
+// says of that output.
+template <class T>
+struct Columns {
+    Rows<T> from, to;
+    int64_t column;
+
+    void forward(Gemm<T>) const {
+        for (int64_t row = 0; row < from.rows; ++row)
+            std::copy_n(from.value + row * from.width, from.width, to.value + row * to.width + column);
+    }
+
+    void backward(Gemm<T>) const {
+        if (!from.slope) return;
+        for (int64_t row = 0; row < to.back; ++row)
+            for (int64_t i = 0; i < from.width; ++i)
+                from.slope[row * from.width + i] += to.slope[row * to.width + column + i];
+    }
+};
+
+template <class T>
+using Operation = std::variant<Linear<T>, LayerNorm<T>, Activation<T>, Dueling<T>, Bounds<T>, Columns<T>>;
+
+template <class T>
+class PlainNetworks {
+public:
+    explicit PlainNetworks(Gemm<T> gemm) : gemm_(gemm) {}
+
+    void add(Operation<T> operation) { operations_.push_back(std::move(operation)); }
+
+    // Every operation's output, in order.
+    void forward() {
+        for (Operation<T>& operation : operations_) std::visit([this](auto& each) { each.forward(gemm_); }, operation);
+    }
+
+    // Derivatives from those by the last outputs, against the order. Overwrites the derivatives by outputs.
+    void backward() {
+        for (auto operation = operations_.rbegin(); operation != operations_.rend(); ++operation)
+            std::visit(
+                [this](auto& each) {
+                    if (has_slope(each)) each.backward(gemm_);
+                },
+                *operation);
+    }
+
+private:
+    static bool has_slope(const Columns<T>& columns) { return columns.to.slope != nullptr; }
+    template <class Op>
+    static bool has_slope(const Op& operation) {
+        return operation.out.slope != nullptr;
+    }
+
+    Gemm<T> gemm_;
+    std::vector<Operation<T>> operations_;
+};
+
+}  // namespace ddrl

@@ -1,0 +1,721 @@
+"""The passes of one part's update: its evaluations forward, and the gradient of its loss by its parameters backward.
+
+Evaluations form a graph: an input may name an earlier evaluation's output. The graph is walked backwards, from the
+loss's derivatives by the outputs: an evaluation passes the derivative by its named inputs on (an actor learns through
+its critic), where it is added to the loss's own. Only the learning part's parameters receive a gradient: one vector of
+the layout of its parameters.
+
+There are two ways through a network:
+- Networks of plain layers (`Plain`: linear, layer norm, relu, tanh, a dueling head, an actor's bounds) are computed by
+  the kernel on a processor. Evaluations of one network that do not depend on each other are one batch; all that need
+  nothing else in between are one call forward and one call backward, in memory that stays (`Kernel`).
+- All others go through autograd, one evaluation at a time (`_Autograd`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from ddrl import _kernel
+from ddrl.core.errors import NetworkError
+from ddrl.learner import devices
+from ddrl.learner.algorithm import Evaluation, Loss
+from ddrl.learner.part import Part
+
+MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
+DRAWS_NOTHING = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)
+
+# -- networks of plain layers ------------------------------------------------------------------------------------------
+
+
+class Linear(NamedTuple):
+    """out = x weight^T + bias."""
+
+    weight: torch.Tensor  # [out, in]
+    bias: torch.Tensor | None
+
+
+class Norm(NamedTuple):
+    """Layer normalization of each row."""
+
+    weight: torch.Tensor | None  # [width]
+    bias: torch.Tensor | None
+    epsilon: float
+
+
+class Activation(NamedTuple):
+    """tanh or relu."""
+
+    tanh: bool
+
+
+class Dueling(NamedTuple):
+    """[(1 + actions) atoms], V first -> Q = V + A - mean A [actions atoms]."""
+
+    atoms: int
+
+
+class Bounds(NamedTuple):
+    """low + half + half x, with half = (high - low) / 2; with the evaluation's second input, noise [B, width], also +
+    half noise, cut off at the bounds."""
+
+    low: torch.Tensor  # [width]
+    high: torch.Tensor
+
+
+Layer = Linear | Norm | Activation | Dueling | Bounds
+
+
+class Columns(NamedTuple):
+    """Where columns of a network's first layer come from: an input of the evaluation, [B, ...] with `width` numbers a
+    row, or an array of it where it is a dict."""
+
+    width: int
+    input: int = 0
+    array: str | None = None
+    scale: float = 1.0
+
+
+class Plain(NamedTuple):
+    """A network of plain layers. Modules say so by a method `plain(inputs: int) -> Plain | None`, where `inputs` is how
+    many tensors an evaluation gives them."""
+
+    columns: Sequence[Columns]  # side by side
+    nets: Sequence[Sequence[Layer]]  # several of equal shape with the same input, or one
+    shape: tuple[int, ...]  # of a row of the output of each
+    stacked: bool = False  # outputs are [B, nets, *shape], else [B, *shape]
+    noise: bool = False  # the evaluation's last input is noise of `Bounds`
+
+
+def plain_of(module: nn.Module, inputs: Sequence[Any]) -> Plain | None:
+    """The module as a network of plain layers for these inputs of an evaluation (tensors, names or numbers); None where
+    it is none."""
+    if has_hooks(module):
+        return None
+    given = [each for each in inputs if not isinstance(each, int)]
+    numbers = [each for each in inputs if isinstance(each, int)]
+    if type(module) is nn.Sequential:
+        return None if numbers else _plain_sequence(module, given)
+    if not type(module).__module__.startswith("ddrl.learner.") or not hasattr(module, "plain"):
+        return None  # a subclass may compute anything
+    describe: Callable[..., Plain | None] = module.plain  # type: ignore[assignment]
+    return describe(len(given), *numbers)
+
+
+def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None:
+    (x,) = given if len(given) == 1 else (None,)
+    layers = layers_of(module)
+    if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
+        return None
+    flat = isinstance(_leaves(module)[0], nn.Flatten)
+    if isinstance(x, torch.Tensor) and (
+        x.dtype != layers[0].weight.dtype or not (x.dim() == 2 or (flat and x.dim() > 1))
+    ):
+        return None
+    (width,) = (len(layer.weight) for layer in [*_linears(layers)][-1:])
+    return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
+
+
+def layers_of(module: nn.Module) -> list[Layer] | None:
+    """The layers of a Sequential of plain layers, in order; None where another one is among them. A first Flatten
+    counts for nothing: inputs are flattened anyway."""
+    layers: list[Layer] = []
+    for place, leaf in enumerate(_leaves(module)):
+        kind = type(leaf)
+        if kind is nn.Linear:
+            layers.append(Linear(leaf.weight, leaf.bias))  # type: ignore[arg-type]
+        elif kind is nn.LayerNorm and len(leaf.normalized_shape) == 1:  # type: ignore[arg-type]
+            layers.append(Norm(leaf.weight, leaf.bias, leaf.eps))  # type: ignore[arg-type]
+        elif kind in (nn.ReLU, nn.Tanh):
+            layers.append(Activation(kind is nn.Tanh))
+        elif kind is not nn.Identity and not (kind is nn.Flatten and place == 0 and leaf.start_dim == 1):
+            return None
+    return layers
+
+
+def _leaves(module: nn.Module) -> list[nn.Module]:
+    if type(module) is nn.Sequential:
+        return [leaf for child in module for leaf in _leaves(child)]
+    return [module]
+
+
+def _linears(layers: Iterable[Layer]) -> Iterator[Linear]:
+    return (layer for layer in layers if isinstance(layer, Linear))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is called when the module, or one in it, computes."""
+    return any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in module.modules()
+    )
+
+
+def draws_nothing(module: nn.Module) -> bool:
+    """Whether it is known that `module` draws no random numbers: it consists of the library's own modules and of
+    torch's plain layers, without hooks."""
+    kinds = {type(part) for part in module.modules()}
+    return not has_hooks(module) and all(
+        kind in DRAWS_NOTHING or kind.__module__.startswith("ddrl.learner.") for kind in kinds
+    )
+
+
+def gemm_of_torch(dtype: torch.dtype = torch.float32) -> int:
+    """The address of the matrix product (sgemm, dgemm) in the BLAS library that torch itself calls; 0 where it shows
+    none."""
+    name = "dgemm_" if dtype == torch.float64 else "sgemm_"
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(torch._C.__file__), name), ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
+
+
+# -- networks in the kernel --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Batch:
+    """Evaluations of one network that are computed as one batch."""
+
+    plain: Plain
+    level: int  # longest chain of evaluations of the same kernel before it
+    evaluations: list[tuple[int, Evaluation, int]] = field(default_factory=list)  # (index, evaluation, rows)
+
+
+class _Place(NamedTuple):
+    """Rows [begin, end) of a batch's output: value [nets, rows, width], slope [nets, differentiated rows, width]."""
+
+    value: torch.Tensor
+    slope: torch.Tensor | None
+    begin: int
+    end: int
+
+
+class _Input(NamedTuple):
+    """What is copied into a kernel's memory."""
+
+    evaluation: int  # index
+    columns: Columns
+    to: torch.Tensor  # [rows, width]
+    slope: torch.Tensor | None  # the derivative by it, where it is another evaluation's output
+
+
+class Kernel:
+    """Networks of plain layers, all in one call forward and one call backward, in memory that stays.
+
+    differentiated: names of evaluations. slope_of: of a parameter, the memory of the gradient by it, or None where it
+    does not learn. add: gradients are added to what is there."""
+
+    def __init__(
+        self,
+        batches: Iterable[Batch],
+        differentiated: set[str],
+        slope_of: Callable[[torch.Tensor], torch.Tensor | None],
+        *,
+        add: bool = False,
+    ) -> None:
+        self.outputs: dict[str, torch.Tensor] = {}
+        self._differentiated = differentiated
+        self._slope_of = slope_of
+        self._slopes: list[tuple[torch.Tensor, torch.Tensor]] = []  # (output, memory of the derivative by it)
+        self._inputs: list[_Input] = []
+        self._places: dict[str, _Place] = {}
+        self._operations: list[tuple[str, dict[str, Any]]] = []  # (method of the kernel's class, arguments)
+        self._dtype = torch.float32
+        for batch in batches:
+            self._add_batch(batch)
+        self.learned = self._set_additions(add)
+        double = self._dtype == torch.float64
+        self._rows = _kernel.Rows64 if double else _kernel.Rows
+        made = (_kernel.PlainNetworks64 if double else _kernel.PlainNetworks)(gemm_of_torch(self._dtype))
+        for method, arguments in self._operations:
+            getattr(made, method)(**{name: self._argument(value) for name, value in arguments.items()})
+        self._networks = made
+
+    def forward(self, evaluations: Sequence[Evaluation], outputs: dict[str, Any]) -> None:
+        """Add the outputs of its evaluations to `outputs`."""
+        for index, columns, to, _ in self._inputs:
+            given: Any = evaluations[index].inputs[columns.input]
+            if isinstance(given, str):
+                given = outputs[given].detach()
+            if columns.array is not None:
+                given = given[columns.array]
+            to.copy_(given if given.dim() == 2 else given.reshape(len(given), -1))
+            if columns.scale != 1.0:
+                to.mul_(columns.scale)
+        self._networks.forward()
+        outputs.update(self.outputs)
+
+    def differentiable(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """Its outputs that are differentiated."""
+        return [output for output, _ in self._slopes]
+
+    def backward(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any], slopes: Slopes) -> None:
+        """Write the gradient by its parameters, from the derivatives by its outputs; add those by its named inputs."""
+        for output, slope in self._slopes:
+            given = slopes.of(output)
+            if given is None:
+                slope.zero_()
+            else:
+                slope.copy_(given)
+        self._networks.backward()
+        for index, columns, _, slope in self._inputs:
+            if slope is not None:
+                of: torch.Tensor = outputs[cast(str, evaluations[index].inputs[columns.input])]
+                slopes.add(of, (slope * columns.scale).view(of.shape))
+
+    def _add_batch(self, batch: Batch) -> None:
+        """The memory and the operations of a batch; differentiated rows come first."""
+        plain = batch.plain
+        differentiated = self._differentiated
+        self._dtype = next(_linears(plain.nets[0])).weight.dtype
+        evaluations = sorted(batch.evaluations, key=lambda each: each[1].name not in differentiated)
+        total = sum(rows for *_, rows in evaluations)
+        back = sum(rows for _, evaluation, rows in evaluations if evaluation.name in differentiated)
+        by_input = any(given in differentiated for _, evaluation, _ in evaluations for given in _names(evaluation))
+        width = sum(columns.width for columns in plain.columns)
+        x = self._memory(total, width)
+        x_slope = self._memory(back, width) if by_input and back else None
+        noise = self._memory(total, len(cast(Bounds, plain.nets[0][-1]).low)) if plain.noise else None
+        begin = 0
+        for index, evaluation, rows in evaluations:
+            end = begin + rows
+            column = 0
+            slope = x_slope[begin:end] if x_slope is not None and begin < back else None
+            for columns in plain.columns:
+                last = column + columns.width
+                given = evaluation.inputs[columns.input]
+                if isinstance(given, str) and given in self._places:
+                    at = self._places[given]
+                    of = None if at.slope is None or given not in differentiated else at.slope[0, at.begin : at.end]
+                    source = (at.value[0, at.begin : at.end], of)
+                    self._operation("columns", source=source, to=(x[begin:end], slope), column=column)
+                else:
+                    named = isinstance(given, str) and given in differentiated
+                    of = slope[:, column:last] if slope is not None and named else None
+                    self._inputs.append(_Input(index, columns, x[begin:end, column:last], of))
+                column = last
+            if noise is not None:
+                columns = Columns(noise.shape[1], len(evaluation.inputs) - 1)
+                self._inputs.append(_Input(index, columns, noise[begin:end], None))
+            begin = end
+        self._add_nets(plain, (x, x_slope), back, noise)
+        value, slope = self._output
+        begin = 0
+        for _, evaluation, rows in evaluations:
+            end = begin + rows
+            self._places[evaluation.name] = _Place(value, slope, begin, end)
+            output = _shaped(value[:, begin:end], plain).detach()
+            if evaluation.name in differentiated:
+                output.requires_grad_()
+                self._slopes.append((output, _shaped(cast(torch.Tensor, slope)[:, begin:end], plain)))
+            self.outputs[evaluation.name] = output
+            begin = end
+
+    def _add_nets(self, plain: Plain, x: RowsOf, back: int, noise: torch.Tensor | None) -> None:
+        """The operations of each net from its input to `self._output` [nets, rows, width]."""
+        total = len(x[0])
+        outputs: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        for net, layers in enumerate(plain.nets):
+            below = x
+            for place, layer in enumerate(layers):
+                if place and _is_relu(layer) and isinstance(layers[place - 1], Linear | Norm):
+                    continue  # the operation below does it
+                fused = place + 1 < len(layers) and _is_relu(layers[place + 1]) and isinstance(layer, Linear | Norm)
+                width = _width(layer, below[0].shape[1])
+                if place + 1 + fused == len(layers):
+                    if outputs is None:
+                        count = len(plain.nets)
+                        outputs = self._memory(count, total, width), self._memory(count, back, width) if back else None
+                    out = outputs[0][net], None if outputs[1] is None else outputs[1][net]
+                else:
+                    out = self._memory(total, width), self._memory(back, width) if back else None
+                self._layer(layer, below, out, fused, noise)
+                below = out
+        assert outputs is not None
+        self._output = outputs
+
+    def _layer(self, layer: Layer, below: RowsOf, out: RowsOf, relu: bool, noise: torch.Tensor | None) -> None:
+        rows = {"below": below, "out": out}
+        if isinstance(layer, Linear | Norm):
+            learns = out[1] is not None
+            weights = {"weight": layer.weight, "bias": layer.bias}
+            for name, parameter in list(weights.items()):
+                slope = None if parameter is None or not learns else self._slope_of(parameter)
+                weights[f"{name}_slope"] = slope
+            if isinstance(layer, Linear):
+                self._operation("linear", **rows, **weights, relu=relu, add=False, add_below=False)
+            else:
+                self._operation("layer_norm", **rows, **weights, epsilon=layer.epsilon, relu=relu, add=False)
+        elif isinstance(layer, Activation):
+            self._operation("activation", **rows, tanh=layer.tanh)
+        elif isinstance(layer, Dueling):
+            self._operation("dueling", **rows, atoms=layer.atoms)
+        else:
+            half = 0.5 * (layer.high - layer.low)
+            bounds = {"centre": layer.low + half, "half": half, "low": layer.low, "high": layer.high}
+            self._operation("bounds", **rows, **bounds, noise=noise)
+
+    def _set_additions(self, add: bool) -> set[int]:
+        """Let an operation add to a derivative that another one has written before it in the backward pass; the
+        addresses of all gradients that are written."""
+        written: set[int] = set()
+        for method, arguments in reversed(self._operations):
+            slopes = [arguments.get(name) for name in ("weight_slope", "bias_slope")]
+            places = {slope.data_ptr() for slope in slopes if slope is not None}
+            if "add" in arguments:
+                arguments["add"] = add or bool(places & written)
+                written |= places
+            if method == "linear" and (below := arguments["below"][1]) is not None:
+                arguments["add_below"] = below.data_ptr() in written
+                written.add(below.data_ptr())
+        return written
+
+    def _operation(self, method: str, **arguments: Any) -> None:
+        self._operations.append((method, arguments))
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().numpy()
+        if isinstance(value, tuple):
+            numbers, slope = cast(RowsOf, value)
+            return self._rows(numbers.numpy(), None if slope is None else slope.numpy())
+        return value
+
+    def _memory(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype)
+
+
+RowsOf = tuple[torch.Tensor, torch.Tensor | None]  # values [rows, width] and derivatives [back, width]
+
+
+def _width(layer: Layer, below: int) -> int:
+    if isinstance(layer, Linear):
+        return len(layer.weight)
+    return below - layer.atoms if isinstance(layer, Dueling) else below
+
+
+def _is_relu(layer: Layer) -> bool:
+    return isinstance(layer, Activation) and not layer.tanh
+
+
+def _shaped(rows: torch.Tensor, plain: Plain) -> torch.Tensor:
+    """[nets, rows, width] as an evaluation's output, of the same memory."""
+    by_row = rows.transpose(0, 1) if plain.stacked else rows[0]
+    return by_row.view(*by_row.shape[:-1], *plain.shape)
+
+
+def _names(evaluation: Evaluation) -> list[str]:
+    """The outputs that it takes as inputs."""
+    return [given for given in evaluation.inputs if isinstance(given, str)]
+
+
+# -- networks through autograd -----------------------------------------------------------------------------------------
+
+
+class Slopes:
+    """The loss's derivatives by outputs, by the identity of the tensors."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, torch.Tensor] = {}
+
+    def of(self, output: torch.Tensor) -> torch.Tensor | None:
+        """That by `output`; None where the loss does not depend on it."""
+        return self._of.get(id(output))
+
+    def add(self, output: torch.Tensor, slope: torch.Tensor | None) -> None:
+        """Add to that by `output`."""
+        if slope is not None:
+            before = self._of.get(id(output))
+            self._of[id(output)] = slope if before is None else before + slope
+
+
+class Autograd:
+    """One evaluation of any module.
+
+    parameters: those that learn through it; gradients: where the gradient by each goes. add: it is added to what is
+    there."""
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        parameters: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        *,
+        add: bool = False,
+    ) -> None:
+        self._index = index
+        self._module = module
+        self._parameters = list(parameters)
+        self._gradients = list(gradients)
+        self._add = add
+        self._leaves: list[tuple[torch.Tensor, torch.Tensor]] = []  # (named output, what the module was given of it)
+
+    def forward(self, evaluations: Sequence[Evaluation], outputs: dict[str, Any]) -> None:
+        """Add its output to `outputs`."""
+        evaluation = evaluations[self._index]
+        module = self._module
+        if not evaluation.target and module.training != evaluation.training:
+            module.train(evaluation.training)
+        self._leaves.clear()
+
+        def leaf(output: torch.Tensor) -> torch.Tensor:
+            cut = output.detach()
+            if evaluation.gradient and output.requires_grad:
+                self._leaves.append((output, cut.requires_grad_()))
+            return cut
+
+        named = (_map(leaf, outputs[given]) if isinstance(given, str) else given for given in evaluation.inputs)
+        inputs = list(named)
+        with torch.set_grad_enabled(evaluation.gradient):
+            outputs[evaluation.name] = module(*inputs)
+
+    def differentiable(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The tensors of its output that are differentiated."""
+        found: list[torch.Tensor] = []
+
+        def collect(tensor: torch.Tensor) -> None:
+            if tensor.requires_grad:
+                found.append(tensor)
+
+        _map(collect, outputs[evaluations[self._index].name])
+        return found
+
+    def backward(self, evaluations: Sequence[Evaluation], outputs: Mapping[str, Any], slopes: Slopes) -> None:
+        """Write the gradient by its parameters, from the derivatives by its outputs; add those by its named inputs."""
+        # A scalar with these derivatives: giving autograd the derivatives themselves imports sympy (0.4 s).
+        products = [
+            torch.dot(output.reshape(-1), slope.reshape(-1))
+            for output in self.differentiable(evaluations, outputs)
+            if (slope := slopes.of(output)) is not None
+        ]
+        wanted = [*self._parameters, *(leaf for _, leaf in self._leaves)]
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        if products and wanted:
+            scalar = products[0] if len(products) == 1 else torch.stack(products).sum()
+            found = torch.autograd.grad(scalar, wanted, allow_unused=True)
+        count = len(self._parameters)
+        for (output, _), slope in zip(self._leaves, found[count:], strict=True):
+            slopes.add(output, slope)
+        self._leaves.clear()
+        if self._parameters:
+            pairs = zip(self._parameters, found[:count], strict=True)
+            gradients = [torch.zeros_like(parameter) if slope is None else slope for parameter, slope in pairs]
+            (torch._foreach_add_ if self._add else torch._foreach_copy_)(self._gradients, gradients)
+
+
+def _map(f: Callable[[torch.Tensor], Any], output: Any) -> Any:
+    """A module's output (a tensor, or a tuple, list or dict of tensors) with `f` of each tensor."""
+    if isinstance(output, torch.Tensor):
+        return f(output)
+    if isinstance(output, dict):
+        items = cast(dict[str, Any], output)
+        return {name: _map(f, each) for name, each in items.items()}
+    if isinstance(output, tuple | list):
+        each_of = cast(Sequence[Any], output)
+        return [_map(f, each) for each in each_of]
+    return output
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """The passes of updates of `part`. Networks of plain layers go through the kernel where there is one."""
+
+    def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
+        self._part = part
+        self._parts = parts
+        self._by_kernel = devices.has_kernel(part.online.vector.device) and gemm_of_torch() != 0
+        learning = part.online.parameters()
+        self._parameters = list(learning.values())
+        views = part.online.split(part.gradient)
+        named = zip(part.online.layout.entries, views, strict=True)
+        self._gradients = [view for entry, view in named if entry.name in learning]
+        self._arrangements: dict[tuple[Any, ...], Arrangement] = {}
+
+    def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
+        """The outputs by name; valid until the next forward pass."""
+        key = tuple(
+            [
+                (name, part, target, gradient, *[_signature(given) for given in inputs])
+                for name, part, inputs, target, gradient, _ in evaluations
+            ]
+        )
+        arrangement = self._arrangements.get(key)
+        if arrangement is None:
+            arrangement = self._arrange(evaluations)
+            if len(self._arrangements) == MAX_ARRANGEMENTS:
+                del self._arrangements[next(iter(self._arrangements))]
+            self._arrangements[key] = arrangement
+        outputs: dict[str, Any] = {}
+        for unit in arrangement.units:
+            unit.forward(evaluations, outputs)
+        self._last = arrangement, evaluations, outputs
+        return dict(outputs)
+
+    def backward(self, loss: Loss) -> torch.Tensor:
+        """The gradient of the loss of the last forward pass, a vector float32 in the layout of the part's parameters
+        (`Part.gradient`); valid until the next backward pass."""
+        arrangement, evaluations, outputs = self._last
+        tensors = [tensor for unit in arrangement.units for tensor in unit.differentiable(evaluations, outputs)]
+        slopes = Slopes()
+        known = {id(tensor) for tensor in tensors}
+        for output, slope in loss.derivatives:
+            if id(output) in known:
+                slopes.add(output, slope)
+            else:  # made of outputs by torch
+                self._add_slopes(torch.dot(output.reshape(-1), slope.reshape(-1)), tensors, slopes)
+        if not callable(loss.loss) and (loss.loss.requires_grad or not loss.derivatives):
+            self._add_slopes(loss.loss, tensors, slopes)
+        if arrangement.clear:
+            self._part.gradient.zero_()
+        for unit in reversed(arrangement.units):
+            unit.backward(evaluations, outputs, slopes)
+        return self._part.learned(self._part.gradient)
+
+    @staticmethod
+    def _add_slopes(scalar: torch.Tensor, tensors: list[torch.Tensor], slopes: Slopes) -> None:
+        found: Sequence[torch.Tensor | None] = torch.autograd.grad(scalar, tensors, allow_unused=True)
+        for tensor, slope in zip(tensors, found, strict=True):
+            slopes.add(tensor, slope)
+
+    def _arrange(self, evaluations: Sequence[Evaluation]) -> Arrangement:
+        """Which evaluations go through the kernel together, in an order in which each follows its named inputs.
+
+        What is not differentiated is evaluated first, where it can be: a module's buffers must not change behind a pass
+        that is differentiated."""
+        differentiated: set[str] = set()
+        early: set[str] = set()
+        for evaluation in evaluations:
+            learns = evaluation.part == self._part.name and not evaluation.target
+            if evaluation.gradient and (learns or differentiated.intersection(_names(evaluation))):
+                differentiated.add(evaluation.name)
+            if not evaluation.gradient and early.issuperset(_names(evaluation)):
+                early.add(evaluation.name)
+        order = sorted(range(len(evaluations)), key=lambda index: evaluations[index].name not in early)
+        groups: list[list[Batch] | int] = []  # batches of one kernel, or the index of an evaluation through autograd
+        rows: dict[str, int] = {}
+        for index in order:
+            evaluation = evaluations[index]
+            rows[evaluation.name] = _rows(evaluation, rows)
+            plain = self._plain(evaluation, evaluation.name in differentiated)
+            if plain is None or not rows[evaluation.name]:
+                groups.append(index)
+                continue
+            batches = groups[-1] if groups and isinstance(groups[-1], list) else None
+            if batches is None or not _can_join(evaluation, plain, batches):
+                batches = []
+                groups.append(batches)
+            _join(index, evaluation, rows[evaluation.name], plain, batches)
+        # Several units that learn add to one gradient; one kernel that learns all parameters just writes it.
+        learning = [group for group in groups if self._learns(group, evaluations)]
+        units = [self._unit(group, evaluations, differentiated, add=len(learning) > 1) for group in groups]
+        kernels = [unit for unit in units if isinstance(unit, Kernel) and unit.learned]
+        complete = len(learning) == 1 and (not kernels or self._learns_all(kernels[0]))
+        return Arrangement(units, clear=not complete)
+
+    def _unit(
+        self, group: list[Batch] | int, evaluations: Sequence[Evaluation], differentiated: set[str], *, add: bool
+    ) -> Kernel | Autograd:
+        if not isinstance(group, int):
+            return Kernel(group, differentiated, self._slope_of, add=add)
+        learns = self._learns(group, evaluations)
+        module = self._module(evaluations[group])
+        if learns:
+            return Autograd(group, module, self._parameters, self._gradients, add=add)
+        return Autograd(group, module, (), ())
+
+    def _learns(self, group: list[Batch] | int, evaluations: Sequence[Evaluation]) -> bool:
+        """Whether the part's parameters receive a gradient through these evaluations."""
+        indices = [group] if isinstance(group, int) else [index for batch in group for index, *_ in batch.evaluations]
+        chosen = [evaluations[index] for index in indices]
+        return any(each.gradient and each.part == self._part.name and not each.target for each in chosen)
+
+    def _learns_all(self, kernel: Kernel) -> bool:
+        return kernel.learned.issuperset(gradient.data_ptr() for gradient in self._gradients if gradient.numel())
+
+    def _slope_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """The memory of the gradient by a parameter, or by a part of one; None where it does not learn."""
+        for learned, gradient in zip(self._parameters, self._gradients, strict=True):
+            offset = parameter.data_ptr() - learned.data_ptr()
+            if 0 <= offset < learned.nbytes:
+                begin = offset // learned.element_size()
+                return gradient.view(-1)[begin : begin + parameter.numel()].view(parameter.shape)
+        return None
+
+    def _plain(self, evaluation: Evaluation, differentiated: bool) -> Plain | None:
+        """The evaluation's network as one that the kernel computes; None where autograd must."""
+        if not self._by_kernel:
+            return None
+        plain = plain_of(self._module(evaluation), evaluation.inputs)
+        return None if plain is not None and plain.noise and differentiated else plain
+
+    def _module(self, evaluation: Evaluation) -> nn.Module:
+        part = self._parts[evaluation.part]
+        module = part.target_module if evaluation.target else part.module
+        if module is None:
+            raise NetworkError(f"{evaluation.name} asks for a target copy of {evaluation.part}, which has none")
+        return module
+
+
+class Arrangement(NamedTuple):
+    """How an update's evaluations are computed: units in order. clear: the gradient is set to zero before they write
+    it."""
+
+    units: list[Kernel | Autograd]
+    clear: bool
+
+
+def _signature(given: Any) -> Any:
+    """What an arrangement depends on of an evaluation's input."""
+    if isinstance(given, torch.Tensor):
+        return given.shape, given.dtype
+    if isinstance(given, dict):
+        arrays = cast(dict[str, torch.Tensor], given)
+        return tuple((name, array.shape) for name, array in arrays.items())
+    return given
+
+
+def _rows(evaluation: Evaluation, rows: Mapping[str, int]) -> int:
+    given = evaluation.inputs[0]
+    return rows[given] if isinstance(given, str) else devices.rows_of(given)
+
+
+def _can_join(evaluation: Evaluation, plain: Plain, batches: Sequence[Batch]) -> bool:
+    """Whether the kernel of these batches can compute it too: it takes their outputs as they are."""
+    made = {other.name: (batch.plain, rows) for batch in batches for _, other, rows in batch.evaluations}
+    for columns in plain.columns:
+        given = evaluation.inputs[columns.input]
+        if isinstance(given, str) and given in made:
+            source, _ = made[given]
+            if source.stacked or columns.array is not None or columns.scale != 1.0:
+                return False
+            if columns.width != math.prod(source.shape):
+                return False
+    return True
+
+
+def _join(index: int, evaluation: Evaluation, rows: int, plain: Plain, batches: list[Batch]) -> None:
+    """Let it be one batch with those of the same network that do not depend on each other, else a new one."""
+    level = 0
+    for batch in batches:
+        if {other.name for _, other, _ in batch.evaluations}.intersection(_names(evaluation)):
+            level = max(level, batch.level + 1)
+    for batch in batches:
+        (_, first, _) = batch.evaluations[0]
+        same = (first.part, first.target) == (evaluation.part, evaluation.target)
+        numbers = [[each for each in one.inputs if isinstance(each, int)] for one in (first, evaluation)]
+        if same and batch.level == level and numbers[0] == numbers[1] and len(first.inputs) == len(evaluation.inputs):
+            batch.evaluations.append((index, evaluation, rows))
+            return
+    batches.append(Batch(plain, level, [(index, evaluation, rows)]))
+    batches.sort(key=lambda batch: batch.level)

@@ -1,0 +1,372 @@
+"""Sinks of the recorder besides the store and the live stream: the terminal, TensorBoard files, a Prometheus port."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import struct
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import ThreadingHTTPServer
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.config import Config
+from ddrl.core.errors import RunDirError
+from ddrl.core.metrics import Metric, run_metrics
+from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric as MetricFamily
+
+# -- the terminal ------------------------------------------------------------------------------------------------------
+# On a terminal a panel of two lines (speed, then learning) is rewritten in place, cut to the terminal's width, with
+# events printed above it. Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period`
+# seconds. Numbers keep their columns, so that changes are easy to see.
+
+START_PERIOD = 2.0  # [s] between lines while ranks start
+_QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by whoever ends the job
+
+
+def count_text(value: float) -> str:
+    """A number in at most five characters: 950, 12.3k, 4.56M; "-" for NaN."""
+    if math.isnan(value):
+        return "-"
+    for limit, scale, unit in ((1e4, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (math.inf, 1e9, "G")):
+        if abs(value) < limit:
+            scaled = value / scale
+            digits = 0 if not unit else (1 if abs(scaled) < 100 else 0)
+            return f"{scaled:.{digits}f}{unit}"
+    return "inf"
+
+
+def value_text(value: float, digits: int = 1) -> str:
+    """A plain number with so many decimals; "-" for NaN."""
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration in words: 42s, 3m05s, 2h10m; "-" for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def speed_fields(record: Record, goal: float) -> list[tuple[str, str, int]]:
+    """(label, text, width) of the first line: how far and how fast."""
+    series = record.series
+    share = series["env_steps"] / goal
+    return [
+        ("", duration_text(record.wall_seconds), 6),
+        ("", "-" if math.isnan(share) else f"{min(share, 1.0):.0%}", 4),
+        ("steps", count_text(series["env_steps"]), 5),
+        ("env/s", count_text(series["env_steps_per_s"]), 6),
+        ("upd/s", count_text(series["updates_per_s"]), 5),
+        ("MB/s", value_text(series["model_mb_per_s"]), 5),
+        ("left", duration_text(series["seconds_left"]), 6),
+    ]
+
+
+def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple[str, str, int]]:
+    """(label, text, width) of the second line: how well."""
+    series = record.series
+    judged = [] if evaluation is None else [("eval", value_text(evaluation.mean), 7)]
+    return [
+        ("return", value_text(series["return_mean"]), 7),
+        *judged,
+        ("lag", f"{count_text(series['arrival_lag_p50'])}/{count_text(series['arrival_lag_p99'])}", 5),
+        ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}", 4),
+        ("loss", "-" if math.isnan(series["loss"]) else f"{series['loss']:.2g}", 7),
+    ]
+
+
+def ready_text(record: Record) -> str:
+    """How many ranks are there, then how many are at work, while the first steps are awaited; "" from then on."""
+    if record.series["env_steps_per_s"] > 0 or not record.table.size:
+        return ""
+    ranks = len(record.table)
+    for column, state in (("role", "here"), ("heartbeat", "ready")):
+        count = np.count_nonzero(~np.isnan(record.table[:, record.columns.index(column)]))
+        if count < ranks:
+            return f"starting: {count} of {ranks} ranks {state}"
+    return ""
+
+
+class ProgressLine:
+    """Shows the newest record on `stream` (default: standard error).
+
+    `live`: rewrite the panel in place; default: when the stream is a terminal.
+    """
+
+    def __init__(
+        self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0
+    ) -> None:
+        self._goal = config.run.max_env_steps
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty() if live is None else live
+        self._plain_period = plain_period
+        self._printed_at = -math.inf
+        self._shown = False
+        self._evaluation: Evaluation | None = None
+        self._latest: Record | None = None
+        self._lock = threading.Lock()  # say() may come from another thread than records
+
+    def record(self, record: Record) -> None:
+        """Show a record."""
+        with self._lock:
+            self._latest = record
+            if self._live:
+                self._draw()
+            elif record.wall_seconds - self._printed_at >= (START_PERIOD if ready_text(record) else self._plain_period):
+                self._printed_at = record.wall_seconds
+                self._write(self._plain(record) + "\n")
+
+    def event(self, event: Event) -> None:
+        """Print an event above the panel."""
+        if event.kind not in _QUIET_EVENTS:
+            self.say(event.text)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Remember the newest evaluation; it stands in the panel from now on."""
+        self._evaluation = evaluation
+
+    def say(self, text: str) -> None:
+        """Print a line of its own, above the panel, from any thread."""
+        with self._lock:
+            self._erase()
+            self._write(text + "\n")
+            if self._live and self._latest is not None:
+                self._draw()
+
+    def close(self) -> None:
+        """Leave the last figures standing."""
+        with self._lock:
+            if self._live and self._shown:
+                self._write("\n")
+                self._shown = False
+            elif not self._live and self._latest is not None and self._latest.wall_seconds > self._printed_at:
+                self._write(self._plain(self._latest) + "\n")
+            self._live = False
+
+    def _line(self, fields: list[tuple[str, str, int]], width: int = 0) -> str:
+        """Fields in columns of fixed width, as many as fit; width 0: all of them, close together."""
+        line = ""
+        for label, text, columns in fields:
+            part = "  " + (f"{label} " if label else "") + (f"{text:>{columns}}" if width else text)
+            if width and len(line) + len(part) > width:
+                break
+            line += part
+        return line.strip() if not width else line
+
+    def _plain(self, record: Record) -> str:
+        fields = [*speed_fields(record, self._goal), *learning_fields(record, self._evaluation)]
+        return ready_text(record) or self._line([field for field in fields if field[1].strip("-/")])
+
+    def _draw(self) -> None:
+        assert self._latest is not None
+        width = shutil.get_terminal_size((100, 24)).columns - 1
+        self._erase()
+        ready = ready_text(self._latest)
+        second = [("", ready, 6)] if ready else learning_fields(self._latest, self._evaluation)
+        self._write(
+            self._line(speed_fields(self._latest, self._goal), width) + "\n" + self._line([("", "", 6), *second], width)
+        )
+        self._shown = True
+
+    def _erase(self) -> None:
+        if self._live and self._shown:
+            self._write("\r\x1b[2K\x1b[1A\x1b[2K")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+# -- TensorBoard -------------------------------------------------------------------------------------------------------
+
+
+FLUSH_PERIOD = 2.0  # [s] between flushes, each of which waits for the disk
+
+
+class TensorBoardFiles:
+    """Writes one event file of scalars; `tensorboard --logdir runs` finds it. Needs tensorboardX.
+
+    A run that is resumed at `resumed_at` environment steps repeats what came after them: earlier files are cut there,
+    and a TensorBoard that has read them already is told to forget (SessionLog START)."""
+
+    def __init__(self, run_dir: Path, resumed_at: float | None = None) -> None:
+        writing: Any = import_module("tensorboardX.event_file_writer")  # which has no types
+        self._events: Any = import_module("tensorboardX.proto.event_pb2")
+        folder = run_dir / "tensorboard"
+        try:
+            folder.mkdir(exist_ok=True)
+            if resumed_at is not None:
+                for path in folder.glob("*.tfevents.*"):
+                    self._cut(path, resumed_at)
+            self._writer = writing.EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        except OSError as error:
+            raise RunDirError(
+                f"cannot write {folder} ({error.strerror}): choose another run.dir or set telemetry.tensorboard = false"
+            ) from None
+        self._step = int(resumed_at or 0)
+        self._flushed_at = -math.inf
+        if resumed_at is not None:
+            start = self._events.SessionLog(status=self._events.SessionLog.START)
+            self._writer.write_event(self._events.Event(step=self._step, session_log=start))
+
+    def record(self, record: Record) -> None:
+        """Write every series that was reported."""
+        steps = record.series["env_steps"]
+        self._step = self._step if math.isnan(steps) else int(steps)
+        values = {f"run/{name}": value for name, value in record.series.items() if math.isfinite(value)}
+        self._write(record.time, self._step, values)
+
+    def event(self, event: Event) -> None:
+        """Events have no place among scalars."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Write the mean return."""
+        self._write(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()
+
+    def _write(self, time: float, step: int, values: Mapping[str, float]) -> None:
+        event = self._events.Event(wall_time=time, step=step)
+        for tag, value in values.items():
+            event.summary.value.add(tag=tag, simple_value=value)
+        self._writer.write_event(event)
+        if time - self._flushed_at >= FLUSH_PERIOD:
+            self._flushed_at = time
+            self._writer.flush()
+
+    def _cut(self, path: Path, steps: float) -> None:
+        """Cut a file before its first event past `steps`, or where it is incomplete or damaged."""
+        with path.open("r+b") as file:
+            size = path.stat().st_size
+            end = 0
+            while end + 12 <= size:  # a record: its length (8 bytes), a checksum (4), the event, a checksum (4)
+                (length,) = struct.unpack("<Q4x", file.read(12))
+                if end + 16 + length > size:
+                    break
+                try:
+                    event = self._events.Event.FromString(file.read(length + 4)[:length])
+                except Exception:  # protobuf's DecodeError, by whichever of its implementations
+                    break
+                if event.step > steps:
+                    break
+                end = file.tell()
+            file.truncate(end)
+
+
+# -- Prometheus --------------------------------------------------------------------------------------------------------
+
+
+CLIENT_TIMEOUT = 10.0  # [s] that a client may be silent before its connection is closed
+_IDENTITY = ("rank", "role", "host", "pid")  # columns that say whose the others are
+
+
+class PrometheusPage:
+    """Serves GET /metrics on loopback from a thread of its own: the newest record, and the newest evaluation. What was
+    not reported is left out. Needs prometheus_client. `metrics` are those of the run."""
+
+    def __init__(self, port: int, metrics: tuple[Metric, ...] | None = None) -> None:
+        from prometheus_client import CollectorRegistry, MetricsHandler
+
+        self._metrics = run_metrics() if metrics is None else metrics
+        self._record: Record | None = None
+        self._evaluation: Evaluation | None = None
+        collectors = CollectorRegistry()
+        collectors.register(self)
+
+        class Handler(MetricsHandler):
+            """Answers one request."""
+
+            registry = collectors
+            timeout = CLIENT_TIMEOUT
+
+            def do_GET(self) -> None:
+                """GET /metrics, and nothing else."""
+                if self.path.partition("?")[0] in ("/metrics", "/"):
+                    super().do_GET()
+                else:
+                    self.send_error(404, "only /metrics is here")
+
+        try:
+            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        except OSError as error:
+            raise RunDirError(
+                f"cannot listen on 127.0.0.1:{port} ({error.strerror}): set telemetry.prometheus_port to a free port, "
+                "or to 0 for none"
+            ) from None
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, name="ddrl-prometheus", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> Iterator[MetricFamily]:
+        """The metrics of one answer; called by prometheus_client."""
+        record = self._record
+        evaluation = self._evaluation
+        if record is None:
+            return
+        for series in series_of(self._metrics):
+            yield from _family(series.name, series.doc, series.kind == "total", {(): record.series[series.name]})
+        if evaluation is not None:
+            doc = "Mean return of the newest evaluation."
+            yield from _family("evaluation_return_mean", doc, False, {(): evaluation.mean})
+        labels = [_labels(row) for row in record.table]
+        for index, metric in enumerate(self._metrics):
+            if metric.name not in _IDENTITY:
+                values = {label: value for label, value in zip(labels, record.table[:, index], strict=True) if label}
+                yield from _family(f"process_{metric.name}", metric.doc, metric.kind == "count", values)
+
+    def record(self, record: Record) -> None:
+        """Remember the newest record."""
+        self._record = record
+
+    def event(self, event: Event) -> None:
+        """Events have no place among metrics."""
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        """Remember the newest evaluation."""
+        self._evaluation = evaluation
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _family(name: str, doc: str, counts: bool, values: Mapping[tuple[str, ...], float]) -> Iterator[MetricFamily]:
+    """One metric with its finite values by label (rank, role, host; () for the whole run); none without values."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    finite = {label: float(value) for label, value in values.items() if math.isfinite(value)}
+    if finite:
+        names = _IDENTITY[:3] if next(iter(finite)) else ()
+        family = (CounterMetricFamily if counts else GaugeMetricFamily)(f"ddrl_{name}", doc, labels=names)
+        for label, value in finite.items():
+            family.add_metric(label, value)
+        yield family
+
+
+def _labels(row: NDArray[np.float64]) -> tuple[str, ...]:
+    """(rank, role, host) of a process; () where it has not reported yet."""
+    rank, role, host = (float(row[COLUMN[name]]) for name in _IDENTITY[:3])
+    if math.isnan(rank) or math.isnan(role):
+        return ()
+    return str(int(rank)), str(ROLES[int(role)]), str(0 if math.isnan(host) else int(host))

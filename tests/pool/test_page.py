@@ -1,0 +1,48 @@
+"""Figures of pools: bounded, and whole where a pool's end is quiet."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("plotly", reason="needs the extra [plots]")
+
+from ddrl.pool.page import pool_bounds, pool_gantt, pool_waits
+from ddrl.pool.records import read_pool
+from tests.pool.recorded import write_pool
+
+
+def spans(figure, name):
+    """(begin, end) of each span of a trace of the Gantt."""
+    (trace,) = [trace for trace in figure.data if trace.name == name]
+    return list(zip(trace.x[0::3], trace.x[1::3], strict=True))
+
+
+def test_the_gantt_holds_every_lease_of_a_device_in_its_color(tmp_path):
+    write_pool(tmp_path / "p", collectors=True)
+    record = read_pool(tmp_path / "p")
+    figure = pool_gantt(record)
+    for index, device in enumerate(record.devices):
+        held = [(lease.granted, lease.released) for lease in record.leases if lease.device == index]
+        assert spans(figure, f"holds {device}") == held
+    assert len(spans(figure, "collector acts")) == len(record.collectors)
+
+
+def test_the_end_of_a_pool_is_that_of_its_leases_however_long_it_took_to_save(tmp_path):
+    write_pool(tmp_path / "p")
+    record = read_pool(tmp_path / "p")
+    slow = dataclasses.replace(record, summary={"makespan_seconds": 1e6})
+    assert spans(pool_gantt(slow, last=2.0), "waits for a device")
+
+
+def test_a_pool_of_many_leases_is_drawn_with_bounded_data(tmp_path):
+    write_pool(tmp_path / "p", rounds=300)
+    figure = pool_gantt(read_pool(tmp_path / "p"))
+    assert max(len(trace.x) for trace in figure.data) < 1000
+
+
+def test_a_pool_without_a_lease_says_so(tmp_path):
+    write_pool(tmp_path / "p", ended=False)
+    (tmp_path / "p" / "pool" / "leases.jsonl").write_text("")
+    record = read_pool(tmp_path / "p")
+    for figure in (pool_gantt(record), pool_waits(record), pool_bounds(record)):
+        assert figure.layout.annotations
