@@ -155,7 +155,7 @@ def conclude(result: Result, launcher: str) -> int:
     the command that resumes, without its arguments."""
     document = result.document
     if document is None and result.error:
-        print(f"ddrl: {result.error}", file=sys.stderr)
+        print(f"ddrl: {result.error}", file=sys.stderr, flush=True)
         return 1
     if document is None:
         print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)

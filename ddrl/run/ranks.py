@@ -159,16 +159,23 @@ class Lead:
                 _answer(world, work)
                 pool = slice_module("pool.ranks", asked_by(self._command))
                 return slot.leave(pool.lead_pool(self._command, text, Meeting(world, machines, launcher)), work)
-            result = self._run(world, machines, [cores for _, cores, _, _ in said], work, self._keeper)
-            return slot.leave(conclude(result, text), work)
+            cores = [one for _, one, _, _ in said]
+            return slot.leave(self._run(world, machines, cores, work, self._keeper, text), work)
         except DdrlError as error:
             complain(error, "--traceback" in self._arguments)
             return slot.leave(1, work)
 
     def _run(
-        self, world: MPI.Intracomm, machines: list[str], cores: list[list[int]], work: bytearray, keeper: HostKeeper
-    ) -> Result:
-        """From the roles of all ranks to the end of the job; how it ended."""
+        self,
+        world: MPI.Intracomm,
+        machines: list[str],
+        cores: list[list[int]],
+        work: bytearray,
+        keeper: HostKeeper,
+        launcher: str,
+    ) -> int:
+        """From the roles of all ranks to the end of the job; the exit status. How the job ended is printed while this
+        process still waits for others: mpirun may lose what a rank prints just before it ends."""
         config = self._config
         try:
             collectors = rollouts_of_host(config) if config.uses("pool") else 0
@@ -196,10 +203,10 @@ class Lead:
             result = keeper.result or Result(None, str(error))
             if keeper.made is None:
                 _give_orders(world, work, None, cores, None)
-        finally:
-            keeper.end()
+        status = conclude(result, launcher)
+        keeper.end()
         _part(world, work, result, self._run_id)
-        return result
+        return status
 
 
 def _letter(rank: Assignment, nodes: int) -> int:
@@ -285,8 +292,6 @@ def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str) ->
             if _poll(world, rank, slot.END) is not None:
                 others.remove(rank)
         if result.document is None and time.monotonic() > deadline:
-            if result.error:
-                print(f"ddrl: {result.error}", file=sys.stderr, flush=True)
             abort(world, run_id)
         rest(begun, SHARE, MAX_SLEEP)
 
