@@ -29,6 +29,7 @@ from ddrl.run.local import run_here
 from ddrl.run.members import member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Task
+from ddrl.telemetry import Run
 from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
@@ -313,6 +314,20 @@ def test_a_collector_whose_environment_does_not_start_ends_its_task_alone_with_i
     assert not tasks["bad"]["ok"]
     assert "the corridor has no licence" in tasks["bad"]["reason"]
     assert segments_of(pool / "bad") == []
+
+
+def test_a_collector_that_hangs_is_named_with_its_stacks_and_replaced(tmp_path):
+    hung, folder = tmp_path / "hung", tmp_path / "run"
+    hangs = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.silence_limit=6")
+    hangs += settings(f'env.kwargs={{hang_at = 30, hung = "{hung}", pause = 0.05}}', "pool.collect_steps=40")
+    more = settings(f"run.dir={folder}", "run.max_env_steps=80", "replay.min_size=20", "run.processes=1")
+    done = ddrl(*TINY, *ROUNDS, *COLD, *hangs, *more)
+    assert done.returncode == 0, done.stderr
+    assert hung.exists(), "no collector hung"
+    with Run(folder) as finished:
+        (said,) = [text for text in finished.events()["text"] if "was started again" in text]
+    assert "(rollout of host 0) has shown no sign of life for" in said
+    assert "environments.py" in said, "where it hung"
 
 
 @pytest.mark.parametrize(
