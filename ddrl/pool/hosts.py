@@ -1,7 +1,7 @@
-"""The collectors of all hosts as one: each host has a starter, a child of the trainer or of the host's relay.
+"""The collectors of all hosts as one: each host has a starter, its keeper.
 
-What a starter elsewhere hears and says goes from relay to relay, line by line. A host's rows come mixed, in blocks of
-their own, so what a starter says of a worker is heard once the rows that the worker had written by then are there.
+Messages to and from a starter elsewhere travel between relays. A host's rows arrive mixed, in blocks of their own, so a
+report on a worker is read once the rows that the worker had written by then are there.
 Times are converted: clocks of hosts differ by a fixed time, known as exactly as the fastest message was fast.
 """
 
@@ -33,7 +33,7 @@ BUFFER_BYTES = 1 << 22  # of rows that are parted at once
 
 
 class WorkerRows:
-    """What has come of one worker of another host and was not taken yet."""
+    """Rows of one worker of another host that arrived and were not taken yet."""
 
     def __init__(self) -> None:
         self.received = 0  # rows ever
@@ -60,14 +60,14 @@ class WorkerRows:
 class Clocks:
     """Times of other hosts by this host's clock, and back."""
 
-    def __init__(self, mine: str) -> None:
-        self._mine = mine
+    def __init__(self, own: str) -> None:
+        self._own = own
         self._ahead: dict[int, float] = {}  # seconds of this host's clock before the other one's
         self._starts: dict[int, tuple[float, float]] = {}  # by worker: of its newest process, there and here
 
     def note(self, report: Report) -> None:
-        """Learn from a message how clocks differ: at most by what it took, seemingly, to come here."""
-        ahead = 0.0 if report.clock == self._mine else report.received - report.sent
+        """Learn from a message how clocks differ: at most by the time that it seems to have taken."""
+        ahead = 0.0 if report.clock == self._own else report.received - report.sent
         self._ahead[report.host] = min(ahead, self._ahead.get(report.host, math.inf))
 
     def here(self, host: int, message: Up) -> Up:
@@ -126,7 +126,7 @@ class HostStarters:
                 raise JobFailed(f"the root relay hangs: {error}") from None
 
     def hear(self) -> list[Up]:
-        """See `Starters`. In the midst of a round nobody else looks whether the job goes on."""
+        """See `Starters`. Within a round this is the only check of the job."""
         self._check_job()
         with self._cause_first():
             own = self._own.hear()

@@ -15,7 +15,7 @@ From a task's own history, in this order:
      data, X = D - L with D = data sent to parameters arrived and L = start-up seconds, which leaves out how long the
      round took until then; but a start-up longer than D must begin before the data are sent, so u counts from the
      parameters' arrival, X = I - L with I = parameters to next parameters; and one longer than a round counts from an
-     earlier round's data or parameters. A start that would have to come before what it counts from is none. Of the
+     earlier round's data or parameters. A start before what it counts from is impossible. Of the
      others that are cheaper than staying alive (cost c_idle D), by more than a standard error of the mean gain over the
      kept rounds, each worker gets what would have cost least; else it stays alive;
   5. warm-up time per worker: the median of L. A collector that stayed alive tells no L: its round gets the median of
@@ -23,8 +23,8 @@ From a task's own history, in this order:
      counts only until there is another.
 
 The instruction for a round is issued when the round before it begins, or earlier, before that one's first data arrive.
-Its times are rules: a start that counts from the data is moved by `correct` once they are sent, and counted as a
-correction, as a late one where the planned time had passed by then.
+Its times are predictions: a start that counts from the data is moved by `correct` once they are sent, and counted as a
+correction, as a late one where the predicted time had passed by then.
 
 A history that is not stable gives no instruction: the collector stays alive. Departures from the plain rule: a round
 counts as an outlier only if it is also off by more than 5 % of the median (equal rounds have MAD 0, and the MAD of a
@@ -52,8 +52,8 @@ from ddrl.core.config import setting
 def quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray[np.float64]]:
     """The quantile for a next value, and the same without each of the values in turn [n]; `values` sorted.
 
-    Order statistic i stands at i / (n + 1), interpolated. Where fewer than two values are expected below the quantile,
-    it is the lower bound of Student's prediction interval instead."""
+    Order statistic i is the quantile i / (n + 1), interpolated. Where fewer than two values are expected below the
+    quantile, it is the lower bound of Student's prediction interval instead."""
     count = len(values)
     if level * count >= 1:
         without = np.arange(count)
@@ -295,7 +295,7 @@ class Warmth:
     late_seconds: float = 0.0  # parameters without a collector
     absent_seconds: float = 0.0  # between two collectors: processor and memory are free
     corrections: int = 0  # starts that moved once the data were sent
-    late_corrections: int = 0  # of those, starts whose planned time had passed
+    late_corrections: int = 0  # of those, starts whose predicted time had passed
 
     def count(self, ready: float, parameters: float) -> None:
         """One collector, ready at one time, its parameters there at another [s]."""

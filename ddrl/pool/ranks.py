@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
-STANDING = "the relays of all tasks stand"  # name of a barrier
+READY = "the relays of all tasks are ready"  # name of a barrier
 ALL_ENDED = "all tasks have ended"
 
 
@@ -55,7 +55,7 @@ class RelayPlace(msgspec.Struct, frozen=True):
 
 
 class PoolRanks(msgspec.Struct, frozen=True):
-    """What every rank is told. run_ids: by task, a free place has a name of its own; relays: by task its relays' ranks,
+    """The work of every rank. run_ids: by task, a free place has a name of its own; relays: by task its relays' ranks,
     by host; cores: those of the slots, which others of the master's machine keep off."""
 
     run_ids: dict[str, str]
@@ -82,8 +82,8 @@ class PoolRanks(msgspec.Struct, frozen=True):
 def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tuple[int, ...], ...]:
     """By task the ranks of its relays, by host, then by free place; `machines`: name of each rank's.
 
-    `relays` as in `group_hosts`: 0, a host for each machine; g > 0, g groups of consecutive ranks stand for hosts, each
-    on one machine. ConfigError unless every host has a rank for each task, rank 0 apart, and all hosts as many."""
+    `relays` as in `group_hosts`: 0, a host for each machine; g > 0, g groups of consecutive ranks are taken for hosts,
+    each on one machine. ConfigError unless every host has a rank for each task, rank 0 apart, and all hosts as many."""
     if relays:
         places, rest = divmod(len(machines) - 1, relays)
         hosts = [list(range(1 + group * places, 1 + (group + 1) * places)) for group in range(relays)]
@@ -107,13 +107,13 @@ def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tup
     return tuple(zip(*hosts, strict=True))
 
 
-# -- mpi_pool ----------------------------------------------------------------------------------------------------------
+# -- rank 0 ------------------------------------------------------------------------------------------------------------
 # A pool under mpirun: rank 0 is its master and starts one process a task, as without mpirun; every other rank is a
-# relay of one task, on one host, and starts and ends that task's collectors there (`modes/pool_relay.py`). Relays of a
-# free place wait for the task that is added.
+# relay of one task, on one host, whose keeper starts and ends that task's collectors there. Relays of a free place wait
+# for the task that is added.
 #
-# Rank 0 speaks MPI at the start and at the end alone. It makes each task's board, which tells the task's relay on this
-# host that the task stands or has ended.
+# Rank 0 speaks MPI at the start and at the end alone. It makes each task's board, on which the task's relay of this
+# host reads whether the task has channels or has ended.
 
 
 def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
@@ -133,7 +133,7 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
     with abort_on_error(world):
         message = SliceMessage("pool.ranks", meeting.machines, relays.ranks.to_bytes())
         broadcast(world, msgspec.msgpack.encode(message))
-        barrier(world, STANDING)
+        barrier(world, READY)
     try:
         return run_tasks(setup, relays)
     finally:
@@ -248,13 +248,12 @@ def _agreed_relays(configs: dict[str, Config], setup: PoolSetup) -> int:
     return next(iter(values.values()), apply_overrides(Config(), given).cluster.relays)
 
 
-# -- pool_relay --------------------------------------------------------------------------------------------------------
+# -- other ranks -------------------------------------------------------------------------------------------------------
 # A rank of a pool under mpirun: the relay of one task on one host. It starts and ends the task's collectors there.
 #
-# The task's process is no rank. Rank 0 has started it and made its board; once the task's channels stand, its relay on
-# that host hands the topology to those on others, and they relay as in a job of the task's own. However a task ends,
-# its
-# relays end with it, and with them nobody else's; their ranks wait for the end of the pool.
+# The task's process is no rank. Rank 0 has started it and made its board; once the task's channels are made, its relay
+# on that host hands the topology to those on others, and they relay as in a job of the task's own. However a task ends,
+# its relays end with it, and no others; their ranks wait for the end of the pool.
 
 
 def serve_rank(meeting: Meeting, message: bytes) -> int:
@@ -270,7 +269,7 @@ def serve_rank(meeting: Meeting, message: bytes) -> int:
         board = Board.attach(board_name(place.run_id, 0)) if place.host == 0 else None
         comm = world.Create_group(world.Get_group().Incl(place.members))
         membership = Membership(comm, partial(describe, where=_where(place)))
-        barrier(world, STANDING)
+        barrier(world, READY)
     with ExitStack() as stack:
         try:
             with membership:
@@ -312,7 +311,7 @@ def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack
 
 
 def _await_task(membership: Membership, place: RelayPlace, board: Board) -> HostChannels | None:
-    """The task's channels, once they stand; None where the task ends before."""
+    """The task's channels, once they are made; None where the task ends before."""
     while not board.wait_ready(CHANNELS, LOOK_PERIOD):
         membership.poll()
         if board.command not in GOING:
@@ -331,7 +330,7 @@ def _where(place: RelayPlace) -> str:
 
 
 def _report(place: RelayPlace, text: str) -> None:
-    """Put a failure on the board of this host, where that still stands: the task on its own host, collectors elsewhere
+    """Put a failure on the board of this host, where there is one: the task on its own host, collectors elsewhere
     end with it."""
     with suppress(ChannelError):
         report_failure(Board.attach(board_name(place.run_id, place.host)), place.run_id, place.host, text)

@@ -1,9 +1,9 @@
-"""Learning in rounds, with collectors that come and go (pool.collectors).
+"""Learning in rounds, with collectors that end once they have sent their data (pool.collectors).
 
 A round, whose number is the version that its collectors act with:
   1. its parameters are published; each of W collectors takes a fixed number of steps and sends them;
   2. when the first worker's data are there, learning begins: a pool's device is taken with the first gradient. Workers
-     come one after another, in the order of `pool.gradient_order`; one's data are recorded and its gradient is computed
+     follow one another, in the order of `pool.gradient_order`; one's data are recorded and its gradient is computed
      while others still collect, never two at once;
   3. an update is the mean of one gradient a worker, weighted by draws, all at the same parameters: the gradient of one
      batch of all workers' draws. The first update awaits all workers; further ones follow as long as the source of
@@ -45,11 +45,10 @@ if TYPE_CHECKING:
 # The trainer's end of its collectors: when they start, and what became of them.
 #
 # Before each round's parameters are published the history of the task's rounds says when the next round's collectors
-# are
-# to start (ddrl.pool.prewarm); that order goes to the starter at once, so it is there before the round's first data.
+# are to start (ddrl.pool.prewarm); that order is sent at once, so it is there before the round's first data.
 
 
-MAX_LINES = 100_000  # of collectors in a trace; the sums go on
+MAX_LINES = 100_000  # of collectors in a trace; the sums count all
 
 
 @dataclass
@@ -159,7 +158,7 @@ class Collectors:
     # -- what they did -------------------------------------------------------------------------------------------------
 
     def hear(self) -> list[Sent | Ended]:
-        """What has come since the last call, corrections apart; never waits."""
+        """Messages since the last call, corrections apart; never waits."""
         messages = self._starter.hear()
         for message in messages:
             self._note(message)
@@ -326,7 +325,7 @@ class Rounds:
 
     def _update(self, batches: list[Any], shares: list[Iterator[Any]], *, gather: bool) -> Iterator[Move]:
         """One update from `batches`, None where a worker has none. gather: fill `batches` and `shares` on the way, as
-        the workers' data come."""
+        the workers' data arrive."""
         training = self._training
         learner = self._training.learner
         with_statistics = training.state.updates % STATISTICS_PERIOD == 0
