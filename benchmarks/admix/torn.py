@@ -11,7 +11,6 @@ the same load.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import arguments, known_figures, print_table, save
 from ddrl.channels import SampleArea, segment_name
 from ddrl.core.specs import Column
 
@@ -108,10 +107,7 @@ def main() -> None:
     parser.add_argument("--guard", choices=["generations", "flag"], action="append", help="only this")
     options = parser.parse_args()
     reads = 100_000 if options.short else options.reads
-    figures: dict[str, Any] = {}
-    if options.json.exists():
-        known = json.loads(options.json.read_text())
-        figures = {name: known[name] for name in ("generations", "flag") if name in known}
+    figures = known_figures(options.json, ("generations", "flag"))
     for guard in options.guard or ["generations", "flag"]:
         figures[guard] = read(guard, reads, options.seconds)
         save(options.json, figures)

@@ -1,28 +1,25 @@
 """Faults put into the code one at a time, each in a clean copy, and which of them the nearest tests notice.
 
     python -m benchmarks.mutations                    the named faults, then 100 random ones
-    python -m benchmarks.mutations --only mailbox     named faults whose file or name holds the word
+    python -m benchmarks.mutations --only mailbox     faults whose file or name holds the word
 
-A fault that no test of its file's neighbourhood notices has survived: a test is missing, or the fault changes nothing
-that anybody can see. Whatever was judged before at the same text is not judged again, so a run can be interrupted."""
+A fault that no test near its file notices has survived: a test is missing, or the fault changes nothing that a user can
+see. What was judged before at the same text is not judged again, so a run can be interrupted."""
 
 from __future__ import annotations
 
 import compileall
-import fcntl
 import hashlib
 import json
-import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
-from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, Outcome, preload, stands
+from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, preload, stands
 from benchmarks.mutations.explained import explanation
 from benchmarks.mutations.named import NAMED, Fault
 from benchmarks.mutations.nearest import PROGRAMS, nearest
@@ -40,14 +37,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the random faults (%(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="faults whose file or name holds this word")
     parser.add_argument("--again", action="store_true", help="judge those that survived once more")
-    parser.add_argument(
-        "--timeout", type=float, default=1800.0, metavar="S", help="seconds of one test run (%(default)s)"
-    )
-    parser.add_argument("--rings", type=int, default=9, metavar="N", help="fewer: a first look (%(default)s)")
-    parser.add_argument("--tests", nargs="+", default=(), metavar="TEST", help="a first look with these alone")
-    parser.add_argument(
-        "--part", default="0/1", metavar="I/N", help="every N-th fault from I on, for runs side by side"
-    )
+    parser.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="of one test run (%(default)s)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     for fault in NAMED:
@@ -58,32 +48,27 @@ def main() -> int:
     faults = [(kind, fault) for kind, fault in faults if options.only in f"{fault.path} {fault.name}"]
     if options.short:
         faults = faults[:3]
-    part, parts = map(int, options.part.split("/"))
     known = {row["key"]: row for row in _saved(options.json)}
     todo = [
         (kind, fault)
-        for kind, fault in faults[part::parts]
+        for kind, fault in faults
         if _key(fault) not in known or (options.again and not known[_key(fault)]["noticed"])
     ]
     todo.sort(key=lambda pair: (pair[1].path.startswith(KERNEL), nearest(pair[1].path)[0][0].startswith(SLOW)))
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
-        judge = Judge(Path(folder), options.timeout, options.rings, tuple(options.tests))
+        judge = Judge(Path(folder), options.timeout)
         for place, (kind, fault) in enumerate(todo, 1):
             why = explanation(fault)
             verdict = Verdict(False, why, 0.0) if why else judge(fault)
             row = {"key": _key(fault), "kind": kind, **fault._asdict(), **verdict._asdict()}
-            if (
-                verdict.noticed or why or (options.rings >= 9 and not options.tests)
-            ):  # after a first look nothing has survived yet
-                _keep(options.json, row)
-                known[row["key"]] = row
+            known[row["key"]] = row
+            _save(options.json, row)
             word = "noticed" if verdict.noticed else "explained" if why else "SURVIVED"
             left = (time.monotonic() - begin) / place * (len(todo) - place)
-            print(
-                f"{place}/{len(todo)} {word:9} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)", flush=True
-            )
+            said = f"{place}/{len(todo)} {word:9} {fault.path}: {fault.name} {verdict.by} ({left:.0f} s left)"
+            print(said, flush=True)
     judged = [(kind, known[_key(fault)]) for kind, fault in faults if _key(fault) in known]
     return _report(judged)
 
@@ -103,10 +88,8 @@ class Judge:
     fail a second time by itself: a busy machine is no proof. A test of which this does not hold is left out, and the
     others judge."""
 
-    def __init__(self, folder: Path, timeout: float, rings: int, tests: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, timeout: float) -> None:
         self._timeout = timeout
-        self._rings = rings
-        self._tests = tests
         preload()
         self._clean = Copy(folder / "clean")
         self._copy = Copy(folder / "copy")
@@ -121,7 +104,7 @@ class Judge:
         self._copy.make(self._clean.path)
         self._copy.put(fault)
         by = ""
-        for tests in [self._tests] if self._tests else nearest(fault.path)[: self._rings]:
+        for tests in nearest(fault.path):
             if fault.path.startswith(KERNEL) and not tests[0].startswith(PROGRAMS):
                 self._kernel.into(self._copy, fault)
             if by := self._noticed_by(tests):
@@ -130,22 +113,19 @@ class Judge:
 
     def _noticed_by(self, tests: tuple[str, ...]) -> str:
         left_out: set[str] = set()
-        while (outcome := self._test(self._copy, tests, left_out)).failed:
+        while (outcome := self._copy.test(tests, self._timeout, left_out)).failed:
             if outcome.failed.startswith(PROGRAMS) and "cmake --build" in outcome.reason:
                 raise RuntimeError(f"the fault does not compile: {outcome.reason}")
             if outcome.failed in left_out:
                 raise RuntimeError(f"{outcome.failed} fails without a fault and cannot be left out")
             alone = (outcome.failed,)
-            again = not outcome.by_time or self._test(self._copy, alone).failed
-            if again and (outcome.failed in self._passes or not self._test(self._clean, alone).failed):
+            again = not outcome.by_time or self._copy.test(alone, self._timeout).failed
+            if again and (outcome.failed in self._passes or not self._clean.test(alone, self._timeout).failed):
                 self._passes.add(outcome.failed)
                 return f"{outcome.failed} - {outcome.reason}"
             print(f"left out, fails without the fault or not again: {outcome.failed} - {outcome.reason}", flush=True)
             left_out.update(outcome.passed, alone)
         return ""
-
-    def _test(self, copy: Copy, tests: tuple[str, ...], without: Collection[str] = ()) -> Outcome:
-        return copy.test(tests, self._timeout, without)
 
 
 def _key(fault: Fault) -> str:
@@ -157,39 +137,25 @@ def _saved(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
-def _keep(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to the file, which runs side by side share."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        _write(path, row)
-    finally:
-        os.close(folder)
-
-
-def _write(path: Path, row: dict[str, Any]) -> None:
+def _save(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to the file."""
     rows = {each["key"]: each for each in _saved(path)} | {row["key"]: {**row, "date": time.strftime("%Y-%m-%d")}}
     document = {"command": "python -m benchmarks.mutations", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
     write_atomically(path, (json.dumps({**document, "rows": list(rows.values())}, indent=1) + "\n").encode())
 
 
 def _report(judged: list[tuple[str, dict[str, Any]]]) -> int:
-    kinds = sorted({kind for kind, _ in judged})
-    rows = [(kind, [row for other, row in judged if other == kind]) for kind in kinds]
-    print_table(
-        ("faults", "judged", "noticed", "explained", "survived"),
-        [
-            (kind, len(all_), sum(row["noticed"] for row in all_), explained, survived)
-            for kind, all_ in rows
-            for explained in (sum(not row["noticed"] and bool(row["by"]) for row in all_),)
-            for survived in (sum(not row["noticed"] and not row["by"] for row in all_),)
-        ],
-    )
-    for kind, row in judged:
-        if not row["noticed"] and not row["by"]:
-            print(
-                f"survived ({kind}): {row['path']}: {row['name']}\n  - {row['old'].strip()}\n  + {row['new'].strip()}"
-            )
+    """Print the counts and what has survived; 1 where a named fault has."""
+    survived = [(kind, row) for kind, row in judged if not row["noticed"] and not row["by"]]
+    counts = []
+    for kind in sorted({kind for kind, _ in judged}):
+        rows = [row for other, row in judged if other == kind]
+        noticed = sum(row["noticed"] for row in rows)
+        left = sum(other == kind for other, _ in survived)
+        counts.append((kind, len(rows), noticed, len(rows) - noticed - left, left))
+    print_table(("faults", "judged", "noticed", "explained", "survived"), counts)
+    for kind, row in survived:
+        print(f"survived ({kind}): {row['path']}: {row['name']}\n  - {row['old'].strip()}\n  + {row['new'].strip()}")
     return int(any(kind == "named" and not row["noticed"] for kind, row in judged))
 
 

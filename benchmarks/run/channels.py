@@ -1,21 +1,26 @@
 """What the channels cost: each figure beside the physical limit it is compared with, measured in turn with it.
 
-Lanes move rows against the two copies no lane can do without; a mailbox publishes 20 MB, checksum included, against one
-memcpy, with and without 36 processes that read it (they share the cores with the writer, so its own CPU time stands
-beside the wall time); counters and the step writer are timed per call."""
+lane              rows pushed and popped, against the two copies no lane can do without
+drain             many lanes emptied by one call
+publish           a mailbox publishes 20 MB, checksum included, against one memcpy, with and without 36 processes that
+                  read it (they share the cores with the writer, so its own processor time is taken too)
+seconds_per_call  counters, pins and the step writer
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.harness import Timing, arguments, interleave, print_rows, ratios, run_parts
 from ddrl.channels import Counters, Lane, LaneSet, Mailbox, StepWriter, checksum, segment_name, sweep_dead, unlink_run
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
@@ -178,87 +183,44 @@ def publish(nbytes: int, readers: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    options = arguments("channels", __doc__ or "").parse_args()
-    rounds, nbytes = (15, 20_000_000) if options.short else (60, 20_000_000)
-    sweep_dead()
-    figures: dict[str, Any] = {}
-    figures["lane"] = [
-        lane_moves(CARTPOLE, 1024, rounds),
-        lane_moves(CARTPOLE, 8, rounds),
-        lane_moves(ATARI, 64, rounds),
-    ]
-    figures["drain"] = [drain(lanes, 5 * rounds) for lanes in (36, 300)]
-    figures["publish"] = [publish(nbytes, readers, rounds) for readers in (0, 36)]
+def lanes(rounds: int) -> list[dict[str, Any]]:
+    """Rows of CartPole and of Atari through a lane."""
+    return [lane_moves(spec, count, rounds) for spec, count in ((CARTPOLE, 1024), (CARTPOLE, 8), (ATARI, 64))]
+
+
+def calls(rounds: int) -> list[dict[str, Any]]:
+    """Seconds of single calls."""
     counter = Counters.create(None, 4).row(0)["env_steps"]
     mailbox = Mailbox.create(None, 1000, 3, 1)
     mailbox.publish(np.zeros(1000, np.uint8), 0)
-    reader = mailbox.reader(0)
-    figures["seconds_per_call"] = {
+    timed = {
         "an empty Python call": per_call(lambda: None, 20_000, rounds),
         "counter add": per_call(lambda: counter.add(1.0), 20_000, rounds),
-        "mailbox pin, nothing newer": per_call(reader.pin, 20_000, rounds),
+        "mailbox pin, nothing newer": per_call(mailbox.reader(0).pin, 20_000, rounds),
         "step writer, 8 CartPole environments": step_writer(CARTPOLE, 8, rounds),
         "step writer, 8 Atari environments": step_writer(ATARI, 8, rounds),
     }
-    print_table(
-        ["lane", "rows at once", "rows/s", "GB/s", "time / (2 x memcpy)"],
-        [
-            [
-                f"{case['row_bytes']} B rows",
-                case["rows_at_once"],
-                case["rows_per_second"],
-                case["gigabytes_per_second"],
-                case["over_two_memcpy"].median,
-            ]
-            for case in figures["lane"]
-        ],
-    )
-    print()
-    print_table(
-        ["drain of", "rows/s", "us when empty"],
-        [
-            [f"{case['lanes']} lanes", case["rows_per_second"], case["empty_seconds"].median * 1e6]
-            for case in figures["drain"]
-        ],
-    )
-    print()
-    print_table(
-        [
-            "20 MB, readers",
-            "publish ms",
-            "memcpy ms",
-            "ratio",
-            "ratio of CPU time",
-            "checksum GB/s",
-            "seal to pin ms",
-            "versions read",
-            "slots taken away",
-        ],
-        [
-            [
-                case["readers"],
-                case["publish"].median * 1e3,
-                case["memcpy"].median * 1e3,
-                case["publish_over_memcpy"].median,
-                case["publish_cpu_over_memcpy"].median,
-                nbytes / case["checksum"].median / 1e9,
-                case["seal_to_pin_seconds"].median * 1e3 if case["seal_to_pin_seconds"] else "",
-                case["versions_read"],
-                case["slots_taken_away"],
-            ]
-            for case in figures["publish"]
-        ],
-    )
-    print()
-    print_table(
-        ["call", "ns", "low", "high"],
-        [
-            [name, case.median * 1e9, case.low * 1e9, case.high * 1e9]
-            for name, case in figures["seconds_per_call"].items()
-        ],
-    )
-    save(options.json, figures)
+    return [{"call": name, "seconds": seconds} for name, seconds in timed.items()]
+
+
+PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
+    "lane": lanes,
+    "drain": lambda rounds: [drain(count, 5 * rounds) for count in (36, 300)],
+    "publish": lambda rounds: [publish(20_000_000, readers, rounds) for readers in (0, 36)],
+    "seconds_per_call": calls,
+}
+
+
+def main() -> None:
+    parser = arguments("channels", __doc__ or "")
+    sweep_dead()
+
+    def measured(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+        rows = PARTS[name](15 if options.short else 60)
+        print_rows(rows)
+        return rows
+
+    run_parts(parser, {name: partial(measured, name) for name in PARTS})
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ The limit of both is the environment alone with actions that cost nothing. Env s
 Pong's frames are 4 for each env step.
 
 Rates are per second of processor time: both loops are one thread that never waits, so this is the wall time of a
-machine of their own, and neighbors on the machine disturb it little. The ratio by wall time stands beside it in the
-JSON."""
+machine of their own, and neighbors on the machine disturb it little. The ratio by wall time is in the JSON too."""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -26,8 +26,8 @@ import numpy as np
 import onnxruntime
 
 from benchmarks import harness
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.board import Board, Counters
 from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox, MailboxReader
@@ -174,35 +174,28 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
     taken: dict[str, list[int]] = {name: [] for name in players}
     walls: dict[str, list[float]] = {name: [] for name in players}
 
-    def case(name: str) -> Callable[[], object]:
-        def play() -> None:
-            begin = time.perf_counter()
-            taken[name].append(players[name].play(steps))
-            walls[name].append(time.perf_counter() - begin)
+    def play(name: str) -> None:
+        begin = time.perf_counter()
+        taken[name].append(players[name].play(steps))
+        walls[name].append(time.perf_counter() - begin)
 
-        return play
+    seconds = harness.interleave({name: partial(play, name) for name in players}, rounds, clock=time.process_time)
 
-    seconds = harness.interleave({name: case(name) for name in players}, rounds, clock=time.process_time)
-    rates = {
-        name: [count / spent for count, spent in zip(taken[name][1:], seconds[name], strict=True)] for name in players
-    }
-    by_wall = {
-        name: [count / spent for count, spent in zip(taken[name][1:], walls[name][1:], strict=True)] for name in players
-    }
-    network_name = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
-    return {
-        "env": env_id,
-        "num_envs": num_envs,
-        "network": network_name,
-        "vector_steps": steps,
-        "env_steps_per_second": {name: harness.Timing.of(values) for name, values in rates.items()},
-        "env_steps_per_wall_second": {name: harness.Timing.of(values) for name, values in by_wall.items()},
-        "rollout_to_bare": harness.ratios(rates["rollout"], rates["bare"]),
-        "rollout_to_bare_by_wall": harness.ratios(by_wall["rollout"], by_wall["bare"]),
-        "environments_to_gymnasium": harness.ratios(
-            rates["our environments alone"], rates["gymnasium's environments alone"]
-        ),
-    }
+    def rates(spent: dict[str, list[float]]) -> dict[str, list[float]]:
+        return {
+            name: [count / second for count, second in zip(taken[name][-rounds:], spent[name][-rounds:], strict=True)]
+            for name in players
+        }
+
+    found: dict[str, Any] = {"env": env_id, "num_envs": num_envs, "vector_steps": steps}
+    found["network"] = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
+    for clock, by_clock in (("second", rates(seconds)), ("wall_second", rates(walls))):
+        found[f"env_steps_per_{clock}"] = {name: harness.Timing.of(values) for name, values in by_clock.items()}
+        end = "" if clock == "second" else "_by_wall"
+        found[f"rollout_to_bare{end}"] = harness.ratios(by_clock["rollout"], by_clock["bare"])
+        alone = [by_clock[f"{whose} environments alone"] for whose in ("our", "gymnasium's")]
+        found[f"environments_to_gymnasium{end}"] = harness.ratios(*alone)
+    return found
 
 
 def main() -> None:
@@ -218,27 +211,10 @@ def main() -> None:
     results = [measure(env_id, num_envs, hidden, steps // scale, rounds) for env_id, num_envs, hidden, steps in cases]
     rows = []
     for result in results:
-        rates = result["env_steps_per_second"]
-        ratio = result["rollout_to_bare"]
-        envs = result["environments_to_gymnasium"]
-        rows.append(
-            [
-                f"{result['env']} x{result['num_envs']}",
-                *(f"{rates[name].median:,.0f}" for name in rates),
-                f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})",
-                f"{envs.median:.2f} ({envs.low:.2f}-{envs.high:.2f})",
-            ]
-        )
-    headers = [
-        "env steps/s",
-        "rollout",
-        "bare loop",
-        "limit: our envs",
-        "limit: Gymnasium's",
-        "rollout/bare",
-        "our envs/Gymnasium's",
-    ]
-    harness.print_table(headers, rows)
+        rates = {name: f"{rate.median:,.0f}" for name, rate in result["env_steps_per_second"].items()}
+        compared = {name: result[name] for name in ("rollout_to_bare", "environments_to_gymnasium")}
+        rows.append({"env steps/s": f"{result['env']} x{result['num_envs']}", **rates, **compared})
+    harness.print_rows(rows)
     pong = results[-1]["env_steps_per_second"]["rollout"].median * 4
     print(f"Pong: {pong:,.0f} frames/s in the rollout")
     harness.save(options.json, {"results": results, "pong_frames_per_second": pong, "epsilon": EPSILON})

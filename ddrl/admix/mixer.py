@@ -20,9 +20,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import load_policy
+from ddrl.acting.policy_file import ActingModel, load_policy
 from ddrl.admix.making import Book
 from ddrl.admix.messages import (
     UNREADABLE,

@@ -1,6 +1,6 @@
-"""What every process must know of a learning algorithm, said without torch.
+"""What every process must know of a learning algorithm, without torch.
 
-Made by an algorithm's `describe(config, spec)` on rank 0 before any channel is created; travels in the topology. Lanes
+Made by an algorithm's `describe(config, spec)` on rank 0 before any channel is created, and part of the topology. Lanes
 and counters are made from it, rollouts act by it, and none of them loads the algorithm's module.
 """
 
@@ -33,7 +33,7 @@ class ActingInput:
 
 @dataclass(frozen=True)
 class Experience:
-    """Where an algorithm's batches come from and what one draw is."""
+    """The source of an algorithm's batches, and what one draw is."""
 
     source: Literal["replay", "trajectories"] = "replay"
     pick_len: int = 1  # [records] of a draw; above 1: sequences

@@ -28,7 +28,7 @@ def shortened(error: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says, as far as its first line; its type's name where it says nothing."""
+    """First line of the text of another library's error; its type's name where it has no text."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""What travels beside a parameter vector: the values in a mailbox's slot, by name.
+"""What is sent beside a parameter vector: the values in a mailbox's slot, by name.
 
 A slot holds up to eight float64 values. A `VersionStamp` goes from the trainer to rollouts with each version; an
 `Evaluation` goes back from the evaluator with the version it judged.
@@ -25,13 +25,17 @@ class VersionStamp(NamedTuple):
         return cls(*values[:3])
 
 
-@dataclass(frozen=True)
-class Returns:
+class Returns(NamedTuple):
     """Raw returns of some greedy episodes."""
 
     mean: float
     std: float
     episodes: int
+
+    @classmethod
+    def read(cls, mean: float, std: float, episodes: float) -> Returns:
+        """The same from numbers of any kind."""
+        return cls(float(mean), float(std), int(episodes))
 
 
 @dataclass(frozen=True)
@@ -45,49 +49,33 @@ class Evaluation:
 
     @property
     def best(self) -> Returns:
-        """What is known best of this version: its confirmation where there was one."""
+        """The most reliable returns of this version: its confirmation where there was one."""
         return self.confirmed or self.played
 
     def values(self) -> tuple[float, ...]:
         """As the values of a mailbox's slot."""
-        second = self.confirmed or Returns(math.nan, math.nan, 0)
-        return (float(self.env_steps), *_floats(self.played), *_floats(second))
+        return (float(self.env_steps), *self.played, *(self.confirmed or (math.nan, math.nan, 0)))
 
     @classmethod
     def of(cls, policy_version: int, values: Sequence[float]) -> Evaluation:
         """Read a slot's values."""
-        played = _returns(values[1:4])
-        second = _returns(values[4:7])
-        return cls(policy_version, int(values[0]), played, second if second.episodes else None)
+        second = Returns.read(*values[4:7])
+        return cls(policy_version, int(values[0]), Returns.read(*values[1:4]), second if second.episodes else None)
 
     def to_json(self) -> dict[str, Any]:
         """As the policy file and checkpoints keep it."""
-        document = {"policy_version": self.policy_version, "env_steps": self.env_steps, **_named(self.played)}
-        return document | ({"confirmed": _named(self.confirmed)} if self.confirmed else {})
+        document = {"policy_version": self.policy_version, "env_steps": self.env_steps, **self.played._asdict()}
+        return document if self.confirmed is None else {**document, "confirmed": self.confirmed._asdict()}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Evaluation:
         """Read what `to_json` made; KeyError, TypeError or ValueError for anything else."""
-        confirmed = document.get("confirmed")
+        second = document.get("confirmed")
+        confirmed = Returns.read(*_named(second)) if second else None
         return cls(
-            int(document["policy_version"]),
-            int(document["env_steps"]),
-            _of_named(document),
-            _of_named(confirmed) if confirmed else None,
+            int(document["policy_version"]), int(document["env_steps"]), Returns.read(*_named(document)), confirmed
         )
 
 
-def _floats(returns: Returns) -> tuple[float, float, float]:
-    return returns.mean, returns.std, float(returns.episodes)
-
-
-def _returns(values: Sequence[float]) -> Returns:
-    return Returns(values[0], values[1], int(values[2]))
-
-
-def _named(returns: Returns) -> dict[str, Any]:
-    return {"mean": returns.mean, "std": returns.std, "episodes": returns.episodes}
-
-
-def _of_named(document: dict[str, Any]) -> Returns:
-    return Returns(float(document["mean"]), float(document["std"]), int(document["episodes"]))
+def _named(document: dict[str, Any]) -> tuple[Any, Any, Any]:
+    return document["mean"], document["std"], document["episodes"]

@@ -1,4 +1,5 @@
-"""The columns of the counters table: what every process reports about itself, and how it adds up over the run.
+"""The columns of the counters table: what every process reports about itself, and how a run's figures are made of
+them.
 
 Each process owns one row and stores plain float64 values in it; a value that was never stored is NaN (fresh memory is
 poison). Written by every role, read by telemetry. Counts only grow; gauges hold the last value. Run-level series

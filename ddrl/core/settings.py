@@ -172,7 +172,7 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
 def config_from_toml(text: str, source: str, *, reading: bool = False) -> Config:
     """Read a config that `config_to_toml` wrote; `source` names it in errors. Sections of slices are kept as read.
 
-    `reading`: that of a run that is only looked at (`present_settings`)."""
+    `reading`: the run is only read, not resumed (`present_settings`)."""
     try:
         tree = present_settings(tomllib.loads(text), source, reading=reading)
         _check_names({section: values for section, values in tree.items() if section in CORE_SECTIONS}, source)

@@ -1,9 +1,9 @@
 """A run directory is a program: settings written package.module:Name import code.
 
-A run that names such code is resumed or played only where the user has said that he trusts it: by starting it himself
-on this machine, or by --trust. What was trusted is remembered outside of the run directory, in
-$XDG_STATE_HOME/ddrl/trusted (~/.local/state), as a digest of the directory, the name and the file that the name means
-here. The same names in another directory, or of another file, are asked for again.
+A run that names such code is resumed or played only where the user trusts it: because he started it on this machine,
+or by --trust. What is trusted is remembered outside of the run directory, in $XDG_STATE_HOME/ddrl/trusted
+(~/.local/state), as a digest of the directory, the name and the file that the name means here. The same names in
+another directory, or of another file, are asked for again.
 """
 
 from __future__ import annotations

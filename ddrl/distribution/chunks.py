@@ -24,7 +24,7 @@ from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
 
 if TYPE_CHECKING:
     from ddrl.distribution.codecs import Codec
-    from ddrl.distribution.executor import Held
+    from ddrl.distribution.executor import HeldVersion
 
 MAGIC = 0x6C726464  # "ddrl"
 EPOCHS = 1 << 16
@@ -146,8 +146,8 @@ class Assembly:
             return False
         self._there[index] = 1
         self._missing -= 1
-        header = self.headers.chunks[index]
-        foreign = (header["epoch"], header["sequence"], header["index"]) != (self._epoch, self._sequence, index)
+        sequence, place, length, epoch, _, wanted = self.headers.chunks[index].item()
+        foreign = (epoch, sequence, place) != (self._epoch, self._sequence, index)
         if index == 0:
             model = self.headers.model[0]
             self.version = int(model["version"])
@@ -156,9 +156,9 @@ class Assembly:
         problem = ""
         if foreign:
             problem = "bears a header of another message"
-        elif header["length"] != len(payload):
+        elif length != len(payload):
             problem = "does not belong there"
-        elif header["checksum"] != self.headers.checksum(index, payload):
+        elif wanted != self.headers.checksum(index, payload):
             problem = "does not match its checksum"
         elif not self.problem:
             problem = self.accept(index)
@@ -339,17 +339,17 @@ class SentVersions:
     since the last refusal is confirmed."""
 
     def __init__(self) -> None:
-        self._sent: dict[int, Held] = {}
+        self._sent: dict[int, HeldVersion] = {}
         self._base = -1
         self._since = 0  # models before this one cannot be bases
 
-    def base(self, next_sequence: int) -> tuple[int, Held] | None:
+    def base(self, next_sequence: int) -> tuple[int, HeldVersion] | None:
         """Sequence and version that every receiver holds; None: send a whole one."""
         if self._base < 0 or next_sequence - self._base > MAX_BACK:
             return None
         return self._base, self._sent[self._base]
 
-    def sent(self, sequence: int, version: Held) -> None:
+    def sent(self, sequence: int, version: HeldVersion) -> None:
         """A version is sent; it is kept until a newer one is confirmed."""
         self._sent[sequence] = version.share()
 

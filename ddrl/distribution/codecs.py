@@ -1,9 +1,8 @@
-"""Codecs: how a piece of a model becomes fewer bytes on its way, and the piece again.
+"""Codecs: how a chunk of a model is encoded in fewer bytes, and decoded.
 
 A codec is a plug-in (`core.plugins`): a class of this module, or package.module:Class from outside, named by
-cluster.codec; its settings are the table [cluster.NAME]. It codes one chunk at a time for `chunks`; it is given the
-places of float32 values, and knows nothing of versions, relays or MPI. The same bytes decode to the same values on
-every machine.
+cluster.codec; its settings are the table [cluster.NAME]. It encodes one chunk at a time for `chunks`; it knows where
+float32 values are, and nothing of versions, relays or MPI. The same bytes decode to the same values on every machine.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl._kernel import Transfers, seal_chunks
-from ddrl.core.errors import PlanError
+from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
+from ddrl.core.errors import ChannelError, PlanError
 from ddrl.distribution.chunks import Assembly, Bytes, CodedAssembly, Coding, Encoder, Headers
 from ddrl.distribution.membership import Confirm
 from ddrl.distribution.plan import Plan
@@ -30,48 +30,82 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-# -- the memory of a host as the executor uses it; `models` has the real one, a mailbox --------------------------------
+UNKNOWN = 0  # version of a slot until its first chunk has arrived
 
 
-class Held(Protocol):
-    """A sealed version that is not overwritten until it is released."""
+# -- the mailbox of a host as the executor uses it ---------------------------------------------------------------------
 
-    version: int
-    data: Bytes
-    checksum: int
-    time_ns: int
-    values: NDArray[np.float64]
 
-    def share(self) -> Held:
+class HeldVersion:
+    """A pinned version. It is not overwritten until the last `release`, which frees its reader for another one."""
+
+    def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
+        self.version = pin.version
+        self.checksum = pin.checksum
+        self.time_ns = pin.time_ns
+        self.values = np.asarray(pin.values, np.float64)
+        self.data: Bytes = pin.data
+        self._reader = reader
+        self._free = free
+        self._shares = 1
+
+    def share(self) -> HeldVersion:
         """The same, to be released one more time."""
-        ...
+        self._shares += 1
+        return self
 
     def release(self) -> None:
-        """Let it be overwritten, unless others share it."""
-        ...
+        """Let the slot be overwritten, unless others share it."""
+        self._shares -= 1
+        if not self._shares:
+            self._reader.unpin()
+            self._free.append(self._reader)
 
 
-class Opened(Protocol):
-    """Memory for one version that is being received."""
+class Inbox:
+    """The mailbox of a host, in which versions land. The relay is its only writer, but for the trainer's host, where it
+    only reads. `readers`: this relay's own, one more than the versions in flight, so that every version under way can
+    be pinned."""
 
-    data: Bytes
+    def __init__(self, mailbox: Mailbox, readers: Sequence[MailboxReader]) -> None:
+        self.mailbox = mailbox
+        self._free = list(readers)
 
-    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> Held | None:
-        """Hand the version to the readers of this host; `hold` keeps it from being overwritten until released."""
-        ...
+    def open(self, urgent: bool) -> MailboxSlot | None:
+        """A slot to receive into, None while none is free; `urgent`: take one from a reader that pins an old
+        version."""
+        return self.mailbox.begin(UNKNOWN) if urgent else self.mailbox.try_begin(UNKNOWN)
 
-    def abandon(self) -> None:
-        """Give the memory back unread."""
-        ...
+    def seal(
+        self, slot: MailboxSlot, version: int, values: Sequence[float], checksum: int, time_ns: int, hold: bool
+    ) -> HeldVersion | None:
+        """Hand a received version to the readers, unless a newer one is there already. Returns it pinned where `hold`,
+        if it was handed over; where not, the slot stays open for those who still send from it."""
+        if version <= self.mailbox.newest:
+            if not hold:
+                slot.abandon()
+            return None
+        slot.version = version
+        slot.seal(values, checksum, time_ns)
+        return self.hold() if hold else None
 
+    @property
+    def can_hold(self) -> bool:
+        """Whether one more version can be pinned."""
+        return bool(self._free)
 
-class Inbox(Protocol):
-    """Where versions land on this host."""
-
-    def open(self, urgent: bool) -> Opened | None:
-        """Memory for one more version, or None while there is none to spare; `urgent`: take it from the slowest reader
-        if need be."""
-        ...
+    def hold(self) -> HeldVersion:
+        """Pin the newest version."""
+        if not self._free:
+            raise ChannelError(
+                "the relay has no free reader of the mailbox left: give it one more than cluster.versions_in_flight"
+            )
+        reader = self._free.pop()
+        pin = reader.pin()
+        if pin is None:
+            self._free.append(reader)
+            raise ChannelError("the mailbox holds no version yet: nothing to pin")
+        return HeldVersion(pin, reader, self._free)
 
 
 # -- versions under way ------------------------------------------------------------------------------------------------
@@ -87,7 +121,7 @@ class Flight:
     unsent: bool  # some of its messages have yet to leave
     unreceived: int = 0  # messages
     ended: bool = False  # sealed or refused; at the root from the start
-    opened: Opened | None = None  # where it lands
+    opened: MailboxSlot | None = None  # where it lands
     assembly: Assembly | None = None  # None at the root, which has everything
     encoder: Encoder | None = None  # root, with a codec
     varying: Encoder | CodedAssembly | None = None  # knows places and lengths of coded chunks of varying size
@@ -155,34 +189,33 @@ class Packing:
 
     def handles(self, flight: Flight, messages: Sequence[int]) -> list[int]:
         """MPI's handles of the datatypes of messages, as long as they can be."""
-        return [self._whole(flight, message).handle for message in messages]
+        address = flight.data.ctypes.data
+        return [self._whole(flight, address, self.first[one], self.count[one]).handle for one in messages]
 
     def datatype(self, flight: Flight, message: int) -> MPI.Datatype:
         """Of a message about to be sent; valid until the next one is asked for. Where sizes vary, headers and chunks
         are sent one behind the other, from wherever they are."""
-        if flight.varying is None:
-            return self._whole(flight, message)
         first = self.first[message]
         stop = first + self.count[message]
-        begin, nbytes = Headers.span(first, stop - first)
         address = flight.data.ctypes.data
+        if flight.varying is None:
+            return self._whole(flight, address, first, stop - first)
+        begin, nbytes = Headers.span(first, stop - first)
         sizes = [nbytes, *flight.varying.lengths[first:stop]]
         places = [flight.headers.memory.ctypes.data + begin, *(address + at for at in flight.varying.at[first:stop])]
         self._free_varying()
         made = self._varying = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
         return made
 
-    def _whole(self, flight: Flight, message: int) -> MPI.Datatype:
-        first = self.first[message]
-        count = self.count[message]
-        address = flight.data.ctypes.data
-        key = (address, first, count)
-        if key not in self._known:
+    def _whole(self, flight: Flight, address: int, first: int, count: int) -> MPI.Datatype:
+        found = self._known.get((address, first, count))
+        if found is None:
             begin, nbytes = Headers.span(first, count)
             sizes = [nbytes, self._edges[first + count] - self._edges[first]]
             places = [flight.headers.memory.ctypes.data + begin, address + self._edges[first]]
-            self._known[key] = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
-        return self._known[key]
+            found = self._mpi.BYTE.Create_hindexed(sizes, places).Commit()
+            self._known[address, first, count] = found
+        return found
 
     def _free_varying(self) -> None:
         """MPI keeps it until the message has left."""
@@ -303,7 +336,7 @@ class Executor:
         self._take_notes()
         return Traffic(sent, received, messages_sent, messages_received, self._sealed, self._refused, self._trace)
 
-    def start(self, held: Held, base: tuple[int, Held] | None = None) -> int:
+    def start(self, held: HeldVersion, base: tuple[int, HeldVersion] | None = None) -> int:
         """Root: begin to send a version; returns its sequence number. The version is released when its last byte has
         left.
 
@@ -452,12 +485,14 @@ class Executor:
             for message in messages
             for chunk in range(first[message], first[message] + count[message])
         }
-        if not assembly.all_arrived(list(senders)):
-            for chunk, sender in senders.items():
-                healthy = not assembly.problem
-                assembly.arrived(chunk)
-                if healthy and assembly.problem:
-                    assembly.problem += f", as received from host {sender}"
+        singly = list(senders)
+        if assembly.all_arrived([chunk for chunk in senders if chunk]):
+            singly = [0] if 0 in senders else []
+        for chunk in singly:
+            healthy = not assembly.problem
+            assembly.arrived(chunk)
+            if healthy and assembly.problem:
+                assembly.problem += f", as received from host {senders[chunk]}"
         flight.unreceived -= len(messages)
         if not flight.unreceived:
             self._end(flight, assembly)
@@ -484,16 +519,18 @@ class Executor:
         since the trainer published it."""
         opened = flight.opened
         assert opened is not None
+        assert self._inbox is not None
         header = flight.headers.model[0]
         bases = None if self._coding is None else self._coding.bases
         hold = bases is not None or (self._coding is None and flight.unsent)
-        held = opened.seal(version, header["values"].copy(), checksum, int(header["time_ns"]), hold)
+        published_ns = int(header["time_ns"])
+        held = self._inbox.seal(opened, version, header["values"].tolist(), checksum, published_ns, hold)
         flight.let_go.clear()
         if hold:
             flight.let_go.append(opened.abandon if held is None else held.release)
         if bases is not None:
             bases.keep(flight.sequence, opened.data, flight.let_go.pop())
-        return max(0.0, (time.time_ns() - int(header["time_ns"])) * 1e-9)
+        return max(0.0, (time.time_ns() - published_ns) * 1e-9)
 
     def _retire(self, flight: Flight) -> None:
         """Give a version's memory back once it has ended here and its last byte has left."""

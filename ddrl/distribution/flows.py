@@ -1,14 +1,14 @@
-"""What a relay does beside carrying models, a duty each: rows and tables of counters up to the trainer's host, lines
-for collectors both ways, and the board's command and values down, with the order of a job's end.
+"""The duties of a relay beside carrying models: rows and tables of counters up to the trainer's host, lines for
+collectors both ways, the board's command and values down, and the end of the job.
 
-Rows travel as bytes, in blocks, each once and in order per lane. `RowsUp` drains its host's lanes into a block and
-sends it in synchronous mode, two blocks at most on their way: a block has left only when the root has taken it, and the
-root takes a host's next block only when the last one fits into that host's lane to the trainer. So a slow trainer fills
-that lane, then the blocks, then the host's lanes, and at last its rollouts wait: backpressure reaches them.
+Rows are sent as bytes, in blocks, each once and in order per lane. `RowsUp` drains its host's lanes into a block and
+sends it in synchronous mode, at most two blocks at a time: a send ends only when the root has taken the block, and the
+root takes a host's next block only when the last one has fitted into that host's lane to the trainer. So a slow trainer
+fills that lane, then the blocks, then the host's lanes, and at last its rollouts wait.
 
-Order of the end: the board's command is STOP -> the root sends it to all -> each relay drains its lanes, sends its last
-table and `Finished` -> the root, once every model has ended everywhere and every row is in its lane, sends `Goodbye`
--> all withdraw and leave together.
+The end, in order: the board's command is STOP; the root sends it to all; each relay drains its lanes and sends its last
+table and `Finished`; once every model has ended everywhere and every row is in its lane, the root sends `Goodbye`; all
+leave together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ddrl.distribution.membership import (
 from ddrl.distribution.models import ModelReceiver, ModelSender
 from ddrl.distribution.requests import Posted
 
-BLOCKS = 2  # per relay, on their way
+BLOCKS = 2  # of a relay that may be on their way
 TABLE_PERIOD = 0.25  # between tables of a host [s]
 STATE_PERIOD = 0.1  # between reads of the root's board values [s]
 QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
@@ -76,8 +76,8 @@ class Duty:
 
 
 class RowsUp(Duty):
-    """Drains `lanes` and sends to the root. A block goes when a quarter of it waits, or `period` seconds after the
-    last.
+    """Drains `lanes` and sends to the root. A block is sent when a quarter of it is filled, or `period` seconds after
+    the last.
 
     A block holds at most `block_bytes`, and no more rows than the lanes: rows that wait in blocks are as late as rows
     that wait in lanes."""
@@ -265,7 +265,7 @@ class RowsIn(Duty):
         return Posted(self._requests, [], self._blocks, self._arrived)
 
     def reset(self, membership: Membership) -> None:
-        """Say which rows of each host are here."""
+        """Publish which rows of each host are here."""
         self._post(membership)
         _rows_received(membership, {index + 1: rows for index, rows in enumerate(self._received)})
 
@@ -282,10 +282,10 @@ class RowsIn(Duty):
         self._membership.drop(self)
 
 
-def _rows_received(membership: Membership, mine: dict[int, int]) -> dict[int, int]:
-    """Rows that the root has received of each host; `mine`: the root's counts, empty elsewhere. Collective."""
-    counts = np.array([float(mine.get(host, 0)) for host in membership.ids])
-    return dict(zip(membership.ids, membership.exchange.reduce(counts, np.maximum).astype(int).tolist(), strict=True))
+def _rows_received(membership: Membership, counts: dict[int, int]) -> dict[int, int]:
+    """Rows that the root has received of each host; `counts`: the root's, empty elsewhere. Collective."""
+    values = np.array([float(counts.get(host, 0)) for host in membership.ids])
+    return dict(zip(membership.ids, membership.exchange.reduce(values, np.maximum).astype(int).tolist(), strict=True))
 
 
 class TablesUp(Duty):
@@ -334,7 +334,7 @@ class TablesIn(Duty):
 
 
 class Starter(Protocol):
-    """Starts and ends this host's collectors. The trainer and it exchange lines, through the relays."""
+    """Starts and ends this host's collectors. It and the trainer exchange lines, through the relays."""
 
     clock: str  # names this host's clock
 
@@ -343,7 +343,7 @@ class Starter(Protocol):
         ...
 
     def read(self) -> list[bytes]:
-        """What it has said since the last call; never waits. JobFailed where it has ended without being asked to."""
+        """Lines from it since the last call; never waits. JobFailed where it has ended without being asked to."""
         ...
 
     def end(self) -> None:
@@ -363,7 +363,7 @@ class LinesIn(Duty):
         return {Orders: lambda host, orders: self._starter.write(orders.line)}
 
     def progress(self) -> bool:
-        """Send what the starter has said."""
+        """Send the starter's lines."""
         for line in self._starter.read():
             report = Report(self._membership.host, line, self._starter.clock, time.monotonic())
             self._membership.send_root(report)
@@ -392,7 +392,7 @@ class LinesOut(Duty):
         self._unread.append(encode(report))
 
     def progress(self) -> bool:
-        """Pass on what both say; True if anything was said."""
+        """Pass on both lanes' lines; True if there were any."""
         moved = False
         for data in self._orders.pop():
             message = decode(data)
@@ -410,8 +410,8 @@ class LinesOut(Duty):
 
 
 class RootCommands(Duty):
-    """At the root: the board's command and values to all, the trainer's wish of a scheme, the plan in force to the
-    trainer, and the job's end."""
+    """At the root: the board's command and values to all, the scheme that the trainer asks for, the plan in force to
+    the trainer, and the job's end."""
 
     def __init__(
         self,
@@ -485,7 +485,7 @@ class RootCommands(Duty):
         return self._rows.rows >= sum(end.rows for end in self._finished.values()) and self._rows.idle
 
     def reset(self, membership: Membership) -> None:
-        """Say everything again."""
+        """Send everything again."""
         self._membership = membership
         self._finished.clear()
         self._state = None
@@ -583,7 +583,7 @@ class HostCommands(Duty):
         self._sent_finished = True
 
     def reset(self, membership: Membership) -> None:
-        """Say everything again."""
+        """Send everything again."""
         self._membership = membership
         self._sent_finished = False
         self._last_models = None

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddrl.distribution.chunks import Bytes
-from ddrl.distribution.executor import Executor
+from ddrl.channels.mailbox import Mailbox
+from ddrl.distribution.executor import Executor, Inbox
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard
 from ddrl.distribution.schemes import make_plan
@@ -54,46 +53,6 @@ MIN_BYTE = 1e-10  # [s]: 10 GB/s, which no checksum and copy together reach
 MIN_LARGE_PIECES = 6  # fewest large messages to a host from which a slope is taken
 
 
-class _Memory:
-    """Private memory for one model: what the executor asks of a mailbox slot, and of a version that is held."""
-
-    def __init__(self, nbytes: int, free: list[_Memory]) -> None:
-        self.version = 0
-        self.checksum = 0
-        self.time_ns = 0
-        self.values = np.zeros(8)
-        self.data: Bytes = np.zeros(nbytes, np.uint8)
-        self._free = free
-
-    def seal(self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool) -> None:
-        """Nobody reads it."""
-        if not hold:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Free for the next."""
-        self._free.append(self)
-
-    def share(self) -> _Memory:
-        """The same."""
-        return self
-
-    def release(self) -> None:
-        """Nothing to do: nobody else writes here."""
-
-
-class _Memories:
-    """An inbox of two places, used in turn."""
-
-    def __init__(self, nbytes: int) -> None:
-        self._free: list[_Memory] = []
-        self._free += [_Memory(nbytes, self._free) for _ in range(2)]
-
-    def open(self, urgent: bool) -> _Memory | None:
-        """A free place."""
-        return self._free.pop(0) if self._free else None
-
-
 def measure_processor(probe: _Probe, rate: float) -> tuple[float, float]:
     """Seconds that a message, and a byte of it, cost the processor at either end; every rank returns the same.
 
@@ -113,24 +72,28 @@ def measure_processor(probe: _Probe, rate: float) -> tuple[float, float]:
 def _message_seconds(probe: _Probe, plan: Plan) -> float:
     """Processor seconds of a message at one end: the mean over all messages and both ends, in the cheapest model."""
     rank = probe.rank
-    executor = Executor(probe.comm, plan, _Memories(plan.nbytes) if rank else None)
+    readers = 3
+    mailbox = Mailbox.create(None, plan.nbytes, 5, readers)
+    inbox = Inbox(mailbox, [mailbox.reader(index, firm=True) for index in range(readers)])
+    executor = Executor(probe.comm, plan, inbox if rank else None)
     probe.guard.keep(executor)
     executor.open()
-    held = _Memory(plan.nbytes, [])
+    model = np.zeros(plan.nbytes, np.uint8)
     spent = np.zeros(MODELS)
     longest = max(5e-4, 2e-5 * probe.size)  # between polls: many relays on one machine must not poll all the time
-    for model in range(MODELS):
+    for version in range(MODELS):
         probe.barrier()  # receives are posted everywhere
-        used = time.thread_time()
         if rank == 0:
-            held.version = model
+            mailbox.publish(model, version)
+            held = inbox.hold()
+            used = time.thread_time()
             executor.start(held)
-            spent[model] += time.thread_time() - used
+            spent[version] += time.thread_time() - used
         pause = 5e-5
-        while not (executor.idle and (rank == 0 or len(executor.reports) > model)):
+        while not (executor.idle and (rank == 0 or len(executor.reports) > version)):
             used = time.thread_time()
             if executor.progress():
-                spent[model] += time.thread_time() - used
+                spent[version] += time.thread_time() - used
                 pause = 5e-5
             else:
                 probe.poll()
@@ -272,10 +235,10 @@ def _fitting(rate: float) -> int:
 
 
 class Rates:
-    """What the rounds say of each host's link [bytes/s], the same at every rank.
+    """Each host's rates [bytes/s] as the rounds show them, the same at every rank.
 
-    A host's rate each way is the best of its rounds, for a slow partner shall not count against it. Rounds that carried
-    little count only where none carried more: in them the burst of an idle link makes it seem faster than it is."""
+    A host's rate each way is the best of its rounds, because a slow partner must not count against it. Rounds that
+    carried little count only where none carried more: in them the burst of an idle link makes it seem faster."""
 
     def __init__(self, size: int, latency: float) -> None:
         self._size = size

@@ -1,13 +1,13 @@
-"""A relay among all relays: the small messages between them, how it joins, and how it leaves with the others, in order
-or because one of them has failed.
+"""The group of all relays: the messages between them, and how a relay leaves the group with the others, in order or
+because one of them has failed.
 
-Used as a context: an error raised inside is sent to every other relay, all of them withdraw what they have posted in
-MPI, and the error propagates. On the others `RelayFailed` is raised wherever they are, with the text of the first one,
-so that a failure at any time, also while links are measured and plans are made, ends all of them within seconds and
-leaves no memory to MPI that is freed.
+A `Membership` is a context: an error raised inside is sent to every other relay, all of them withdraw their requests
+from MPI, and the error propagates. On the others `RelayFailed` is raised wherever they are, with the text of the first
+error. So a failure at any time, also while links are measured and plans are made, ends all relays within seconds, and
+no memory is freed that MPI may still touch.
 
 A host has an id that it keeps for the whole job; ranks are those of one membership's communicator. A membership can be
-replaced by another one of fewer hosts, or in another order (`withdraw`, then `Relay.reset`).
+replaced by one of fewer hosts or in another order (`withdraw`, then `Relay.reset`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TAG_MESSAGE = 1
 TAG_BLOCK = 2  # rows of experience
 TAG_EXCHANGE = 3
-POLL_PERIOD = 0.01  # between looks for a failure while others are waited for [s]
+POLL_PERIOD = 0.01  # between checks for a failure while others are waited for [s]
 MAX_TEXT = 1 << 14  # letters of a failure's text
 
 
@@ -125,14 +125,15 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class SchemeWish(msgspec.Struct, tag="scheme_wish"):
-    """Trainer to root relay, in a slot of their board. The scheme to use from the next version on."""
+    """Trainer to root relay, in a slot of their board: the scheme to use from the next version on."""
 
     scheme: str
 
 
 class PlanInForce(msgspec.Struct, tag="plan_in_force"):
-    """Root relay to trainer, in a slot of their board. The plan by which models are sent: `shards` hosts that the root
-    itself sends to, `chunk_bytes` of the largest piece, `bound_seconds` by the links measured (None: not measured)."""
+    """Root relay to trainer, in a slot of their board: the plan by which models are sent. `shards`: hosts that the root
+    itself sends to; `chunk_bytes`: of the largest piece; `bound_seconds`: by the measured links (None: not
+    measured)."""
 
     epoch: int
     scheme: str
@@ -251,7 +252,7 @@ class Membership:
 
     @property
     def all_sent(self) -> bool:
-        """Whether MPI had taken every message at the last look (`messages`, `poll`)."""
+        """Whether MPI had taken every message when it was last asked (`messages`, `poll`)."""
         return not self._sends
 
     def messages(self) -> list[tuple[int, Message]]:

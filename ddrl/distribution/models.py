@@ -1,9 +1,9 @@
-"""Models on their way: from the root's mailbox to every other host's.
+"""Models on their way from the root's mailbox to every other host's.
 
-`ModelSender` is the root's end, `ModelReceiver` every other host's; both have the plan in force and its executor.
-Newest wins: a version starts when fewer than `cluster.versions_in_flight` are unconfirmed, and those in between are
-never sent. A version that some host refused is sent again while it is still the newest. With cluster.codec versions
-travel in coded form (`chunks`): hosts other than the trainer's act on the decoded one.
+`ModelSender` is the root's end, `ModelReceiver` every other host's; both have the plan in force and its executor. The
+newest version is sent when fewer than `cluster.versions_in_flight` are unconfirmed; versions in between are never sent.
+A version that some host refused is sent again while it is still the newest. With cluster.codec versions are sent in
+coded form (`chunks`): hosts other than the trainer's act with the decoded one.
 """
 
 from __future__ import annotations
@@ -12,22 +12,21 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
+from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
-from ddrl.core.errors import ChannelError, ConfigError, JobFailed
+from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.distribution.chunks import Coding, SentVersions
 from ddrl.distribution.codecs import Codec, load_codec
-from ddrl.distribution.executor import WINDOW, Executor, Traffic
+from ddrl.distribution.executor import WINDOW, Executor, Inbox, Traffic
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
-from ddrl.distribution.plan import Bytes, Plan
+from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import withdraw
 from ddrl.distribution.schemes import Choice, choose, load_scheme, make_plan
 
@@ -35,97 +34,6 @@ WINDOW_SECONDS = 0.5  # of a link's rate
 MIN_WINDOW = 1 << 16  # bytes
 RETRIES = 3  # sends of a version that some host refused
 KEPT_CONFIRMS = 1 << 14  # confirmations to keep for readers
-UNKNOWN = 0  # the version of a slot is known only when its first chunk has arrived
-
-
-# -- the mailbox as the executor uses it
-#
-# Written by the relay of this host, the mailbox's only writer there (on the trainer's host the trainer writes, and the
-# relay only reads).
-
-
-class HeldVersion:
-    """A pinned version; the last `release` frees its reader for the next."""
-
-    def __init__(self, pin: Pin, reader: MailboxReader, free: list[MailboxReader]) -> None:
-        self.version = pin.version
-        self.checksum = pin.checksum
-        self.time_ns = pin.time_ns
-        self.values = np.asarray(pin.values, np.float64)
-        self.data: Bytes = pin.data
-        self._reader = reader
-        self._free = free
-        self._shares = 1
-
-    def share(self) -> HeldVersion:
-        """The same, to be released once more."""
-        self._shares += 1
-        return self
-
-    def release(self) -> None:
-        """Let the slot be overwritten, unless others share it."""
-        self._shares -= 1
-        if not self._shares:
-            self._reader.unpin()
-            self._free.append(self._reader)
-
-
-class OpenSlot:
-    """One slot of the mailbox between begin and seal."""
-
-    def __init__(self, slot: MailboxSlot, inbox: MailboxInbox) -> None:
-        self.data: Bytes = slot.data
-        self._slot = slot
-        self._inbox = inbox
-
-    def seal(
-        self, version: int, values: NDArray[np.float64], checksum: int, time_ns: int, hold: bool
-    ) -> HeldVersion | None:
-        """Hand the version to the readers, unless a newer one is there already. Returns it pinned where `hold`, if it
-        was handed over; where not, the slot stays open for those who still send from it, and `abandon` ends it."""
-        if version <= self._inbox.mailbox.newest:
-            if not hold:
-                self._slot.abandon()
-            return None
-        self._slot.version = version
-        self._slot.seal(values.tolist(), checksum, time_ns)
-        return self._inbox.hold() if hold else None
-
-    def abandon(self) -> None:
-        """Give the slot back unread."""
-        self._slot.abandon()
-
-
-class MailboxInbox:
-    """`readers`: this relay's own, one more than the versions in flight, so that every version under way can be
-    pinned."""
-
-    def __init__(self, mailbox: Mailbox, readers: Sequence[MailboxReader]) -> None:
-        self.mailbox = mailbox
-        self._free = list(readers)
-
-    def open(self, urgent: bool) -> OpenSlot | None:
-        """A slot to receive into; only where `urgent` is one taken from a reader that pins an old version."""
-        slot = self.mailbox.begin(UNKNOWN) if urgent else self.mailbox.try_begin(UNKNOWN)
-        return None if slot is None else OpenSlot(slot, self)
-
-    @property
-    def can_hold(self) -> bool:
-        """Whether one more version can be pinned."""
-        return bool(self._free)
-
-    def hold(self) -> HeldVersion:
-        """Pin the newest version."""
-        if not self._free:
-            raise ChannelError(
-                "the relay has no free reader of the mailbox left: give it one more than cluster.versions_in_flight"
-            )
-        reader = self._free.pop()
-        pin = reader.pin()
-        if pin is None:
-            self._free.append(reader)
-            raise ChannelError("the mailbox holds no version yet: nothing to pin")
-        return HeldVersion(pin, reader, self._free)
 
 
 def bases_kept(config: ClusterConfig) -> int:
@@ -140,9 +48,7 @@ def bases_kept(config: ClusterConfig) -> int:
 class Models:
     """What both ends share: the membership, the plan in force, and its executor."""
 
-    def __init__(
-        self, membership: Membership, inbox: MailboxInbox, config: Config, codec: Codec | None, trace: bool
-    ) -> None:
+    def __init__(self, membership: Membership, inbox: Inbox, config: Config, codec: Codec | None, trace: bool) -> None:
         self.codec = codec
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
@@ -165,7 +71,7 @@ class Models:
 
     @property
     def mailbox(self) -> Mailbox:
-        """Where versions come from (root) or land."""
+        """Where versions are taken from (root) or land."""
         return self._inbox.mailbox
 
     def totals(self) -> Traffic:
@@ -192,7 +98,7 @@ class Models:
         self._measure_if_used()
 
     def remeasure(self) -> None:
-        """Measure the links together with all others. What is under way does not arrive any more."""
+        """Measure the links together with all others. What is under way does not arrive."""
         membership = self._membership
         if self.executor is not None and not withdraw([membership.data], [self.executor], meanwhile=membership.poll):
             raise JobFailed("the relays did not stop sending together: one of them hangs")
@@ -201,9 +107,7 @@ class Models:
         self.executor = None
         self.links = measure_links(membership.data, membership, self.links)
 
-    def _build(
-        self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: MailboxInbox | None
-    ) -> Plan:
+    def _build(self, scheme: str, parameters: dict[str, object], versions_in_flight: int, inbox: Inbox | None) -> Plan:
         plan = make_plan(scheme, self.hosts, self.mailbox.nbytes, **parameters)
         self.close()
         coding = None
@@ -239,7 +143,7 @@ class ModelSender(Models):
     def __init__(
         self,
         membership: Membership,
-        inbox: MailboxInbox,
+        inbox: Inbox,
         config: Config,
         codec: Codec | None,
         in_use: Callable[[int], bool] | None,
@@ -247,7 +151,6 @@ class ModelSender(Models):
     ) -> None:
         super().__init__(membership, inbox, config, codec, trace)
         self._in_use = in_use
-        self.choice = Choice("direct", {})
         self.ready: set[int] = set()  # hosts on which the plan is in force
         # (host, how a model ended there), oldest first
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
@@ -255,10 +158,10 @@ class ModelSender(Models):
         self._max_in_flight = 1 if config.cluster.closed_loop else config.cluster.versions_in_flight
         self._in_flight = self._max_in_flight
         self._open: dict[int, set[int]] = {}  # hosts that have not confirmed a model yet, by sequence
-        self._sent_version = -1
+        self.sent_version = -1  # the newest version that was sent; -1: none
         self._tries = 0
         self._refused = False
-        self._asked = False  # another scheme is wanted
+        self._asked = False  # for another scheme
         self._bases = SentVersions()
         # In a closed loop the time of a model also holds the time in which rollouts act with it, which varies.
         self._watch = PaceWatch(stuck=math.inf) if config.cluster.closed_loop else PaceWatch()
@@ -279,11 +182,6 @@ class ModelSender(Models):
         """Whether no model is under way."""
         return self.executor is None or self.settled
 
-    @property
-    def sent_version(self) -> int:
-        """The newest version that was sent; -1: none."""
-        return self._sent_version
-
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """Models that have ended on a host, and plans in force there."""
         return {Confirm: self._confirmed, Ready: self._is_ready}
@@ -303,7 +201,6 @@ class ModelSender(Models):
     def plan_with(self, choice: Choice, versions_in_flight: int = 0) -> None:
         """Use this scheme from the next model on; only while `settled`. `versions_in_flight`: at most the setting's
         (0: the setting)."""
-        self.choice = choice
         self._in_flight = min(versions_in_flight or self._max_in_flight, self._max_in_flight)
         self._epoch += 1
         self._watch.restart()
@@ -329,15 +226,16 @@ class ModelSender(Models):
         self._asked = True
 
     def measure(self) -> None:
-        """Measure the links anew, all hosts together, and plan with them. Lasts a second or two. What is under way is
-        cut off: over a link that has become slow it could take long to arrive. The newest version then leaves again."""
+        """Measure the links again, all hosts together, and plan with them; takes one or two seconds. What is under way
+        is cut off: over a link that has become slow it could take long to arrive. The newest version is then sent
+        again."""
         self._cut_off()
         self._membership.send_all(Measure())
         self.remeasure()
         self._plan()
 
     def reset(self, membership: Membership) -> None:
-        """Plan anew for these relays; the newest version then leaves again."""
+        """Make a new plan for these relays; the newest version is then sent again."""
         self._cut_off()
         super().reset(membership)
         self._plan()
@@ -373,7 +271,7 @@ class ModelSender(Models):
             self._asked = False
             self.measure()
             return True
-        fresh = newest > self._sent_version
+        fresh = newest > self.sent_version
         if not (fresh or self._refused):
             return False
         if self._asked:
@@ -383,14 +281,14 @@ class ModelSender(Models):
             return self.settled
         if len(self.ready) < self.hosts or len(self._open) >= self._in_flight or not self._inbox.can_hold:
             return False
-        if self._in_use is not None and not self._in_use(self._sent_version):
+        if self._in_use is not None and not self._in_use(self.sent_version):
             return False
         self._tries = 0 if fresh else self._tries + 1
         self._refused = False
         if self._tries > RETRIES:
             return False
         held = self._inbox.hold()
-        self._sent_version = held.version
+        self.sent_version = held.version
         if self.codec is not None and self.codec.uses_base:
             self._bases.sent(executor.next_sequence, held)
         sequence = executor.start(held, self._bases.base(executor.next_sequence))
@@ -427,7 +325,7 @@ class ModelReceiver(Models):
     def __init__(
         self,
         membership: Membership,
-        inbox: MailboxInbox,
+        inbox: Inbox,
         config: Config,
         codec: Codec | None,
         in_use: Callable[[int], bool] | None,

@@ -23,6 +23,7 @@ from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import ParameterLayout
 from ddrl.distribution.codecs import make_codec
+from ddrl.distribution.executor import Inbox
 from ddrl.distribution.flows import (
     Duty,
     HostCommands,
@@ -37,7 +38,7 @@ from ddrl.distribution.flows import (
 )
 from ddrl.distribution.links import Links
 from ddrl.distribution.membership import Membership
-from ddrl.distribution.models import MailboxInbox, ModelReceiver, ModelSender, bases_kept
+from ddrl.distribution.models import ModelReceiver, ModelSender, bases_kept
 from ddrl.distribution.waits import Events, rest_seconds
 
 UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
@@ -99,14 +100,14 @@ class LocalHost:
     quiet: Callable[[], bool] = lambda: True
     in_use: Callable[[int], bool] | None = None
 
-    def inbox(self, config: ClusterConfig) -> MailboxInbox:
+    def inbox(self, config: ClusterConfig) -> Inbox:
         """The mailbox as the executor uses it; ConfigError without enough readers."""
         if len(self.readers) < readers_needed(config):
             raise ConfigError(
                 f"a relay needs {readers_needed(config)} readers of its mailbox (readers_needed), not "
                 f"{len(self.readers)}"
             )
-        return MailboxInbox(self.mailbox, self.readers)
+        return Inbox(self.mailbox, self.readers)
 
 
 class Relay:

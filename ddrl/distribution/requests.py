@@ -1,9 +1,9 @@
-"""Requests that MPI has not ended yet, how they are withdrawn, and collective calls that can be given up.
+"""Requests that MPI has not ended yet, how they are withdrawn, and collective calls that can be aborted.
 
-MPI writes into a posted buffer whenever the message arrives, and reads from one until it has been taken: memory that is
-freed before then crashes the process, or its neighbour waits for ever. So every object that posts requests lists those
+MPI writes into a posted buffer whenever its message arrives, and reads from one until it has been taken: freeing such
+memory earlier crashes the process, or its neighbour waits for ever. So every object that posts requests lists those
 that have not ended (`posted`), a `Guard` holds all such objects, and `withdraw` ends every request of all relays
-together. Knows no models.
+together. Knows nothing of models.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Guard(Protocol):
 
 
 class Exchange:
-    """Messages between all ranks of a communicator that can be given up at any time, which MPI's own collective calls
-    cannot: they are made of sends and receives, over a binomial tree. Every rank calls them in the same order."""
+    """Collective calls of all ranks of a communicator, as MPI's own, that can be aborted at any time: they are made of
+    sends and receives, over a binomial tree. Every rank makes the same calls in the same order."""
 
     def __init__(self, comm: MPI.Comm, guard: Guard, tag: int = COLLECTIVE_TAG) -> None:
         self.rank = comm.rank

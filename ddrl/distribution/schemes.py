@@ -1,9 +1,9 @@
-"""Schemes: who sends which piece of a model to whom. A scheme makes plans; "auto" chooses among the others.
+"""Schemes: which host sends which piece of a model to which. A scheme makes plans; "auto" chooses among the others.
 
 A scheme is a plug-in (`core.plugins`): a class of this module, or package.module:Class from outside, named by
-cluster.scheme; its settings are the table [cluster.NAME]. Plans are pure functions of (hosts, model size, parameters),
-so every relay builds the plan for itself from the scheme's reference and the parameters. "auto" asks every scheme for
-proposals, ranks them by closed forms (`simulator`), and runs the best in the simulator. Pure; no MPI.
+cluster.scheme; its settings are the table [cluster.NAME]. A plan follows from (hosts, model size, parameters) alone, so
+every relay builds it for itself from the scheme's reference and the parameters. "auto" asks every scheme for proposals,
+ranks them by closed forms (`simulator`), and simulates the best. No MPI.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ddrl.distribution.simulator import Network, simulate
 
 PACKAGE = "ddrl.distribution.schemes"
 SETTING = "cluster.scheme"
-CHUNK_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)  # that proposals try [bytes]
-MAX_CHUNKS = 512  # pieces of a model that a proposal may have
-UNEQUAL = 1.25  # links are unequal if the fastest sends this many times as fast as the slowest
-LAG_WEIGHT = 0.1  # weight of a model's own time beside the time between models
+CHUNK_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)  # of proposals [bytes]
+MAX_CHUNKS = 512  # of a model, in a proposal
+UNEQUAL = 1.25  # links are unequal if the fastest sends more than this many times as fast as the slowest
+LAG_WEIGHT = 0.1  # weight of the time that one model takes, beside the time between models
 SIMULATED = 16  # proposals that are simulated, beside the best one of each scheme
 MAX_SIMULATED_MESSAGES = 20_000  # in one simulation, about
 PLANNING_SECONDS = 3.0  # after which auto stops simulating proposals
@@ -58,8 +58,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Situation:
-    """What a plan is chosen for. `nbytes` of a model on the wire; `shards` (m) and `chunk_bytes` as the user asked for
-    them, 0 where the scheme decides."""
+    """What a plan is chosen for. `nbytes`: of a model as it is sent; `shards` (m) and `chunk_bytes`: of the settings, 0
+    where the scheme decides."""
 
     network: Network
     nbytes: int
@@ -225,8 +225,8 @@ def striped_trees(hosts: int, stripes: int, budgets: Sequence[float] | None = No
 
 
 def _grow_tree(hosts: int, share: dict[int, int]) -> Edges:
-    """Breadth first: hosts with many children are nearest to the root, leaves are dealt out evenly. `share`: children
-    of each inner host."""
+    """Breadth first: hosts with many children are nearest to the root, leaves are spread evenly. `share`: children of
+    each inner host."""
     inner = deque(sorted(share, key=lambda host: (-share[host], host)))
     leaves = deque(host for host in range(1, hosts + 1) if host not in share)
     edges: Edges = []
@@ -293,11 +293,11 @@ def shards_over_relays(name: str, hosts: int, nbytes: int, edges: list[int], chu
     depth = [0] * len(edges)
     for turn, shard, _ in pieces:
         depth[shard] = max(depth[shard], turn + 1)
-    # Large shards are dealt out as evenly as small ones.
+    # Chunks of all shards take turns in proportion to their number.
     pieces.sort(key=lambda piece: ((piece[0] + 0.5) / depth[piece[1]], piece[1]))
     messages: list[tuple[int, int, int, int]] = []
-    # Whole shards arrive one after another. If each relay began with the host beside it, it would reach every host
-    # together with the relay that began before it, and all would delay one another to the end; so they begin apart.
+    # Whole shards leave the root one after another. If each relay began with its neighbour, every host would be served
+    # by two relays at once, which would delay each other to the end; so relays begin far apart.
     apart = 0 if chunk_bytes else max(1, hosts // max(1, len(edges) - 1))
     for _, shard, chunk in pieces:
         relay = shard + 1
@@ -358,8 +358,8 @@ class Tree(Scheme):
 
 
 class Chain(Scheme):
-    """Chunks through all hosts, one after another. Slow to fill, but each host has one sender only; where versions
-    follow one another, or an idle link lets a chunk through at once, the filling hardly counts."""
+    """Chunks pass through all hosts, one after another. Slow to fill, but each host has one sender only; where versions
+    follow one another, or an idle link carries a chunk at once, the time to fill hardly counts."""
 
     name = "chain"
     takes_chunks = True
@@ -400,7 +400,7 @@ class Sharded(Scheme):
         relays).
 
         chunk_bytes = 0 forwards whole shards, as the source does; else each chunk of a shard is forwarded as it
-        arrives, and the root deals the chunks out in turn so that all relays begin early."""
+        arrives, and the root serves the relays in turn so that all begin early."""
         if relays is None:
             return shards_over_relays("sharded", hosts, nbytes, cut_evenly(nbytes, max(1, hosts)), chunk_bytes)
         if relays < 1:
@@ -426,7 +426,7 @@ class Sharded(Scheme):
 
     @classmethod
     def parameters(cls, settings: Settings, situation: Situation) -> dict[str, Any]:
-        """m as cluster.shards or the preset says."""
+        """m, from cluster.shards or the preset."""
         parameters = super().parameters(settings, situation)
         situation.check_shards()
         if situation.shards and settings.relays == "preset":

@@ -1,11 +1,11 @@
 """A discrete-event simulator that runs the executor's plans on a modeled network.
 
 A host's link serves one message at a time each way. Sending occupies the sender's way up for `message_seconds` + bytes
-/ up; the message then crosses in `latency` and passes the receiver's way down, in order of arrival and no faster than
-it comes in. A link that was idle lets `burst` bytes through at once, as shapers with a token bucket do. Each host's
-relay spends `send_cpu` and `receive_cpu` (+ `cpu_byte` a byte) on a message, one at a time, and where hosts are
-emulated on one machine all relays share its `cores`. Which message goes next is the executor's rule: the ready one that
-stands earliest, old models first. Pure; O(messages log).
+/ up; the message then crosses in `latency` and occupies the receiver's way down, in order of arrival and no faster than
+it arrives. A link that was idle lets `burst` bytes through at once, as shapers with a token bucket do. Each host's
+relay spends `send_cpu` and `receive_cpu` (+ `cpu_byte` a byte) on a message, one at a time; where hosts are emulated on
+one machine, all relays share its `cores`. The next message is chosen as by the executor: the lowest that can be sent,
+old models first. Pure; O(messages log).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from ddrl.distribution.plan import HEADER_BYTES, Plan
 
 # -- costs -------------------------------------------------------------------------------------------------------------
-# Closed-form time of each scheme, and the bound none can beat.
+# Closed-form times of schemes on equal links, and the bound that no plan can beat.
 #
-# Symbols: n hosts beside the root, S bytes, B bytes/s each way of every link, a seconds a message. Equal links only;
-# unequal ones are the simulator's work. The formulas are the usual ones of the postal and pipelining literature; each
-# stands beside its function.
+# Symbols: n hosts beside the root, S bytes, B bytes/s each way of every link, a seconds a message. The formulas are the
+# usual ones of the postal and pipelining literature.
 
 
 def direct_seconds(n: int, S: float, B: float, a: float) -> float:
@@ -41,7 +40,7 @@ def tree_seconds(n: int, S: float, B: float, a: float, fanout: int, depth: int =
     for level in range(1, depth + 1):
         size = n - placed if level == depth else min(fanout**level, n - placed)
         levels += math.ceil(size / parents)
-        placed = placed + size
+        placed += size
         parents = max(1, size)
     return levels * (a + S / B)
 
@@ -116,11 +115,6 @@ def bound_unequal(up: Sequence[float], down: Sequence[float], S: float, a: float
     return max(S / up[0], S / min(down[1:]), n * S / sum(up)) + a * math.ceil(math.log2(n + 1))
 
 
-def efficiency(bound: float, measured: float) -> float:
-    """bound / measured: 1 is as fast as the links allow."""
-    return bound / measured if measured > 0 else math.nan
-
-
 # -- simulator ---------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +130,7 @@ class Network:
     receive_cpu: float = 0.0
     cpu_byte: float = 0.0  # s/byte, at each end
     cores: int = 0  # shared by all relays; 0: each has its own
-    header_bytes: int = HEADER_BYTES  # a message bears, its share of frames included
+    header_bytes: int = HEADER_BYTES  # of a chunk
     burst: float = 0.0  # bytes that an idle link lets through at once, each way
 
     @classmethod
@@ -146,10 +140,6 @@ class Network:
         """`hosts` hosts and a root with the same rate each way, as in the cost model."""
         return cls([rate] * (hosts + 1), [rate] * (hosts + 1), latency, message_seconds, header_bytes=header_bytes)
 
-    def scaled(self, factor: float) -> Network:
-        """The same with all rates multiplied."""
-        return replace(self, up=[rate * factor for rate in self.up], down=[rate * factor for rate in self.down])
-
     def bound(self, nbytes: int) -> float:
         """Least time in which any plan brings one model to all."""
         return bound_unequal(self.up, self.down, nbytes)
@@ -157,17 +147,16 @@ class Network:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What came out: `started` and `finished` [models] in seconds (root begins; last host confirmed), `host_finished`
-    [models, hosts + 1]."""
+    """Times [s]: `started` and `finished` [models] (the root begins; the last host has confirmed), `host_finished`
+    [models, hosts + 1]. `trace` [sends, 6], empty unless asked for: begin and end of the send, arrival, source, target,
+    model * messages + message."""
 
     versions_in_flight: int
 
     started: NDArray[np.float64]
     finished: NDArray[np.float64]
     host_finished: NDArray[np.float64]
-    trace: NDArray[
-        np.float64
-    ]  # [sends, 6]: begin, end of the send, arrival, source, target, model * messages + message; empty unless asked
+    trace: NDArray[np.float64]
 
     @property
     def seconds(self) -> float:
@@ -239,7 +228,7 @@ class _Run:
                 heapq.heappush(self.ready[0], model * len(self.source) + message)
             if not self.plan.hosts:
                 self.hosts_left[model] = 0
-                self.ended = self.ended + 1
+                self.ended += 1
         self.send(0, now)
 
     def send(self, host: int, now: float) -> None:
@@ -270,7 +259,7 @@ class _Run:
             self.trace.append((begin, end, arrival, host, target, key))
 
     def arrive(self, host: int, key: int, now: float) -> None:
-        """A message is whole at its target: wake what waited for its chunks, count it, and pass on."""
+        """A message has arrived at its target: what waited only for its chunks becomes ready."""
         model, message = divmod(key, len(self.source))
         missing = self.missing[model]
         for chunk in range(self.first[message], self.first[message] + self.count[message]):

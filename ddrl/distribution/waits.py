@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # -- waits -------------------------------------------------------------------------------------------------------------
 
-SHARE = 0.02  # of the time waited so far; [s]
-SHORTEST = 2e-5
+SHARE = 0.02  # of the time waited so far, that a sleep lasts
+SHORTEST = 2e-5  # sleep [s]
 
 
 def nothing() -> None:
@@ -36,8 +36,8 @@ def nothing() -> None:
 def rest_seconds(
     waited: float, share: float = SHARE, longest: float = math.inf, *, shortest: float = SHORTEST
 ) -> float:
-    """A share of the time `waited`, at least `shortest` and at most `longest` [s]: what comes is late by no more than
-    that share, and hundreds that wait leave the cores alone."""
+    """A share of the time `waited`, at least `shortest` and at most `longest` [s]: a message is noticed late by no more
+    than that share, and hundreds of waiting processes leave the cores free."""
     return min(longest, max(shortest, share * waited))
 
 
@@ -65,21 +65,20 @@ def wait(
 # -- events ------------------------------------------------------------------------------------------------------------
 # Sleeping until MPI has something to do, or until this host's bell rings.
 #
-# Open MPI watches its sockets by epoll, and an epoll is itself something to wait on: it becomes readable when a message
-# comes in, and when a full socket takes more. So a relay sleeps in the kernel and wakes with the packet, where it would
-# else have to look again and again. MPI libraries and transports without an epoll (shared memory) cannot wake anybody:
-# there every sleep must be short.
+# Open MPI watches its sockets by epoll, and a process can wait for an epoll: it becomes readable when a message arrives
+# and when a full socket has room again. So a relay sleeps in the kernel and wakes with the packet instead of polling.
+# MPI libraries and transports without an epoll (shared memory) wake nobody: there every sleep must be short.
 
 
-MOST = 1024  # descriptors that select takes
+MAX_DESCRIPTOR = 1024  # that select takes
 
 
 def epolls() -> list[int]:
-    """Descriptors of this process that are epolls: those of MPI, once it stands."""
+    """Descriptors of this process that are epolls: those of MPI, once it is initialized."""
     found: list[int] = []
     for path in Path("/proc/self/fd").glob("*"):
         try:
-            if os.readlink(path) == "anon_inode:[eventpoll]" and int(path.name) < MOST:
+            if os.readlink(path) == "anon_inode:[eventpoll]" and int(path.name) < MAX_DESCRIPTOR:
                 found.append(int(path.name))
         except OSError:
             continue  # the listing's own
@@ -87,9 +86,9 @@ def epolls() -> list[int]:
 
 
 def yield_when_idle(on: bool) -> bool:
-    """Whether Open MPI gives the core away at every look that finds nothing, as it does where ranks share cores; what
-    it did before. Who sleeps by himself must keep the core: what came in meanwhile would wait for a turn of all others.
-    Other MPI libraries: False, and nothing changes."""
+    """Switch whether Open MPI yields the core at every poll that finds nothing, as it does where ranks share cores;
+    returns the previous state. A relay that sleeps by itself must keep the core: else what has arrived waits until all
+    others had a turn. Other MPI libraries: False, and nothing changes."""
     path = next((words[-1] for words in map(str.split, _mapped()) if "/libopen-pal." in words[-1]), None)
     if path is None:
         return False

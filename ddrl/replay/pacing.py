@@ -15,7 +15,7 @@ UNLIMITED = 1 << 40
 
 
 class Pacing(Protocol):
-    """What a source of experience says about the rate of recording and drawing."""
+    """The rates of recording and drawing that a source of experience allows."""
 
     def insertable(self) -> int:
         """Rows that may be recorded now; UNLIMITED where nothing limits."""

@@ -283,7 +283,7 @@ class ExperienceReplay:
         truncated). `columns` holds the further columns by name; where the episode ends, one of role STATE also comes
         as name_next, for the final state.
 
-        Returns the handle to go on with: a new one when the episode had been evicted. Amortized O(1), evictions
+        Returns the handle to use next: a new one when the episode had been evicted. Amortized O(1), evictions
         included. Raises ValueError for a handle that never was or has ended, TypeError or ValueError for an array that
         does not fit."""
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
@@ -450,7 +450,7 @@ class ExperienceReplay:
 
     def serialize(self, progress: Progress | None = None) -> bytes:
         """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may
-        go on meanwhile."""
+        continue meanwhile."""
         return cast(bytes, self._core.serialize(self._describe(), progress))
 
     def unserialize(self, data: bytes, progress: Progress | None = None) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.mutations.copies import Copy, stands
 from benchmarks.mutations.named import NAMED
-from benchmarks.mutations.nearest import FIRST, NEAREST, nearest
+from benchmarks.mutations.nearest import FOLDERS, FURTHER, RUNS, nearest
 from benchmarks.mutations.operators import candidates, draw
 from tests.sources import ROOT
 
@@ -44,23 +44,20 @@ def test_at_least_a_hundred_named_faults_stand_at_one_place_each_in_all_packages
     assert packages <= {fault.path.split("/")[1] for fault in standing}
 
 
-def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
-    for near, further in (*NEAREST.values(), *((tests, ()) for tests in FIRST.values())):
-        for path in (*near, *further):
+def test_the_nearest_tests_are_in_rings_and_exist() -> None:
+    for tests in (*FOLDERS.values(), *FURTHER.values(), RUNS):
+        for path in tests:
             assert (ROOT / path).exists(), path
     program = "tests/kernel/test_programs.py::test_a_program_passes_as_it_is[{}]".format
-    files = ("tests/distribution/test_codecs.py", "tests/distribution/test_shards.py")
-    assert nearest("ddrl/kernel/codec.hpp") == [(program("test_codec"),), files]
-    first, own, folder, *_ = nearest("ddrl/kernel/ring.hpp")
-    assert first == (program("test_ring"),)
-    assert (own, folder) == (("tests/channels/test_lane.py",), ("tests/replay", "tests/channels"))
-    assert program("test_replay") in nearest("ddrl/kernel/replay/selectors.hpp")[2]  # through other headers
-    own, folder, _ = nearest("ddrl/replay/pacing.py")
-    assert (own, folder) == (("tests/replay/test_pacing.py",), ("tests/replay",))
-    own, _, folder, _ = nearest("ddrl/acting/policy.py")
+    assert nearest("ddrl/kernel/codec.hpp")[0] == (program("test_codec"),)
+    assert nearest("ddrl/kernel/ring.hpp")[0][0] == program("test_ring")
+    assert program("test_replay") in nearest("ddrl/kernel/replay/selectors.hpp")[0]  # through other headers
+    assert nearest("ddrl/replay/pacing.py")[0] == ("tests/replay/test_pacing.py",)
+    own, importing, folder, further = nearest("ddrl/acting/policy.py")
     assert own == ("tests/acting/test_policy.py",)
-    assert "tests/rollout/test_worker.py" not in own
+    assert "tests/rollout/test_worker.py" in importing
     assert folder == ("tests/acting", "tests/rollout")
+    assert further == RUNS
 
 
 def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> None:

@@ -82,7 +82,7 @@ class CodedHost(Host):
             "refused": row["checksum_failures"].value,
             "problems": self.problems(),
             "model": LAYOUT.nbytes,
-            "wire": self.relay.models.executor._edges[-1],
+            "wire": self.relay.models.executor._packing._edges[-1],
             "chunks": self.relay.models.executor.plan.chunks,
             **more,
         }
@@ -144,9 +144,9 @@ def flipped():
             executor.spoiled, inner = True, executor._packing.datatype
 
             def datatype(flight, message, inner=inner, executor=executor):
-                if ill["left"] and executor._first[message] == 2:
+                if ill["left"] and executor._packing.first[message] == 2:
                     ill["left"] = 0
-                    flight.data[executor._edges[2] + 100] ^= 1
+                    flight.data[executor._coding.edges[2] + 100] ^= 1
                 return inner(flight, message)
 
             executor._packing.datatype = datatype

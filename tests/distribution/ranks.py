@@ -227,7 +227,7 @@ def flipped():
                 return start(held, base)
 
             def handled(flight, messages, handles=handles):  # headers are written by now
-                if len(starts) == 1:
+                if len(starts) == 1 and messages:  # that it sends; it receives none
                     flip(flight.data)
                 return handles(flight, messages)
 
