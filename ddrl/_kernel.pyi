@@ -1,5 +1,5 @@
 """
-C++ kernel of ddrl: channels in shared memory, codecs, the replay store, the learner's inner loops, and the queue of ad mixing.
+C++ kernel of ddrl: channels in shared memory, codecs, transfers, the replay store, and the learner's inner loops.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -276,36 +276,38 @@ def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), ord
     """Lengths and checksums of all chunks of a model."""
 
 def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
-    """Whether these chunks are of this model, as the root sealed them."""
+    """Whether these chunks are of this model, as the root sent them."""
 
 class Outbox:
-    """Which of a host's ready messages goes next, within a window of bytes."""
+    """
+    Which of a host's ready messages is sent next, within a window of bytes.
+    """
 
     def __init__(self, window: int, share: int) -> None: ...
 
     def add(self, entry: tuple[int, int], target: int) -> None:
-        """A message (sequence, place) may go."""
+        """A message (sequence, place) may be sent."""
 
     def take(self) -> tuple[int, int] | None:
         """The next message that has room."""
 
     def asks(self, target: int, nbytes: int) -> bool:
-        """Whether this message must end only when it has been taken."""
+        """Whether this message must be sent synchronously."""
 
     def copied(self, target: int, nbytes: int) -> None:
-        """A message has gone, and nothing will say when it has been taken."""
+        """A message was sent, and MPI will not report when it is received."""
 
     def sent(self, entry: tuple[int, int], target: int, nbytes: int) -> int:
         """
-        A message has gone whose end will be known; the bytes that will have been taken then.
+        A message was sent whose receipt will be reported; the bytes that will have been received then.
         """
 
     def taken(self, entry: tuple[int, int], target: int, nbytes: int) -> None:
-        """It has been taken, and those bytes with it."""
+        """Such a message, and with it those bytes, have been received."""
 
 class Transfers:
     """
-    Moves the messages of one plan on one host; ddrl.distribution.executor is its face.
+    Moves the messages of one plan on one host; used by ddrl.distribution.executor.
     """
 
     @staticmethod
@@ -324,14 +326,14 @@ class Transfers:
 
     def wait(self, bell: int, mpi: Sequence[int], seconds: float) -> bool:
         """
-        Sleep and move in turn until there is something to hear of, the bell's descriptor can be read, or `seconds` have passed; whether MPI's descriptors ended a sleep.
+        Sleep and move in turn until there is something to fetch, the bell's descriptor can be read, or `seconds` have passed; whether MPI's descriptors ended a sleep.
         """
 
     def give_up(self, receives: bool) -> list[int]:
-        """Hand over the requests that stand, receives or sends."""
+        """Hand over the open requests, receives or sends."""
 
     def forget(self, sequence: int) -> None:
-        """Nothing of the version is needed any more."""
+        """The version is no longer needed."""
 
     def take_notes(self) -> list[tuple[int, int, int, int, int]]:
         """

@@ -9,11 +9,10 @@ void bind_learner(nb::module_& module);
 void bind_replay(nb::module_& module);
 
 NB_MODULE(_kernel, module) {
-    nb::set_leak_warnings(
-        false);  // long-lived objects are frozen for the collector's sake, and live until the process ends
+    nb::set_leak_warnings(false);  // objects frozen for the garbage collector live until the process ends
     module.doc() =
-        "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, the learner's inner loops, and the "
-        "queue of ad mixing.";
+        "C++ kernel of ddrl: channels in shared memory, codecs, transfers, the replay store, and the learner's inner "
+        "loops.";
     bind_channels(module);
     bind_distribution(module);
     bind_learner(module);

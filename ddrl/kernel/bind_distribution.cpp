@@ -47,8 +47,8 @@ using ddrl::Outbox;
 using ddrl::TransfersBase;
 using Clock = TransfersBase::Clock;
 using Nanoseconds = std::chrono::nanoseconds;
-// While messages follow each other: after which what MPI has read for others is seen to. It may be a part of a message.
-constexpr Nanoseconds others{50000000};
+// Longest wait after a wake-up by MPI that moved nothing, since the last move: MPI may have read a part of a message.
+constexpr Nanoseconds max_idle{50000000};
 
 using Prepare = std::optional<std::function<std::pair<uint64_t, int64_t>(int)>>;
 using Arrived = std::optional<std::function<int64_t(int)>>;
@@ -157,25 +157,25 @@ static void bind_chunks(nb::module_& module) {
                                [&](size_t index) { return model.sound(index, epoch, sequence); });
         },
         "headers"_a, "data"_a, "edges"_a, "chunks"_a, "epoch"_a, "sequence"_a,
-        "Whether these chunks are of this model, as the root sealed them.");
+        "Whether these chunks are of this model, as the root sent them.");
 }
 
 static void bind_transfers(nb::module_& module) {
-    nb::class_<Outbox>(module, "Outbox", "Which of a host's ready messages goes next, within a window of bytes.")
+    nb::class_<Outbox>(module, "Outbox", "Which of a host's ready messages is sent next, within a window of bytes.")
         .def(nb::init<int64_t, int64_t>(), "window"_a, "share"_a)
-        .def("add", &Outbox::add, "entry"_a, "target"_a, "A message (sequence, place) may go.")
+        .def("add", &Outbox::add, "entry"_a, "target"_a, "A message (sequence, place) may be sent.")
         .def("take", &Outbox::take, "The next message that has room.")
-        .def("asks", &Outbox::asks, "target"_a, "nbytes"_a,
-             "Whether this message must end only when it has been taken.")
+        .def("asks", &Outbox::asks, "target"_a, "nbytes"_a, "Whether this message must be sent synchronously.")
         .def("copied", &Outbox::copied, "target"_a, "nbytes"_a,
-             "A message has gone, and nothing will say when it has been taken.")
+             "A message was sent, and MPI will not report when it is received.")
         .def("sent", &Outbox::sent, "entry"_a, "target"_a, "nbytes"_a,
-             "A message has gone whose end will be known; the bytes that will have been taken then.")
-        .def("taken", &Outbox::taken, "entry"_a, "target"_a, "nbytes"_a, "It has been taken, and those bytes with it.");
+             "A message was sent whose receipt will be reported; the bytes that will have been received then.")
+        .def("taken", &Outbox::taken, "entry"_a, "target"_a, "nbytes"_a,
+             "Such a message, and with it those bytes, have been received.");
 
     nb::class_<TransfersBase>(module, "Transfers",
                               "Moves the messages of one plan on one host; "
-                              "ddrl.distribution.executor is its face.")
+                              "used by ddrl.distribution.executor.")
         .def_static(
             "make",
             [](const std::vector<uint64_t>& calls, int handle_bytes, uint64_t comm, std::vector<int> source,
@@ -239,19 +239,20 @@ static void bind_transfers(nb::module_& module) {
                         ready = ppoll(watched.data(), watched.size(), &time, nullptr);
                     }
                     if (ready < 0 && PyErr_CheckSignals() != 0) throw nb::python_error();
-                    const bool rung = ready > 0 && watched[0].revents, told = ready > int{rung};
-                    woken = woken || told;
+                    const bool rung = ready > 0 && watched[0].revents;
+                    const bool by_mpi = ready > int{rung};
+                    woken = woken || by_mpi;
                     const bool moved = self.move();
                     if (self.due() || rung) return woken;
-                    if (told && !moved) end = std::min(end, std::max(Clock::now(), self.moved_at() + others));
+                    if (by_mpi && !moved) end = std::min(end, std::max(Clock::now(), self.moved_at() + max_idle));
                 }
             },
             "bell"_a, "mpi"_a, "seconds"_a,
-            "Sleep and move in turn until there is something to hear of, the bell's descriptor can be read, or "
-            "`seconds` "
-            "have passed; whether MPI's descriptors ended a sleep.")
-        .def("give_up", &TransfersBase::give_up, "receives"_a, "Hand over the requests that stand, receives or sends.")
-        .def("forget", &TransfersBase::forget, "sequence"_a, "Nothing of the version is needed any more.")
+            "Sleep and move in turn until there is something to fetch, the bell's descriptor can be read, or `seconds` "
+            "have "
+            "passed; whether MPI's descriptors ended a sleep.")
+        .def("give_up", &TransfersBase::give_up, "receives"_a, "Hand over the open requests, receives or sends.")
+        .def("forget", &TransfersBase::forget, "sequence"_a, "The version is no longer needed.")
         .def(
             "take_notes",
             [](TransfersBase& self) {

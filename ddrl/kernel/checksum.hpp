@@ -4,7 +4,7 @@
 // every vector unit has, and the bytes themselves added to the lane beside it. Keys differ by place within a block of 1
 // KiB, a block ends in a scramble, and the end folds the lanes by 64 x 64 -> 128 bit multiplications (wyhash, Wang Yi
 // 2019). It finds corruption and mixed versions; it is no defence against an adversary. The value depends on the
-// length, and is the same on every little-endian machine, whatever unit took it.
+// length, and is the same on every little-endian machine and with every vector unit.
 #pragma once
 
 #include <algorithm>
@@ -206,7 +206,7 @@ inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t
     return checksum_detail::whole(past ? stream : copy, out, data, bytes);
 }
 
-// The checksum of bytes that come in parts, whatever their sizes.
+// The checksum of bytes that come in parts of any sizes.
 class Checksum {
 public:
     void add(const void* data, size_t bytes) {

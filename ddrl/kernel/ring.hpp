@@ -131,8 +131,8 @@ public:
         return held;
     }
 
-    // Consumer: rows that can be popped now, looking at the producer's line only when fewer than `wanted` are known to
-    // stand there.
+    // Consumer: rows that can be popped now. Reads the producer's cache line only when fewer than `wanted` are known to
+    // be there.
     size_t filled(size_t wanted) {
         const uint64_t head = header_->head.load(std::memory_order_relaxed);
         if (cached_tail_ - head < wanted) cached_tail_ = header_->tail.load(std::memory_order_acquire);

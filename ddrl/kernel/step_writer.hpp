@@ -1,9 +1,9 @@
 // The accumulator of one rollout: turns vector steps of N environments into rows of a ring, in one call.
 //
-// Written by the rollout alone. Rows go straight into the ring; only what does not fit is staged here, and must be
-// flushed before the next step. Environments follow next-step reset: after a step that ended an episode, the next step
-// carries no transition. A row that a reader will never see leaves a gap in `step`, always: where the next row's step
-// would be the one that the reader expects, it is raised by one.
+// Used by the rollout alone. Rows are written straight into the ring; only rows that do not fit are staged here, and
+// must be flushed before the next step. Environments reset on the next step: after a step that ended an episode, the
+// next step carries no transition. A row that a reader will never see always leaves a gap in `step`: where the next
+// row's step would be the one that the reader expects, it is raised by one.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct Place {
     size_t offset, bytes;  // within a row
 };
 
-// Where the columns of a row stand (ddrl.core.rows.RowSchema), and how observations lie in memory.
+// Offsets of the columns within a row (ddrl.core.rows.RowSchema), and the layout of observations in memory.
 struct RowFormat {
     struct Further {
         Place place;
@@ -179,7 +179,7 @@ private:
                     throw NonFiniteValue{env, at.step, !state ? "state" : !reward ? "reward" : "final state"};
                 nonfinite_rows_ += 1 + (ends && !at.step_is_finite);
             }
-            // An end row behind a dropped step would give another record the episode's final state.
+            // An end row after a dropped step would give another record the episode's final state.
             count += at.step_is_finite + (at.step_is_finite && ends && at.end_is_finite);
         }
         return count;

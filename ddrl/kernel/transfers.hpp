@@ -160,8 +160,8 @@ public:
     // order of `mine` and `incoming`; `holds`: this host has all of it.
     virtual void open(int64_t sequence, const std::vector<uint64_t>& sends, const std::vector<uint64_t>& receives,
                       bool holds, Hooks hooks) = 0;
-    // Move whatever can be moved, without waiting; whether anything moved. Afterwards this object has seen every
-    // completion that MPI has: whatever comes next is still in MPI's sockets.
+    // Move what can be moved, without waiting; whether anything moved. Afterwards this object has seen every completion
+    // that MPI has: what comes next is still in MPI's sockets.
     virtual bool move() = 0;
     // Hand all open requests, receives or sends, to the caller.
     virtual std::vector<uint64_t> give_up(bool receives) = 0;

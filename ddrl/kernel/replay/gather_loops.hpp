@@ -207,7 +207,7 @@ public:
         const Window* const windows = windows_.data();
         const std::size_t count = windows_.size();
         float* const left = outputs.discount;
-        // One reward a record: what the loop needs of it stands in locals.
+        // One reward a record: what the loop needs of it is kept in locals.
         const Summed only = summed[0];
         const bool scalar = rewards == 1 && only.floats == 1;
         float* const sums = reinterpret_cast<float*>(only.to);
@@ -254,7 +254,7 @@ public:
 
     // Sequences for recurrent learners: states from burn[i] <= burn_in records before the pick on, columns of role STEP
     // alike; rewards, discount and ahead [B, L] by position of the pick: n-step sums, discounts, and how many states
-    // further the bootstrap state stands. length [B] counts the positions in use.
+    // further the bootstrap state is. length [B] counts the positions in use.
     void sequences(float discount, const SequenceOutputs& out) const {
         const u32 most = options_.pick_len, n = options_.n_step, room = options_.burn_in + most;
         std::vector<float> rewards((most + n - 1) * most_reward_floats());
@@ -286,7 +286,7 @@ public:
 
 private:
     static constexpr std::size_t AHEAD = 20;  // windows ahead of the copy whose memory is prefetched
-    struct Copied {  // a column: where it stands in a chunk, bytes of a record and of what a window takes of it, and
+    struct Copied {  // a column: its offset in a chunk, bytes of a record and of what a window takes of it, and
                      // where that goes
         std::size_t offset, bytes, window;
         byte *to, *next;  // next: the same, a state (or n) later; null but for states
@@ -299,7 +299,7 @@ private:
     // S, A, R: bytes of a window's (only) state and of the two other columns that are wanted, or 0: known when it runs.
     template <std::size_t S, std::size_t A, std::size_t R>
     void copy_windows(const WindowOutputs& outputs, const u32* wanted, u32 wanted_count) const {
-        // What the loop reads stands in locals: bytes written to an output could be anything else, as far as the
+        // What the loop reads is kept in locals: bytes written to an output could be anything else, as far as the
         // compiler knows.
         const u32 most = options_.pick_len, states = S ? 1 : states_, mask = mask_, shift = shift_;
         const u32 others = S ? 2 : wanted_count;

@@ -296,7 +296,7 @@ public:
     }
     void load(Reader& in) {
         const u64 size = in.value<u64>();
-        if (size > items_.size() + in.left() / sizeof(T))  // what is new stands in the snapshot
+        if (size > items_.size() + in.left() / sizeof(T))  // new items are in the snapshot
             throw std::runtime_error("it is inconsistent");
         resize(size);
         load_blocks(in, items_.data(), size);

@@ -106,7 +106,7 @@ public:
             const u32 slot = table_[index];
             if (index_of_[slot] != index) return "pick table and pick index disagree";
             if (store.position(slot) >= store.episode(store.episode_of(slot)).picks)
-                return "a pick stands past its episode's picks";
+                return "a pick is past its episode's picks";
         }
         return "";
     }

@@ -154,10 +154,9 @@ private:
 //   slot = chunk * C + offset            names one record for as long as its episode lives; C is a power of two
 //   chunk = [column 0 x C | column 1 x C | ..]        the columns of role STATE come first
 //
-// So the consecutive records of a window lie side by side column by column, within one page or two. An episode of T
-// records with a final state uses T + 1 slots: the final state stands in slot T. Records are written once and never
-// change; a chunk is given back whole. Not thread-safe: the layer above locks. What a reader copies outside the lock
-// (chunk memory, heads of used chunks) never moves.
+// So the consecutive records of a window are adjacent column by column, within one page or two. An episode of T records
+// with a final state uses T + 1 slots: the final state is in slot T. Records are written once and never change; a chunk
+// is freed as a whole. What a reader copies outside the lock (chunk memory, heads of used chunks) never moves.
 
 struct ChunkHead {
     u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
@@ -181,7 +180,7 @@ using Columns = std::vector<Column>;  // those of role STATE come first
 
 inline constexpr std::size_t MAX_COLUMNS = 64;
 
-// Where the columns of incoming records stand: record i of column c at data[c] + i * stride[c].
+// The columns of incoming records: record i of column c is at data[c] + i * stride[c].
 struct Rows {
     const byte* const* data;
     const std::size_t* stride;
