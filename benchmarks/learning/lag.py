@@ -20,8 +20,8 @@ import numpy as np
 from benchmarks.harness import Timing, arguments, print_table, save
 from ddrl.channels.mailbox import Mailbox
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import run_serial
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import run_serial
 from ddrl.run.task import Task
 from ddrl.telemetry import Run
 from ddrl.telemetry.reading import Table

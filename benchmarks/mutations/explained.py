@@ -28,7 +28,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/distribution/membership.py", "dropped call", 12 * " " + "pass"): (  # in `abandon`
         "a relay that abandons its job ends with it, and MPI frees what is left"
     ),
-    ("ddrl/run/modes/serial.py", "constant", "board_name(topology.run_id, 1)"): (
+    ("ddrl/run/serial.py", "constant", "board_name(topology.run_id, 1)"): (
         "where all is one process, nobody looks for the board by its name"
     ),
     ("ddrl/plots/runs.py", "constant", "range(3, len(rows) + 4)"): (

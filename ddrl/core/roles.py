@@ -1,9 +1,9 @@
 """Which rank does what: a pure function of world size, hosts and config.
 
-Rank 0 is the trainer. On every host (a real one, or a group of ranks treated as one: `cluster.relays`) the first
-rank that is not the trainer is the relay. On the trainer's host the next one is the evaluator, where evaluation is on.
-Then hosts give the gradient nodes, one at a time each in turn (learner.nodes). All others are rollouts. With
-pool.collectors no rank rolls out: collectors are processes beside the ranks, and have their places after these."""
+On every host (a real one, or a group of ranks treated as one: `cluster.relays`) the first rank is the relay. On the
+first host, that of rank 0, the next one is the trainer, and then the evaluator, where evaluation is on. Then hosts give
+the gradient nodes, one at a time each in turn (learner.nodes). All others are rollouts. With pool.collectors no rank
+rolls out: collectors are processes beside the ranks, and have their places after these."""
 
 from __future__ import annotations
 
@@ -72,19 +72,16 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
     one is left.
     """
     if not hosts or hosts[0] != 0:
-        raise ConfigError("rank 0 must stand on host 0: the trainer's host comes first")
+        raise ConfigError("rank 0 must be on host 0, that of the trainer")
     roles: list[Role] = []
     with_relay: set[int] = set()
-    evaluator_wanted = evaluator
-    for rank, host in enumerate(hosts):
-        if rank == 0:
-            roles.append(Role.TRAINER)
-        elif host not in with_relay:
+    first_host = [Role.TRAINER, Role.EVALUATOR] if evaluator else [Role.TRAINER]  # without a rank so far
+    for host in hosts:
+        if host not in with_relay:
             with_relay.add(host)
             roles.append(Role.RELAY)
-        elif host == 0 and evaluator_wanted:
-            evaluator_wanted = False
-            roles.append(Role.EVALUATOR)
+        elif host == 0 and first_host:
+            roles.append(first_host.pop(0))
         else:
             roles.append(Role.ROLLOUT)
     # The k-th free rank of every host, host by host, before any host's next one.
@@ -93,10 +90,9 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
     order = [rank for turn in zip_longest(*free) for rank in turn if rank is not None]
     for rank in order[:nodes]:
         roles[rank] = Role.NODE
-    without = set(hosts) - with_relay
     wanted = [", an evaluator"] * evaluator + [f", {nodes} gradient nodes (learner.nodes)"] * (nodes > 0)
     needed = f"a trainer, a relay per host{''.join(wanted)}" + ("" if collectors else " and at least one rollout")
-    if without or evaluator_wanted or not (collectors or Role.ROLLOUT in roles):
+    if first_host or not (collectors or Role.ROLLOUT in roles):
         smallest = 2 + int(evaluator) + nodes + (not collectors)
         raise ConfigError(
             f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n "

@@ -1,22 +1,19 @@
-"""Starts and ends the collectors of a task on its host: `python -m ddrl.pool.collectors RUN_ID HOST PARENT`.
+"""Collectors: processes that collect the data of one round and end, as forks of their host's keeper.
 
-Orders come in by stdin, reports go out by stdout (`ddrl.pool.collectors`). It keeps the planned times, moves those
-that count from a worker's own data once these are sent, and forks: it has loaded what every collector needs, so that a
-collector starts in the time that its environment takes. It computes nothing itself, has one thread, and sleeps in
-between.
+The trainer, or elsewhere the host's relay, sends `Order` and `Begin` to the keeper, which starts collectors at the
+ordered times (`CollectorForks`) and reports what they did (`StarterLink`). A fork has all imports that a collector
+needs, so it starts in the time that its environment takes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
+import math
 import os
 import select
-import selectors
 import signal
-import subprocess
+import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,27 +22,29 @@ from typing import Protocol
 
 import msgspec
 
-from ddrl.channels.board import Board, Command
+from ddrl.channels.board import Board
 from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.errors import JobFailed
+from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
 from ddrl.pool.settings import PoolConfig
+from ddrl.run.keeper import Child, Keeper, Place
+from ddrl.run.keeper import Ended as ProcessEnded
 from ddrl.run.members import GOING, START_TIMEOUT, make_worker, member_seed
-from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, step_back
 from ddrl.run.topology import HostChannels, describe
 
-# -- orders ------------------------------------------------------------------------------------------------------------
-# What a trainer and the starter of its collectors say to each other, one JSON object a line.
+# -- messages ----------------------------------------------------------------------------------------------------------
+# What a trainer and its collectors' starters send to each other, each message one JSON object.
 #
 # Down: `Order`, how the collectors of a round are to start; `Begin`, its parameters are there. Up: `Sent`, `Ended`,
 # `Corrected`. Times are CLOCK_MONOTONIC [s], which processes of one host share; `clock` names the host's.
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+class Start(msgspec.Struct, frozen=True, omit_defaults=True):
     """How one worker's next collector starts. With neither time: when its parameters are there, as every other one."""
 
-    stays: bool = False  # the collector of the round before goes on; else it ends
-    at: float | None = None  # planned time
+    stays: bool = False  # the collector of the round before stays for this one; else it ends
+    at: float | None = None  # predicted time
     after: float | None = None  # the time moves to so many seconds after the worker's data ...
     back: int = 1  # ... of so many rounds before
 
@@ -54,7 +53,7 @@ class Order(msgspec.Struct, frozen=True, tag=True):
     """How the collectors of `round` start, by worker."""
 
     round: int
-    plans: tuple[Plan, ...]
+    starts: tuple[Start, ...]
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -91,8 +90,8 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Corrected(msgspec.Struct, frozen=True, tag=True):
-    """The start of a collector of `round` was moved once the worker's data before it were sent; late: the planned time
-    had passed."""
+    """The start of a collector of `round` was moved once the worker's data before it were sent; late: the predicted
+    time had passed."""
 
     round: int
     worker: int
@@ -117,16 +116,72 @@ def earliest(arrived: Sequence[Sent]) -> Sent:
     return min(arrived, key=lambda sent: sent.sent)
 
 
-# -- collector ---------------------------------------------------------------------------------------------------------
-# A collector: a process that makes its environments, waits for its round's parameters, takes pool.collect_steps steps,
-# sends them, and ends; or, where it is told so, stays for the next round.
-#
-# Forked by the starter, whose channels it uses. It sends into the lane of its worker, which outlives it. What it
-# collects
-# depends on run.seed, its worker, the round and the parameters alone, so that a new process collects the same again.
+MAX_BYTES = 1 << 20  # of a message
+KEEPER_ENDED = "the keeper of this host has ended, and with it the collectors"
 
 
-LOOK_AT_BOARD = 1.0  # [s] between looks at the command; its bell is rung too
+class Packets:
+    """One end of a socket of whole messages; several processes may send on one end."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.ended = False  # the other end is closed, and everything it sent was received
+        self._socket = end
+
+    @classmethod
+    def pair(cls) -> tuple[Packets, Packets]:
+        """Two ends."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def send(self, data: bytes) -> bool:
+        """Send a message; False where the other end is closed."""
+        try:
+            self._socket.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self) -> list[bytes]:
+        """Messages since the last call, without waiting."""
+        messages: list[bytes] = []
+        while not self.ended:
+            try:
+                data = self._socket.recv(MAX_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if data:
+                messages.append(data)
+            else:
+                self.ended = True
+        return messages
+
+    def end(self) -> None:
+        """Send no more: the other end reads that this one has ended."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def detach(self) -> int:
+        """The descriptor, which somebody else closes."""
+        return self._socket.detach()
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+# -- one collector -----------------------------------------------------------------------------------------------------
+# It makes its environments, waits for its round's parameters, takes pool.collect_steps steps, sends them, and ends; or,
+# if it is ordered so, stays for the next round. It sends into the lane of its worker, which outlives it. What it
+# collects depends on run.seed, its worker, the round and the parameters alone, so that a new process collects the same
+# again.
+
+COMMAND_PERIOD = 1.0  # [s] in which the board's command is read; its bell is rung too
 
 
 class LateReader:
@@ -159,10 +214,10 @@ class LateReader:
 
 
 def collect(
-    channels: HostChannels, assignment: Assignment, sent: Sent, decision: int, say: Callable[[Sent], None]
+    channels: HostChannels, assignment: Assignment, sent: Sent, decision: int, report: Callable[[Sent], None]
 ) -> None:
     """Collect the round that `sent` names, and those after it while `decision`, a pipe, gives a byte for each; end of
-    file ends it. `say` is told of each round's data."""
+    file ends it. `report` is called once a round's data are sent."""
     board = channels.board
     mailbox = channels.mailbox
     config = channels.topology.config
@@ -170,9 +225,9 @@ def collect(
     reader = LateReader(mailbox, channels.topology.row_of(assignment))
     worker = make_worker(channels, assignment, channels.counters_row(assignment), reader)
     round = sent.round
-    goes_on = True
+    stays = True
     try:
-        while goes_on:
+        while stays:
             worker.restart(member_seed(config.run.seed, assignment.index, round))
             ready = time.monotonic()
             if not _await_parameters(board, mailbox, round):
@@ -186,8 +241,8 @@ def collect(
             worker.report()
             worker.release()
             reader.release()
-            say(Sent(round, sent.worker, sent.start, ready, time.monotonic(), sent.clock))
-            goes_on = bool(os.read(decision, 1))
+            report(Sent(round, sent.worker, sent.start, ready, time.monotonic(), sent.clock))
+            stays = bool(os.read(decision, 1))
             round += 1
     finally:
         worker.env.close()
@@ -201,152 +256,214 @@ def _await_parameters(board: Board, mailbox: Mailbox, version: int) -> bool:
             return False
         if mailbox.newest >= version:
             return True
-        board.rollout_bell.wait(seen, LOOK_AT_BOARD)
+        board.rollout_bell.wait(seen, COMMAND_PERIOD)
 
 
-# -- starter -----------------------------------------------------------------------------------------------------------
+# -- all collectors of a host ------------------------------------------------------------------------------------------
 
-STOP_TIMEOUT = 10.0  # [s] a collector may be inside a long environment step when it is told to stop
-MAX_WORDS = 4_000  # bytes of what a collector printed that are kept
+STOP_TIMEOUT = 10.0  # [s] a collector may be inside a long environment step when it is to stop
 
 
 @dataclass
 class _Process:
-    """A living collector. round: that it works at, or waits for."""
+    """A collector that runs. round: that it collects, or waits for."""
 
+    child: Child
     worker: int
     round: int
-    pid: int
-    pidfd: int
     decision: int  # end of the pipe to it; -1: closed, it ends after its round
-    errors: int
     has_sent: bool = False
-    stays: bool = False  # it has been told to go on after its round
+    stays: bool = False  # it was ordered to stay after its round
 
 
 class Schedule:
-    """Who is to start when: pure. `due` says whose time has come."""
+    """When which collector is to start; `due` gives those whose time has come. Knows no clock."""
 
     def __init__(self) -> None:
         self._orders: dict[int, Order] = {}
         self._times: dict[tuple[int, int], float] = {}  # (round, worker) not started
 
     def order(self, order: Order) -> None:
-        """Take an order up."""
+        """Add an order."""
         self._orders[order.round] = order
-        for worker, plan in enumerate(order.plans):
-            if plan.at is not None:
-                self._times[order.round, worker] = plan.at
+        for worker, start in enumerate(order.starts):
+            if start.at is not None:
+                self._times[order.round, worker] = start.at
 
-    def plan(self, round: int, worker: int) -> Plan | None:
+    def ordered(self, round: int, worker: int) -> Start | None:
         """What was ordered; None: nothing yet."""
         order = self._orders.get(round)
-        return None if order is None else order.plans[worker]
+        return None if order is None else order.starts[worker]
 
     def sent(self, round: int, worker: int, at: float, now: float) -> list[Corrected]:
         """The worker's data of the round were sent: starts of later ones that count from them move."""
         moved: list[Corrected] = []
-        for (later, of), planned in self._times.items():
-            plan = self._orders[later].plans[of]
-            if of == worker and plan.after is not None and later - plan.back == round:
-                self._times[later, of] = at + plan.after
-                moved.append(Corrected(later, worker, late=planned < now))
+        for (later, of), predicted in self._times.items():
+            start = self._orders[later].starts[of]
+            if of == worker and start.after is not None and later - start.back == round:
+                self._times[later, of] = at + start.after
+                moved.append(Corrected(later, worker, late=predicted < now))
         return moved
 
     def begin(self, begin: Begin) -> None:
-        """The round has its parameters: what was planned for it and for rounds before is void."""
+        """The round has its parameters: orders for it and for rounds before are void."""
         self._orders = {round: order for round, order in self._orders.items() if round >= begin.round}
         self._times = {key: at for key, at in self._times.items() if key[0] > begin.round}
 
     def due(self, now: float, unsent: set[tuple[int, int]]) -> list[tuple[int, int]]:
-        """(round, worker) whose time has come, no longer planned. unsent: (round, worker) that still collect; a start
-        that counts from their data waits for these."""
+        """(round, worker) whose time has come, each once. unsent: (round, worker) that still collect; a start that
+        counts from their data waits for these."""
         ready = [key for key, at in self._times.items() if at <= now and not self._held(key, unsent)]
         for key in ready:
             del self._times[key]
         return sorted(ready)
 
-    def next_time(self, unsent: set[tuple[int, int]]) -> float | None:
-        """When `due` gives the next one; None: only after an event."""
-        return min((at for key, at in self._times.items() if not self._held(key, unsent)), default=None)
+    def next_time(self, unsent: set[tuple[int, int]]) -> float:
+        """When `due` gives the next one; inf: only after an event."""
+        return min((at for key, at in self._times.items() if not self._held(key, unsent)), default=math.inf)
 
     def _held(self, key: tuple[int, int], unsent: set[tuple[int, int]]) -> bool:
         round, worker = key
-        plan = self._orders[round].plans[worker]
-        return plan.after is not None and (round - plan.back, worker) in unsent
+        start = self._orders[round].starts[worker]
+        return start.after is not None and (round - start.back, worker) in unsent
 
 
-class Starter:
-    """See the module."""
+class CollectorForks:
+    """The collectors of a host, seen from its keeper. `started` is called with the row of a worker in the counters when
+    its collector starts to be watched for silence: it is in phase WAITING while nothing is expected of it."""
 
-    def __init__(self, channels: HostChannels, orders: int, reports: int) -> None:
+    def __init__(
+        self, keeper: Keeper, channels: HostChannels, trainer: Packets, started: Callable[[int], object]
+    ) -> None:
+        self._keeper = keeper
         self._channels = channels
-        self._orders = orders
-        self._reports = reports
-        ranks = [rank for rank in channels.topology.on_host(channels.host) if rank.role is Role.ROLLOUT]
+        self._trainer = trainer
+        self._started = started
+        topology = channels.topology
+        ranks = [rank for rank in topology.on_host(channels.host) if rank.role is Role.ROLLOUT]
         self._ranks: dict[int, Assignment] = {rank.index: rank for rank in ranks}
         self._lanes = {index: channels.attach_lane(index) for index in self._ranks}  # to count their rows
+        self._rows = {index: topology.row_of(rank) for index, rank in self._ranks.items()}
         self._schedule = Schedule()
-        self._processes: dict[int, _Process] = {}  # by pidfd
-        self._own, self._theirs = os.pipe()  # from the collectors
+        self._processes: dict[int, _Process] = {}  # by place
+        self._next_place = len(topology.ranks)  # each process has a place of its own
+        self._newest = -1  # round whose parameters are there
+        self._reports, self._report = Packets.pair()  # from the collectors
         self._clock = host_clock()
-        self._selector = selectors.DefaultSelector()
-        for descriptor in (orders, self._own):
-            self._selector.register(descriptor, selectors.EVENT_READ)
-        self._down = Lines(orders)
-        self._up = Lines(self._own)
+        self._kill_at = math.inf
+        self._down = msgspec.json.Decoder(Down)
+        self._up = msgspec.json.Decoder(Sent)
+        for rank in ranks:
+            channels.name_row(rank)["phase"].set(Phase.WAITING)
+        keeper.watch(trainer.fileno(), self._read_orders)
+        keeper.watch(self._reports.fileno(), self._read_reports)
 
-    def run(self) -> None:
-        """Until the orders end; then all collectors end."""
-        down = msgspec.json.Decoder(Down)
-        up = msgspec.json.Decoder(Sent)
-        while not self._down.ended:
-            unsent = {(one.round, one.worker) for one in self._processes.values() if not one.has_sent}
-            at = self._schedule.next_time(unsent)
-            timeout = None if at is None else max(0.0, at - time.monotonic())
-            descriptors = {key.fd for key, _ in self._selector.select(timeout)}
-            if self._own in descriptors:
-                for line in self._up.read():
-                    self._note_sent(up.decode(line))
-            if self._orders in descriptors:
-                for line in self._down.read():
-                    self._follow(down.decode(line))
-            for descriptor in descriptors & self._processes.keys():
-                self._note_end(self._processes.pop(descriptor))
-            unsent = {(one.round, one.worker) for one in self._processes.values() if not one.has_sent}
-            for round, worker in self._schedule.due(time.monotonic(), unsent):
-                self._start(round, worker)
-        self._stop()
+    def timeout(self) -> float:
+        """Seconds until `start_due` must be called although nothing happens; inf: never."""
+        return max(0.0, min(self._schedule.next_time(self._unsent), self._kill_at) - time.monotonic())
 
-    def _follow(self, message: Down) -> None:
-        if isinstance(message, Order):
-            self._schedule.order(message)
+    def start_due(self) -> None:
+        """Start those whose time has come."""
+        now = time.monotonic()
+        if now >= self._kill_at:
             for process in self._processes.values():
-                self._decide(process)
-            return
-        self._schedule.begin(message)
-        for worker in message.workers:
-            if not any(one.worker == worker and one.round == message.round for one in self._processes.values()):
-                self._start(message.round, worker)
+                process.child.send(signal.SIGKILL)
+        for round, worker in self._schedule.due(now, self._unsent):
+            self._start(round, worker)
 
-    def _note_sent(self, sent: Sent) -> None:
-        sent = msgspec.structs.replace(sent, rows=self._lanes[sent.worker].pushed)
+    def note_end(self, child: Child, ended: ProcessEnded) -> bool:
+        """Report the end of a process; False where it is no collector."""
+        process = self._processes.get(child.place)
+        if process is None:
+            return False
+        self._read_reports()  # what it sent before it ended
+        del self._processes[child.place]
+        self._close_decision(process)
+        rows = self._lanes[process.worker].pushed
+        self._say(Ended(process.round, process.worker, ended.at, ended.status, ended.cpu_seconds, ended.words, rows))
+        self._set_phase(process.worker)
+        self._end_link()
+        return True
+
+    def end(self) -> None:
+        """Let each end after its round."""
         for process in self._processes.values():
-            if (process.worker, process.round) == (sent.worker, sent.round):
-                process.has_sent = True
-                self._advance(process)
-        for corrected in self._schedule.sent(sent.round, sent.worker, sent.sent, time.monotonic()):
-            self._say(corrected)
-        self._say(sent)
+            self._close_decision(process)
+
+    def acting(self, rank: int) -> Child | None:
+        """The collector of a worker's rank of which data are expected."""
+        return next((one.child for one in self._processes.values() if one.child.rank == rank and self._acts(one)), None)
+
+    @property
+    def _unsent(self) -> set[tuple[int, int]]:
+        return {(one.round, one.worker) for one in self._processes.values() if not one.has_sent}
+
+    def _acts(self, process: _Process) -> bool:
+        return not process.has_sent and process.round <= self._newest
+
+    def _set_phase(self, worker: int) -> None:
+        acts = any(self._acts(one) for one in self._processes.values() if one.worker == worker)
+        self._channels.counters.row(self._rows[worker])["phase"].set(Phase.RUNNING if acts else Phase.WAITING)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _read_orders(self) -> None:
+        for data in self._trainer.receive():
+            message = self._down.decode(data)
+            if isinstance(message, Order):
+                self._schedule.order(message)
+                for process in self._processes.values():
+                    self._decide(process)
+            else:
+                self._begin(message)
+        if self._trainer.ended:
+            self._keeper.unwatch(self._trainer.fileno())
+            self._kill_at = time.monotonic() + STOP_TIMEOUT
+            self.end()
+            self._end_link()
+
+    def _begin(self, begin: Begin) -> None:
+        self._schedule.begin(begin)
+        self._newest = begin.round
+        for worker in begin.workers:
+            if not any(one.worker == worker and one.round == begin.round for one in self._processes.values()):
+                self._start(begin.round, worker)
+            self._started(self._rows[worker])
+            self._set_phase(worker)
+
+    def _read_reports(self) -> None:
+        for data in self._reports.receive():
+            report = self._up.decode(data)
+            sent = msgspec.structs.replace(report, rows=self._lanes[report.worker].pushed)
+            for process in self._processes.values():
+                if (process.worker, process.round) == (sent.worker, sent.round):
+                    process.has_sent = True
+                    self._advance(process)
+            self._set_phase(sent.worker)
+            for corrected in self._schedule.sent(sent.round, sent.worker, sent.sent, time.monotonic()):
+                self._say(corrected)
+            self._say(sent)
+
+    def _say(self, message: Up) -> None:
+        self._trainer.send(msgspec.json.encode(message))
+        self._channels.drain_bell.ring()
+
+    def _end_link(self) -> None:
+        """With the last process after the end of the orders: nothing more is reported."""
+        if self._trainer.ended and not self._processes:
+            self._kill_at = math.inf
+            self._trainer.end()
+            self._channels.drain_bell.ring()
+
+    # -- processes -----------------------------------------------------------------------------------------------------
 
     def _decide(self, process: _Process) -> None:
-        """Tell a collector what comes after its round, once that is ordered."""
-        plan = self._schedule.plan(process.round + 1, process.worker)
-        if plan is None or process.stays or process.decision < 0:
+        """Let a collector know what follows its round, once that is ordered."""
+        start = self._schedule.ordered(process.round + 1, process.worker)
+        if start is None or process.stays or process.decision < 0:
             return
-        if not plan.stays:
-            os.close(process.decision)
-            process.decision = -1
+        if not start.stays:
+            self._close_decision(process)
             return
         with contextlib.suppress(BrokenPipeError):  # it has just ended
             os.write(process.decision, b"+")
@@ -361,244 +478,131 @@ class Starter:
             process.stays = False
             self._decide(process)
 
-    # -- processes -----------------------------------------------------------------------------------------------------
-
     def _start(self, round: int, worker: int) -> None:
+        if self._channels.mailbox is None and self._channels.attach_policy(START_TIMEOUT) is None:
+            return  # the job has ended
         begin = time.monotonic()
-        parent = os.getpid()
-        theirs, decision = os.pipe()
-        errors = os.memfd_create("errors")
-        pid = os.fork()
-        if pid == 0:
-            for process in self._processes.values():
-                if process.decision >= 0:
-                    os.close(process.decision)  # else the end of another collector's pipe would never come
+        reading, decision = os.pipe()
+        rank = self._ranks[worker]
+        sent = Sent(round, worker, begin, begin, begin, self._clock)
+
+        def work() -> int:
             os.close(decision)
-            sent = Sent(round, worker, begin, begin, begin, self._clock)
-            _become(parent, errors, lambda: collect(self._channels, self._ranks[worker], sent, theirs, self._tell))
-        os.close(theirs)
-        process = _Process(worker, round, pid, os.pidfd_open(pid), decision, errors)
-        self._processes[process.pidfd] = process
-        self._selector.register(process.pidfd, selectors.EVENT_READ)
-        self._decide(process)
+            for process in self._processes.values():
+                self._close_decision(process)  # else another collector's pipe would not end with this process
+            return self._collect(rank, sent, reading)
+
+        place = self._next_place
+        self._next_place += 1
+        self._keeper.places[place] = Place(rank.rank, Role.ROLLOUT, work)
+        try:
+            child = self._keeper.start(place)
+        finally:
+            del self._keeper.places[place]
+            os.close(reading)
+        self._processes[place] = _Process(child, worker, round, decision)
+        self._decide(self._processes[place])
+
+    def _collect(self, rank: Assignment, sent: Sent, decision: int) -> int:
+        """In a fork: the exit status."""
+        try:
+            collect(self._channels.in_fork(), rank, sent, decision, self._tell)
+        except BaseException as error:
+            print(describe(error, "a collector"), file=sys.stderr)
+            return 1
+        return 0
 
     def _tell(self, sent: Sent) -> None:
-        """In a collector: a line in one write, so that lines of several do not mix."""
-        os.write(self._theirs, msgspec.json.encode(sent) + b"\n")
+        self._report.send(msgspec.json.encode(sent))
 
-    def _note_end(self, process: _Process) -> None:
-        end = time.monotonic()
-        _, status, usage = os.wait4(process.pid, 0)
-        for line in self._up.read():  # what it sent before it ended
-            self._note_sent(msgspec.json.decode(line, type=Sent))
-        self._selector.unregister(process.pidfd)
-        words = os.pread(process.errors, MAX_WORDS, max(0, os.fstat(process.errors).st_size - MAX_WORDS))
-        for descriptor in (process.pidfd, process.errors, process.decision):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._say(
-            Ended(
-                process.round,
-                process.worker,
-                end,
-                os.waitstatus_to_exitcode(status),
-                usage.ru_utime + usage.ru_stime,
-                words.decode(errors="replace").strip(),
-                self._lanes[process.worker].pushed,
-            )
-        )
-
-    def _say(self, message: Up) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the trainer has ended, and so shall this process
-            os.write(self._reports, msgspec.json.encode(message) + b"\n")
-        self._channels.drain_bell.ring()
-
-    def _stop(self) -> None:
-        for process in self._processes.values():
-            if process.decision >= 0:
-                os.close(process.decision)
-                process.decision = -1
-        deadline = time.monotonic() + STOP_TIMEOUT
-        while self._processes:
-            if time.monotonic() >= deadline:
-                for process in self._processes.values():
-                    os.kill(process.pid, signal.SIGKILL)
-            for key, _ in self._selector.select(max(0.0, deadline - time.monotonic()) or None):
-                if key.fd in self._processes:
-                    self._note_end(self._processes.pop(key.fd))
-                elif key.fd == self._orders:
-                    self._selector.unregister(self._orders)
-                else:
-                    self._up.read()
+    def _close_decision(self, process: _Process) -> None:
+        if process.decision >= 0:
+            os.close(process.decision)
+            process.decision = -1
 
 
-class Lines:
-    """Whole lines of a pipe; reading never waits."""
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self.ended = False
-        self._descriptor = descriptor
-        self._rest = b""
-
-    def read(self) -> list[bytes]:
-        """Those that have come since the last call."""
-        while True:
-            try:
-                data = os.read(self._descriptor, 1 << 16)
-            except BlockingIOError:
-                break
-            if not data:
-                self.ended = True
-                break
-            self._rest += data
-        *lines, self._rest = self._rest.split(b"\n")
-        return lines
+def fork_collectors(
+    keeper: Keeper, channels: HostChannels, started: Callable[[int], object]
+) -> tuple[CollectorForks, int]:
+    """The collectors of a host, and the descriptor of the socket over which `StarterLink` orders them."""
+    own, other = Packets.pair()
+    return CollectorForks(keeper, channels, own, started), other.detach()
 
 
-def _become(parent: int, errors: int, work: Callable[[], None]) -> None:
-    """In the forked process: do the work and end, whatever happens."""
-    status = 1
-    try:
-        die_with(parent)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(errors, 1)
-        os.dup2(errors, 2)
-        work()
-        status = 0
-    except BaseException as error:
-        print(describe(error, "a collector"), file=sys.stderr)
-    finally:
-        with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(status)
-
-
-# -- starters ----------------------------------------------------------------------------------------------------------
-# The process that starts a host's collectors, as who started it sees it: a child, and the pipes to and from it.
+# -- the other end -----------------------------------------------------------------------------------------------------
 
 
 class Starters(Protocol):
-    """What starts a task's collectors: a process on this host, or one on each host."""
+    """What starts a task's collectors: the keeper of this host, or those of all hosts."""
 
     def say(self, message: Down) -> None:
-        """Send a message; JobFailed where nobody takes it."""
+        """Send a message; JobFailed where nobody receives it."""
         ...
 
     def hear(self) -> list[Up]:
-        """What has come since the last call; never waits. JobFailed where a starter has ended."""
+        """Messages since the last call, without waiting. JobFailed where a keeper has ended."""
         ...
 
     def wait(self, timeout: float) -> object:
-        """Sleep until there is something to hear, at most `timeout` [s]."""
+        """Sleep until there may be a message, at most `timeout` [s]."""
         ...
 
     def stop(self) -> list[Up]:
-        """End all collectors; what was not heard yet."""
+        """End all collectors; the messages that were left."""
         ...
 
 
-class StarterProcess:
-    """The process that starts a host's collectors, and the pipes to and from it; a child of the trainer, on other hosts
-    of the relay."""
+class StarterLink:
+    """A host's starter of collectors, its keeper, as the trainer or the host's relay sees it."""
 
-    def __init__(self, run_id: str, host: int) -> None:
+    def __init__(self, descriptor: int) -> None:
+        """descriptor: of the socket, which this object closes."""
         self.clock = host_clock()
-        self._told = False  # to end
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has ended)
-        with interrupts_held_back():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.pool.collectors", run_id, str(host), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._orders = self._process.stdin.fileno()
-        self._reports = self._process.stdout.fileno()
-        self._lines = Lines(self._reports)
+        self._packets = Packets(socket.socket(fileno=descriptor))
+        self._ending = False
         self._decoder = msgspec.json.Decoder(Up)
 
     def say(self, message: Down) -> None:
-        """Send a message; JobFailed where the starter has ended."""
+        """Send a message; JobFailed where the keeper has ended."""
         self.write(msgspec.json.encode(message))
 
     def hear(self) -> list[Up]:
-        """What has come since the last call; never waits. JobFailed where the starter has ended."""
-        return [self._decoder.decode(line) for line in self.read()]
+        """Messages since the last call, without waiting. JobFailed where the keeper has ended."""
+        return [self._decoder.decode(data) for data in self.read()]
 
     def write(self, line: bytes) -> None:
         """As `say`, of a message as bytes; nothing after `end`."""
-        if self._told:
-            return
-        try:
-            os.write(self._orders, line + b"\n")
-        except BrokenPipeError:
-            raise JobFailed(self._last_words()) from None
+        if not self._ending and not self._packets.send(line):
+            raise JobFailed(KEEPER_ENDED)
 
     def read(self) -> list[bytes]:
-        """As `hear`, messages as bytes; no error where it was told to end."""
-        lines = self._lines.read()
-        if self._lines.ended and not lines and not self._told:
-            raise JobFailed(self._last_words())
+        """As `hear`, messages as bytes; no error after `end`."""
+        lines = self._packets.receive()
+        if self.ended and not lines and not self._ending:
+            raise JobFailed(KEEPER_ENDED)
         return lines
 
     def wait(self, timeout: float) -> bool:
-        """Sleep until there is something to hear, at most `timeout` [s]; whether there is."""
-        return bool(select.select([self._reports], [], [], timeout)[0])
+        """Sleep until there is a message, at most `timeout` [s]; whether there is one."""
+        return bool(select.select([self._packets], [], [], timeout)[0])
 
     @property
     def ended(self) -> bool:
-        """Whether all that it said was read, and no more comes."""
-        return self._lines.ended
+        """Whether all collectors have ended and everything about them was read."""
+        return self._packets.ended
 
     def end(self) -> None:
-        """Tell it to end all collectors, and itself."""
-        assert self._process.stdin is not None
-        self._told = True
-        self._process.stdin.close()
+        """Ask for the end of all collectors."""
+        self._ending = True
+        self._packets.end()
 
     def stop(self, timeout: float = 2 * STOP_TIMEOUT) -> list[Up]:
-        """End all collectors and wait for them, at most `timeout` [s]; what was not heard yet."""
-        assert self._process.stdout is not None
+        """End all collectors and wait for it, at most `timeout` [s]; the messages that were left."""
         self.end()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        messages: list[Up] = [self._decoder.decode(line) for line in self._lines.read()]
-        self._process.stdout.close()
-        self._errors.close()
+        deadline = time.monotonic() + timeout
+        messages = self.hear()
+        while not self.ended and (left := deadline - time.monotonic()) > 0:
+            self.wait(left)
+            messages += self.hear()
+        self._packets.close()
         return messages
-
-    def _last_words(self) -> str:
-        status = self._process.wait()
-        self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip()
-        return f"the starter of the collectors ended with status {status}{f':{chr(10)}{words}' if words else ''}"
-
-
-def main() -> int:
-    """Serve one task until who started this process, its trainer or its host's relay, says so or ends."""
-    ignore_interrupts()  # the trainer decides when to stop
-    run_id = sys.argv[1]
-    host = int(sys.argv[2])
-    parent = int(sys.argv[3])
-    die_with(parent)
-    reports = os.dup(1)
-    os.dup2(2, 1)  # what anything prints is no report
-    step_back()
-    channels = HostChannels.attach(run_id, host, START_TIMEOUT)
-    if channels.attach_policy(START_TIMEOUT) is None:
-        return 1 if channels.board.command == Command.FAIL else 0
-    gc.freeze()  # forked processes share what stands
-    Starter(channels, 0, reports).run()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

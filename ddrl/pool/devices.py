@@ -1,4 +1,4 @@
-"""What a device of a pool is: a torch device by name, or a slot of processor cores that stands for one.
+"""What a device of a pool is: a torch device by name, or a slot of processor cores in place of one.
 
 Setting pool.devices: devices separated by commas.
 
@@ -120,7 +120,7 @@ def _cores(item: str, place: str) -> tuple[int, ...]:
 # Turns a process into one that runs on a CPU slot, and back: cores by affinity, a share of them by the kernel's quota.
 #
 # A share below 1 needs the cgroup cpu controller, version 1 or 2, and the right to make groups in it (root); its period
-# is 10 ms, so that a slot of half a core stands still 5 ms at a time. Without it such a slot is refused: a share that
+# is 10 ms, so that a slot of half a core pauses 5 ms at a time. Without it such a slot is refused: a share that
 # nobody enforces would make every figure of the device wrong. Whole cores need no right but sched_setaffinity's.
 
 
@@ -132,7 +132,7 @@ MIN_QUOTA_US = 1_000  # the kernel takes no less
 class CpuController:
     """The cpu controller, version 1 or 2. home: the group of this process; base: the group in which new ones are made.
 
-    In version 2 a group that holds processes has no groups below it, so new ones stand beside `home`."""
+    In version 2 a group that holds processes has no groups below it, so new ones are made beside `home`."""
 
     version: int
     home: Path

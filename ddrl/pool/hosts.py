@@ -1,7 +1,7 @@
-"""The collectors of all hosts as one: each host has a starter, a child of the trainer or of the host's relay.
+"""The collectors of all hosts as one: each host has a starter, its keeper.
 
-What a starter elsewhere hears and says goes from relay to relay, line by line. A host's rows come mixed, in blocks of
-their own, so what a starter says of a worker is heard once the rows that the worker had written by then are there.
+Messages to and from a starter elsewhere travel between relays. A host's rows arrive mixed, in blocks of their own, so a
+report on a worker is read once the rows that the worker had written by then are there.
 Times are converted: clocks of hosts differ by a fixed time, known as exactly as the fastest message was fast.
 """
 
@@ -22,8 +22,7 @@ from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Orders, Report, decode, encode
-from ddrl.pool.collectors import Corrected, Down, Ended, Order, Plan, Sent, StarterProcess, Up, host_clock
-from ddrl.run.process import is_orphan
+from ddrl.pool.collectors import Corrected, Down, Ended, Order, Sent, Start, StarterLink, Up, host_clock
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import Rows
 
@@ -34,7 +33,7 @@ BUFFER_BYTES = 1 << 22  # of rows that are parted at once
 
 
 class WorkerRows:
-    """What has come of one worker of another host and was not taken yet."""
+    """Rows of one worker of another host that arrived and were not taken yet."""
 
     def __init__(self) -> None:
         self.received = 0  # rows ever
@@ -61,14 +60,14 @@ class WorkerRows:
 class Clocks:
     """Times of other hosts by this host's clock, and back."""
 
-    def __init__(self, mine: str) -> None:
-        self._mine = mine
+    def __init__(self, own: str) -> None:
+        self._own = own
         self._ahead: dict[int, float] = {}  # seconds of this host's clock before the other one's
         self._starts: dict[int, tuple[float, float]] = {}  # by worker: of its newest process, there and here
 
     def note(self, report: Report) -> None:
-        """Learn from a message how clocks differ: at most by what it took, seemingly, to come here."""
-        ahead = 0.0 if report.clock == self._mine else report.received - report.sent
+        """Learn from a message how clocks differ: at most by the time that it seems to have taken."""
+        ahead = 0.0 if report.clock == self._own else report.received - report.sent
         self._ahead[report.host] = min(ahead, self._ahead.get(report.host, math.inf))
 
     def here(self, host: int, message: Up) -> Up:
@@ -83,20 +82,21 @@ class Clocks:
         start = self._starts[message.worker][1]
         return msgspec.structs.replace(message, start=start, ready=message.ready + ahead, sent=message.sent + ahead)
 
-    def there(self, host: int, plan: Plan) -> Plan:
-        """A plan with its time by the other host's clock."""
-        return plan if plan.at is None else msgspec.structs.replace(plan, at=plan.at - self._ahead.get(host, 0.0))
+    def there(self, host: int, start: Start) -> Start:
+        """A start with its time by the other host's clock."""
+        return start if start.at is None else msgspec.structs.replace(start, at=start.at - self._ahead.get(host, 0.0))
 
 
 class HostStarters:
-    """See the module; `Starters` of a task under mpirun, whose process is `launcher`. own: of this host."""
+    """See the module; `Starters` of a task with several hosts. own: of this host."""
 
-    def __init__(self, channels: HostChannels, own: StarterProcess, launcher: int) -> None:
+    def __init__(self, channels: HostChannels, own: StarterLink) -> None:
         topology = channels.topology
         self._run_id = topology.run_id
-        self._launcher = launcher
         self._own = own
         self._board = channels.board
+        relay = next(rank for rank in topology.on_host(0) if rank.role is Role.RELAY)
+        self._relay_ended = channels.counters.row(topology.row_of(relay))["ended"]
         self._orders = channels.orders
         self._reports = channels.reports
         self._hosts = topology.hosts
@@ -126,8 +126,8 @@ class HostStarters:
                 raise JobFailed(f"the root relay hangs: {error}") from None
 
     def hear(self) -> list[Up]:
-        """See `Starters`. In the midst of a round nobody else looks whether the job goes on."""
-        self._look()
+        """See `Starters`. Within a round this is the only check of the job."""
+        self._check_job()
         with self._cause_first():
             own = self._own.hear()
         return [*own, *self._hear_others()]
@@ -146,12 +146,12 @@ class HostStarters:
             messages.extend(held)
         return messages
 
-    def _look(self) -> None:
+    def _check_job(self) -> None:
         """JobFailed where the job has failed elsewhere."""
         if self._board.command == Command.FAIL:
             raise JobFailed(read_failure(self._run_id, 0))
-        if is_orphan(self._launcher):
-            raise JobFailed("mpirun has ended, and with it the other hosts' collectors")
+        if self._relay_ended.value == 1.0:
+            raise JobFailed("the root relay has ended, and with it the other hosts' collectors")
 
     @contextlib.contextmanager
     def _cause_first(self) -> Generator[None]:
@@ -159,17 +159,17 @@ class HostStarters:
         try:
             yield
         except JobFailed:
-            self._look()
+            self._check_job()
             raise
 
     def _part(self, message: Down, host: int) -> Down:
         """What a host's starter has to know of a message."""
         if isinstance(message, Order):
-            plans = [
-                self._clocks.there(host, plan) if of == host else Plan()
-                for plan, of in zip(message.plans, self._host_of, strict=True)
+            starts = [
+                self._clocks.there(host, start) if of == host else Start()
+                for start, of in zip(message.starts, self._host_of, strict=True)
             ]
-            return msgspec.structs.replace(message, plans=tuple(plans))
+            return msgspec.structs.replace(message, starts=tuple(starts))
         return msgspec.structs.replace(
             message, workers=tuple(worker for worker in message.workers if self._host_of[worker] == host)
         )

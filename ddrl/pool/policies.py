@@ -118,7 +118,7 @@ class RoundRobin(Policy):
         return min(waiting, key=lambda request: self._circle.index(request.task)), idle[0]
 
     def granted(self, request: Request, device: int, now: float) -> None:
-        """Turn the circle until the task stands last."""
+        """Turn the circle until the task is last."""
         turn = self._circle.index(request.task) + 1
         self._circle = self._circle[turn:] + self._circle[:turn]
 
@@ -256,11 +256,11 @@ class Fair(Policy):
 
     Proof. Let request x be made at t and wait. It becomes due at d <= t + (patience / w) G, for no hold seen is longer
     than G. While x waits no device is idle, because `choose` always gives one. So at d all M devices are held, and at
-    most K - M - 1 other tasks wait. From d on each device that comes back goes to a due request, the one due longest. A
-    request made after d is due after d, hence behind x. So before x only requests that waited at d can be granted, at
-    most K - M - 1 of them, and x is granted with the (K - M)-th release after d at the latest. Each device is released
-    within G of d, and within G of each further grant: M devices make at least M n releases in n G seconds, K - M of
-    them in ceil((K - M) / M) G."""
+    most K - M - 1 other tasks wait. From d on each device that is released is granted to a due request, the one due
+    longest. A request made after d is due after d, hence behind x. So before x only requests that waited at d can be
+    granted, at most K - M - 1 of them, and x is granted with the (K - M)-th release after d at the latest. Each device
+    is released within G of d, and within G of each further grant: M devices make at least M n releases in n G seconds,
+    K - M of them in ceil((K - M) / M) G."""
 
     name = "fair"
     Settings = FairSettings

@@ -15,7 +15,7 @@ From a task's own history, in this order:
      data, X = D - L with D = data sent to parameters arrived and L = start-up seconds, which leaves out how long the
      round took until then; but a start-up longer than D must begin before the data are sent, so u counts from the
      parameters' arrival, X = I - L with I = parameters to next parameters; and one longer than a round counts from an
-     earlier round's data or parameters. A start that would have to come before what it counts from is none. Of the
+     earlier round's data or parameters. A start before what it counts from is impossible. Of the
      others that are cheaper than staying alive (cost c_idle D), by more than a standard error of the mean gain over the
      kept rounds, each worker gets what would have cost least; else it stays alive;
   5. warm-up time per worker: the median of L. A collector that stayed alive tells no L: its round gets the median of
@@ -23,8 +23,8 @@ From a task's own history, in this order:
      counts only until there is another.
 
 The instruction for a round is issued when the round before it begins, or earlier, before that one's first data arrive.
-Its times are plans: a start that counts from the data is moved by `correct` once they are sent, and counted as a
-correction, as a late one where the planned time had passed by then.
+Its times are predictions: a start that counts from the data is moved by `correct` once they are sent, and counted as a
+correction, as a late one where the predicted time had passed by then.
 
 A history that is not stable gives no instruction: the collector stays alive. Departures from the plain rule: a round
 counts as an outlier only if it is also off by more than 5 % of the median (equal rounds have MAD 0, and the MAD of a
@@ -52,8 +52,8 @@ from ddrl.core.config import setting
 def quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray[np.float64]]:
     """The quantile for a next value, and the same without each of the values in turn [n]; `values` sorted.
 
-    Order statistic i stands at i / (n + 1), interpolated. Where fewer than two values are expected below the quantile,
-    it is the lower bound of Student's prediction interval instead."""
+    Order statistic i is the quantile i / (n + 1), interpolated. Where fewer than two values are expected below the
+    quantile, it is the lower bound of Student's prediction interval instead."""
     count = len(values)
     if level * count >= 1:
         without = np.arange(count)
@@ -177,7 +177,7 @@ class Anchor(Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StartRule:
     """One worker's next start: `after` [s] from the anchor, which is of `back` rounds before its own; cost: what it
     would have cost a round on average."""
 
@@ -195,14 +195,14 @@ class Forecast:
 
     ahead: int
     iteration: float
-    plans: tuple[Plan, ...]
+    rules: tuple[StartRule, ...]
     sent: tuple[float, ...]
     startup: tuple[float, ...]
 
     @property
     def cost(self) -> float:
         """Of all workers together, a round."""
-        return sum(plan.cost for plan in self.plans)
+        return sum(rule.cost for rule in self.rules)
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,10 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
     return Forecast(
         ahead,
         iteration=float(np.median([round.seconds for round in kept])),
-        plans=tuple(
-            _plan(waits, [(anchor, back, of, times[:, worker]) for anchor, back, of, times in latest], history.settings)
+        rules=tuple(
+            _best_rule(
+                waits, [(anchor, back, of, times[:, worker]) for anchor, back, of, times in latest], history.settings
+            )
             for worker, waits in enumerate((end - sent).T)
         ),
         sent=_medians(sent - begin),
@@ -267,11 +269,11 @@ def instruct(task: str, round: int, begin: Sequence[float], history: History, ah
     if known is None:
         return None
     start: list[float] = []
-    for arrival, plan, sent in zip(begin, known.plans, known.sent, strict=True):
-        if plan.anchor is Anchor.SENT:
-            start.append(arrival + (ahead - plan.back) * known.iteration + sent + plan.after)
+    for arrival, rule, sent in zip(begin, known.rules, known.sent, strict=True):
+        if rule.anchor is Anchor.SENT:
+            start.append(arrival + (ahead - rule.back) * known.iteration + sent + rule.after)
         else:
-            start.append(arrival + plan.after if plan.anchor is Anchor.BEGIN else math.nan)
+            start.append(arrival + rule.after if rule.anchor is Anchor.BEGIN else math.nan)
     return Instruction(task, round, tuple(start), known)
 
 
@@ -279,8 +281,8 @@ def correct(instruction: Instruction, worker: int, round: int, sent: float) -> f
     """The worker's start time once its data of `round` are sent; never before they are.
 
     None: the start does not count from these data. One that does must not happen before this is called."""
-    plan = instruction.forecast.plans[worker]
-    return sent + plan.after if plan.anchor is Anchor.SENT and round == instruction.round - plan.back else None
+    rule = instruction.forecast.rules[worker]
+    return sent + rule.after if rule.anchor is Anchor.SENT and round == instruction.round - rule.back else None
 
 
 @dataclass
@@ -293,7 +295,7 @@ class Warmth:
     late_seconds: float = 0.0  # parameters without a collector
     absent_seconds: float = 0.0  # between two collectors: processor and memory are free
     corrections: int = 0  # starts that moved once the data were sent
-    late_corrections: int = 0  # of those, starts whose planned time had passed
+    late_corrections: int = 0  # of those, starts whose predicted time had passed
 
     def count(self, ready: float, parameters: float) -> None:
         """One collector, ready at one time, its parameters there at another [s]."""
@@ -327,22 +329,22 @@ def _filled(startup: NDArray[np.float64], first: float, enough: int) -> NDArray[
     return np.where(np.isnan(startup), expected, startup)
 
 
-def _plan(
+def _best_rule(
     waits: NDArray[np.float64],
     latest: Sequence[tuple[Anchor, int, NDArray[np.int64], NDArray[np.float64]]],
     settings: PrewarmSettings,
-) -> Plan:
-    """The cheapest plan of one worker; waits: D, by kept round; latest: by anchor (of so many rounds back) the kept
+) -> StartRule:
+    """The cheapest rule of one worker; waits: D, by kept round; latest: by anchor (of so many rounds back) the kept
     rounds that tell it, and their latest starts in time X [s]."""
     alive = settings.idle_cost * waits
-    plans = [Plan(Anchor.ALIVE, math.nan, float(np.mean(alive)))]
+    rules = [StartRule(Anchor.ALIVE, math.nan, float(np.mean(alive)))]
     for anchor, back, rounds, times in latest:
         if len(times) >= settings.min_kept:
             after, costs = _timed(times, settings)
             gains = alive[rounds] - costs
             if after >= 0 and np.mean(gains) > _CLEAR * np.std(gains, ddof=1) / math.sqrt(len(gains)):
-                plans.append(Plan(anchor, after, float(np.mean(costs)), back))
-    return min(plans, key=lambda plan: plan.cost)
+                rules.append(StartRule(anchor, after, float(np.mean(costs)), back))
+    return min(rules, key=lambda rule: rule.cost)
 
 
 def _timed(latest: NDArray[np.float64], settings: PrewarmSettings) -> tuple[float, NDArray[np.float64]]:

@@ -1,6 +1,6 @@
 """The queue for devices: who holds, who waits, and who is next by a policy. Events in, grants out.
 
-The lease master (ddrl.pool.leases) and the simulator feed the very same object, a pure state machine. It knows no
+The lease master (ddrl.pool.leases) and the simulator use the same object, a pure state machine. It knows no
 clock: each event carries its time [s]. Complexity: an event is O(1), a grant O(tasks) and what the policy takes.
 """
 
@@ -62,7 +62,7 @@ class DeviceQueue:
         self.policy.join(task, weight)
 
     def leave(self, task: str, now: float) -> None:
-        """Take a task out, ended or dead: its device comes back, its request is dropped."""
+        """Remove a task, ended or dead: its device is free, its request is dropped."""
         self._known(task)
         self._waiting.pop(task, None)
         if task in self._holds:

@@ -27,13 +27,13 @@ from ddrl.distribution.relay import Membership
 from ddrl.pool.mode import run_tasks, setup_of
 from ddrl.pool.records import PoolSetup
 from ddrl.run import cli
+from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
-from ddrl.run.modes.local import local_ranks
-from ddrl.run.modes.mpi import meet
 from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
-from ddrl.run.ranks import SLICE_MARK, abort_on_error, barrier, broadcast, part
+from ddrl.run.processes import HostKeeper, KeepHost, Made
+from ddrl.run.ranks import Meeting, SliceMessage, abort_on_error, barrier, broadcast
 from ddrl.run.relay import relay_process
-from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
+from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, board_name, describe, report_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
-STANDING = "the relays of all tasks stand"  # name of a barrier
+READY = "the relays of all tasks are ready"  # name of a barrier
+ALL_ENDED = "all tasks have ended"
 
 
 class RelayPlace(msgspec.Struct, frozen=True):
@@ -54,7 +55,7 @@ class RelayPlace(msgspec.Struct, frozen=True):
 
 
 class PoolRanks(msgspec.Struct, frozen=True):
-    """What every rank is told. run_ids: by task, a free place has a name of its own; relays: by task its relays' ranks,
+    """The work of every rank. run_ids: by task, a free place has a name of its own; relays: by task its relays' ranks,
     by host; cores: those of the slots, which others of the master's machine keep off."""
 
     run_ids: dict[str, str]
@@ -81,8 +82,8 @@ class PoolRanks(msgspec.Struct, frozen=True):
 def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tuple[int, ...], ...]:
     """By task the ranks of its relays, by host, then by free place; `machines`: name of each rank's.
 
-    `relays` as in `group_hosts`: 0, a host for each machine; g > 0, g groups of consecutive ranks stand for hosts, each
-    on one machine. ConfigError unless every host has a rank for each task, rank 0 apart, and all hosts as many."""
+    `relays` as in `group_hosts`: 0, a host for each machine; g > 0, g groups of consecutive ranks are taken for hosts,
+    each on one machine. ConfigError unless every host has a rank for each task, rank 0 apart, and all hosts as many."""
     if relays:
         places, rest = divmod(len(machines) - 1, relays)
         hosts = [list(range(1 + group * places, 1 + (group + 1) * places)) for group in range(relays)]
@@ -106,32 +107,33 @@ def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tup
     return tuple(zip(*hosts, strict=True))
 
 
-# -- mpi_pool ----------------------------------------------------------------------------------------------------------
+# -- rank 0 ------------------------------------------------------------------------------------------------------------
 # A pool under mpirun: rank 0 is its master and starts one process a task, as without mpirun; every other rank is a
-# relay of one task, on one host, and starts and ends that task's collectors there (`modes/pool_relay.py`). Relays of a
-# free place wait for the task that is added.
+# relay of one task, on one host, whose keeper starts and ends that task's collectors there. Relays of a free place wait
+# for the task that is added.
 #
-# Rank 0 speaks MPI at the start and at the end alone. It makes each task's board, which tells the task's relay on this
-# host that the task stands or has ended.
+# Rank 0 speaks MPI at the start and at the end alone. It makes each task's board, on which the task's relay of this
+# host reads whether the task has channels or has ended.
 
 
-def lead_pool(command: cli.Command, launcher: str) -> int:
+def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
     """Rank 0: run all tasks to their ends; the exit status, as of a pool without mpirun. What cannot start is refused
     here, and every other rank leaves quietly. `launcher`: command that starts as many ranks."""
-    world, machines, parent = meet()
+    world = meeting.world
     try:
         sweep_dead()
         sweep_open_mpi()
         if command.serial:
             raise ConfigError("--serial is one process: start it without mpirun")
         setup = setup_of(command)
-        relays = TaskRelays(world, setup, machines, launcher, parent)
+        relays = TaskRelays(world, setup, meeting.machines, launcher, meeting.launcher)
     except BaseException:
         broadcast(world, b"")
         raise
     with abort_on_error(world):
-        broadcast(world, SLICE_MARK + b"pool.ranks\n" + relays.ranks.to_bytes())
-        barrier(world, STANDING)
+        message = SliceMessage("pool.ranks", meeting.machines, relays.ranks.to_bytes())
+        broadcast(world, msgspec.msgpack.encode(message))
+        barrier(world, READY)
     try:
         return run_tasks(setup, relays)
     finally:
@@ -211,7 +213,7 @@ class TaskRelays:
         """End all relays that are left and wait for them."""
         for place in self._boards:
             self._end(place)
-        part(self._world, self._leave_alone)
+        barrier(self._world, ALL_ENDED, self._leave_alone)
         self._unlink()
 
     def _leave_alone(self) -> None:
@@ -246,17 +248,18 @@ def _agreed_relays(configs: dict[str, Config], setup: PoolSetup) -> int:
     return next(iter(values.values()), apply_overrides(Config(), given).cluster.relays)
 
 
-# -- pool_relay --------------------------------------------------------------------------------------------------------
+# -- other ranks -------------------------------------------------------------------------------------------------------
 # A rank of a pool under mpirun: the relay of one task on one host. It starts and ends the task's collectors there.
 #
-# The task's process is no rank. Rank 0 has started it and made its board; once the task's channels stand, its relay on
-# that host hands the topology to those on others, and they relay as in a job of the task's own. However a task ends,
-# its
-# relays end with it, and with them nobody else's; their ranks wait for the end of the pool.
+# The task's process is no rank. Rank 0 has started it and made its board; once the task's channels are made, its relay
+# on that host hands the topology to those on others, and they relay as in a job of the task's own. However a task ends,
+# its relays end with it, and no others; their ranks wait for the end of the pool.
 
 
-def serve_rank(world: MPI.Intracomm, message: bytes, machines: Sequence[str]) -> int:
+def serve_rank(meeting: Meeting, message: bytes) -> int:
     """Relay for the task that rank 0's message gives to this rank; the process's exit status."""
+    world = meeting.world
+    machines = meeting.machines
     rank = world.Get_rank()
     with abort_on_error(world):
         ranks = PoolRanks.from_bytes(message)
@@ -266,7 +269,7 @@ def serve_rank(world: MPI.Intracomm, message: bytes, machines: Sequence[str]) ->
         board = Board.attach(board_name(place.run_id, 0)) if place.host == 0 else None
         comm = world.Create_group(world.Get_group().Incl(place.members))
         membership = Membership(comm, partial(describe, where=_where(place)))
-        barrier(world, STANDING)
+        barrier(world, READY)
     with ExitStack() as stack:
         try:
             with membership:
@@ -275,12 +278,13 @@ def serve_rank(world: MPI.Intracomm, message: bytes, machines: Sequence[str]) ->
             _report(place, str(error))
         except BaseException as error:
             _report(place, describe(error, _where(place)))
-    part(world)
+    barrier(world, ALL_ENDED)
     return 0
 
 
 def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack: ExitStack) -> None:
     """From the topology to the end of the task; `stack` closes what is made. board: of the task, on its own host."""
+    keeper: HostKeeper | None = None
     if board is not None:
         channels = _await_task(membership, place, board)
         membership.exchange.broadcast(b"" if channels is None else channels.topology.to_bytes())
@@ -288,18 +292,26 @@ def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack
         channels = None
         if data := membership.exchange.broadcast(None):
             sweep_dead()
-            channels = HostChannels.create(
-                Topology.from_bytes(data), place.host, Board.create(board_name(place.run_id, place.host))
-            )
+            keeper = HostKeeper(place.run_id, place.host)
+            stack.callback(keeper.end)
+            keeper.send(KeepHost(data, []))
+            keeper.receive(Made)
+            channels = HostChannels.attach(place.run_id, place.host, 0.0)
+            channels.attach_drained()
             stack.callback(channels.close)
-    if channels is not None:
-        topology = channels.topology
-        mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
+    if channels is None:
+        return
+    topology = channels.topology
+    mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
+    if keeper is None:
         relay_process(membership, topology, mine, channels)
+    else:
+        collectors = keeper.take_collectors_end()
+        relay_process(membership, topology, mine, channels, check=keeper.check, collectors=collectors)
 
 
 def _await_task(membership: Membership, place: RelayPlace, board: Board) -> HostChannels | None:
-    """The task's channels, once they stand; None where the task ends before."""
+    """The task's channels, once they are made; None where the task ends before."""
     while not board.wait_ready(CHANNELS, LOOK_PERIOD):
         membership.poll()
         if board.command not in GOING:
@@ -318,7 +330,7 @@ def _where(place: RelayPlace) -> str:
 
 
 def _report(place: RelayPlace, text: str) -> None:
-    """Put a failure on the board of this host, where that still stands: the task on its own host, collectors elsewhere
+    """Put a failure on the board of this host, where there is one: the task on its own host, collectors elsewhere
     end with it."""
     with suppress(ChannelError):
         report_failure(Board.attach(board_name(place.run_id, place.host)), place.run_id, place.host, text)

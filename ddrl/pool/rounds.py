@@ -1,9 +1,9 @@
-"""Learning in rounds, with collectors that come and go (pool.collectors).
+"""Learning in rounds, with collectors that end once they have sent their data (pool.collectors).
 
 A round, whose number is the version that its collectors act with:
   1. its parameters are published; each of W collectors takes a fixed number of steps and sends them;
   2. when the first worker's data are there, learning begins: a pool's device is taken with the first gradient. Workers
-     come one after another, in the order of `pool.gradient_order`; one's data are recorded and its gradient is computed
+     follow one another, in the order of `pool.gradient_order`; one's data are recorded and its gradient is computed
      while others still collect, never two at once;
   3. an update is the mean of one gradient a worker, weighted by draws, all at the same parameters: the gradient of one
      batch of all workers' draws. The first update awaits all workers; further ones follow as long as the source of
@@ -30,7 +30,7 @@ import numpy as np
 
 from ddrl.core.errors import JobFailed
 from ddrl.pool import prewarm
-from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Plan, Sent, StarterProcess, Starters, Up, earliest
+from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Sent, Start, StarterLink, Starters, Up, earliest
 from ddrl.pool.hosts import HostStarters
 from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
 from ddrl.pool.settings import PoolConfig
@@ -45,11 +45,10 @@ if TYPE_CHECKING:
 # The trainer's end of its collectors: when they start, and what became of them.
 #
 # Before each round's parameters are published the history of the task's rounds says when the next round's collectors
-# are
-# to start (ddrl.pool.prewarm); that order goes to the starter at once, so it is there before the round's first data.
+# are to start (ddrl.pool.prewarm); that order is sent at once, so it is there before the round's first data.
 
 
-MAX_LINES = 100_000  # of collectors in a trace; the sums go on
+MAX_LINES = 100_000  # of collectors in a trace; the sums count all
 
 
 @dataclass
@@ -134,7 +133,7 @@ class Collectors:
                     if found is not None:
                         self._instruct(found)
         if round + 1 not in self._ordered:
-            self._order(round + 1, [Plan(stays=self._mode != "cold")] * self.workers)
+            self._order(round + 1, [Start(stays=self._mode != "cold")] * self.workers)
         self._ordered = {number for number in self._ordered if number > round}
         self._instructions = {number: one for number, one in self._instructions.items() if number >= round}
 
@@ -144,22 +143,22 @@ class Collectors:
 
     def _instruct(self, instruction: Instruction) -> None:
         self._instructions[instruction.round] = instruction
-        plans: list[Plan] = []
-        for plan, start in zip(instruction.forecast.plans, instruction.start, strict=True):
-            counts_from_data = plan.anchor is prewarm.Anchor.SENT
-            stays = math.isnan(start)
-            plans.append(Plan(stays, None if stays else start, plan.after if counts_from_data else None, plan.back))
-        self._order(instruction.round, plans)
+        starts: list[Start] = []
+        for rule, at in zip(instruction.forecast.rules, instruction.start, strict=True):
+            counts_from_data = rule.anchor is prewarm.Anchor.SENT
+            stays = math.isnan(at)
+            starts.append(Start(stays, None if stays else at, rule.after if counts_from_data else None, rule.back))
+        self._order(instruction.round, starts)
 
-    def _order(self, round: int, plans: Sequence[Plan]) -> None:
+    def _order(self, round: int, starts: Sequence[Start]) -> None:
         self._ordered.add(round)
-        self._starter.say(Order(round, tuple(plans)))
-        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[plan.at for plan in plans])
+        self._starter.say(Order(round, tuple(starts)))
+        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[start.at for start in starts])
 
     # -- what they did -------------------------------------------------------------------------------------------------
 
     def hear(self) -> list[Sent | Ended]:
-        """What has come since the last call, corrections apart; never waits."""
+        """Messages since the last call, corrections apart; never waits."""
         messages = self._starter.hear()
         for message in messages:
             self._note(message)
@@ -254,24 +253,21 @@ class Collectors:
 MAX_RESTARTS = 3
 
 
-def start_host(run_id: str, host: int) -> StarterProcess:
-    """Start the process that starts the collectors of a host; a child of the caller."""
-    return StarterProcess(run_id, host)
-
-
-def go_in_rounds(task: Task, starter: StarterProcess, launcher: int | None) -> Collectors:
-    """Let a task learn in rounds; its collectors, which the caller closes. `starter`: of this host; `launcher`: the
-    process that started this one, where other hosts have collectors too; None: all collectors are here."""
-    starters: Starters = starter
+def go_in_rounds(task: Task, collectors: int) -> Collectors:
+    """Let a task learn in rounds; its collectors, which the caller closes. `collectors`: descriptor of the socket that
+    orders those of this host."""
+    link = StarterLink(collectors)
+    starters: Starters = link
     lanes: Sequence[Rows] = list(task.channels.lanes.values())
-    if launcher is not None:
-        starters = HostStarters(task.channels, starter, launcher)
-        lanes = starters.lanes
+    if task.channels.orders is not None:
+        hosts = HostStarters(task.channels, link)
+        starters = hosts
+        lanes = hosts.lanes
     folder = task.directory.path
     trace = Trace(folder, folder.name, time.monotonic())
-    collectors = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
-    task.training.follow(Rounds(task.training, collectors, lanes))
-    return collectors
+    made = Collectors(starters, task.config.section(PoolConfig), task.topology.rollouts, trace)
+    task.training.follow(Rounds(task.training, made, lanes))
+    return made
 
 
 class Rounds:
@@ -300,8 +296,9 @@ class Rounds:
         self.collectors.begin(version, time.monotonic())
 
     def wait(self, timeout: float) -> None:
-        """See `RoundCycle`."""
+        """See `RoundCycle`. A wait within a round is a sign of life: whose data are late is for the keepers to say."""
         self.collectors.wait(timeout)
+        self._training.report()
 
     def moves(self) -> Iterator[Move]:
         """See `RoundCycle`."""
@@ -328,7 +325,7 @@ class Rounds:
 
     def _update(self, batches: list[Any], shares: list[Iterator[Any]], *, gather: bool) -> Iterator[Move]:
         """One update from `batches`, None where a worker has none. gather: fill `batches` and `shares` on the way, as
-        the workers' data come."""
+        the workers' data arrive."""
         training = self._training
         learner = self._training.learner
         with_statistics = training.state.updates % STATISTICS_PERIOD == 0

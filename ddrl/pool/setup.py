@@ -48,7 +48,7 @@ def new_setup(command: Command) -> PoolSetup:
 
 
 def resumed_setup(command: Command) -> PoolSetup:
-    """The setup of a pool that goes on with the tasks that had not ended; --set changes settings of all of them."""
+    """The setup of a pool that is resumed with the tasks that had not ended; --set changes settings of all of them."""
     assert command.resume is not None
     saved = PoolSetup.read(command.resume.absolute())
     pool = apply_overrides(Config(), command.overrides).section(PoolConfig)

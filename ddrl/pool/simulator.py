@@ -26,7 +26,7 @@ from ddrl.pool.queue import DeviceQueue, Grant
 from ddrl.pool.records import Lease, PoolRecord, TaskTrace, generate, recorded_traces
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
-# What no schedule of a pool can beat: lower bounds, the offline optimum of small pools, and queueing theory's values.
+# What no order of a pool's rounds can beat.
 #
 # All assume that collectors are always ready (the first start apart), that a round's hold is not interrupted, and that
 # all seconds are known before.
@@ -167,7 +167,7 @@ class _Task:
         self.busy = 0.0
         self.history = History(settings)
         self.instructions: dict[int, Instruction] = {}  # by round, of those not begun
-        self.starts: dict[int, list[float]] = {}  # planned, then corrected; nan: the collector stays alive
+        self.starts: dict[int, list[float]] = {}  # as predicted, then corrected; nan: the collector stays alive
         self.startup: list[float] = []  # seconds of this round's start, by worker; nan: it stayed
 
 
@@ -229,7 +229,7 @@ class Simulator:
         heapq.heappush(self._events, (time, next(self._order), what, task, worker))
 
     def _parameters(self, task: _Task, now: float, _: int) -> None:
-        """The round's parameters have arrived: collectors act; the next round's are told when to start."""
+        """The round's parameters have arrived: collectors act; starts of the next round's are predicted."""
         trace = task.trace
         number = task.round
         startup, ready = self._ready(task, now)
@@ -267,7 +267,7 @@ class Simulator:
         for worker, start in enumerate(task.starts.get(task.round, [])):
             if not math.isnan(start):
                 took[worker] = startup[worker]
-                ready[worker] = min(start, now) + took[worker]  # once the parameters are there nobody waits for a plan
+                ready[worker] = min(start, now) + took[worker]  # once the parameters are there it starts at once
         return took, ready
 
     def _count(self, task: _Task, ready: list[float], now: float) -> None:
@@ -385,7 +385,7 @@ def simulate(
 
 
 # -- equal_tasks -------------------------------------------------------------------------------------------------------
-# A pool as one typical task, and what other numbers of such tasks would do on the very queue: for pages and notebooks
+# A pool as one typical task, and what other numbers of such tasks would do on the same queue: for pages and notebooks
 # that let their reader try numbers.
 
 

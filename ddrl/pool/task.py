@@ -157,11 +157,11 @@ def run_task(setup: PoolSetup, task: PoolTask, run_id: str, hosts: int) -> tuple
 
     try:
         if setup.serial:
-            from ddrl.run.modes.serial import run_serial
+            from ddrl.run.serial import run_serial
 
             document = run_serial(preparation, equip)
         else:
-            from ddrl.run.modes.local import run_here
+            from ddrl.run.local import run_here
 
             document = run_here(preparation, equip, hosts)
     finally:

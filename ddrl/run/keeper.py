@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -218,7 +218,7 @@ class Deaths:
     and started again, at most `max_restarts` times each."""
 
     max_restarts: int = 3
-    restarts: dict[int, int] = field(default_factory=dict[int, int])  # by place
+    restarts: dict[int, int] = field(default_factory=dict[int, int])  # by rank
 
     def after_end(self, child: Child, ended: Ended) -> bool:
         """Whether to start the process again; else the job ends."""
@@ -228,8 +228,8 @@ class Deaths:
         """Whether to start a silent process again; else the job ends."""
         if child.role is Role.TRAINER:
             return False
-        self.restarts[child.place] = self.restarts.get(child.place, 0) + 1
-        return self.restarts[child.place] <= self.max_restarts
+        self.restarts[child.rank] = self.restarts.get(child.rank, 0) + 1
+        return self.restarts[child.rank] <= self.max_restarts
 
 
 # -- silence -----------------------------------------------------------------------------------------------------------
@@ -293,9 +293,9 @@ class Silence:
             self._beats = beats
             self._changed = np.full(len(beats), now)
             self._started = beats >= 0.0
-        changed = beats != self._beats
+        changed = (beats != self._beats) | (table[:, PHASE] == Phase.WAITING)  # the limit counts from its end
         self._changed[changed] = now
-        self._started |= changed & (beats >= 0.0)
+        self._started |= (beats != self._beats) & (beats >= 0.0)
         self._beats = beats
         limits = self._limits(table)
         late = now - self._changed >= WORDS_AFTER * limits
@@ -315,6 +315,8 @@ class Silence:
 
     def restarted(self, row: int) -> None:
         """The process of this row was started again: it counts as one that starts."""
+        if not len(self._changed):  # before the first look
+            return
         self._changed[row] = self._clock()
         self._started[row] = False
         self._noted.discard(row)
@@ -349,7 +351,7 @@ class Place:
     of a command, to which two are added: the descriptor for its stacks, and the keeper's process id.
 
     inherited: descriptors that the program keeps; output: descriptor for what it prints (None: the keeper's); cores: on
-    which a fork may run (None: on the keeper's)."""
+    which the process may run (None: on the keeper's)."""
 
     rank: int
     role: Role
@@ -372,6 +374,7 @@ class Keeper:
         self._seed = seed
         self._environment = without_launcher(os.environ if environment is None else environment)
         self._selector = selectors.DefaultSelector()
+        self._keeps_cores = False  # a process could not be moved to its own
 
     def start(self, place: int, incarnation: int = 0) -> Child:
         """Start the process of a place. KeeperError, with the limit that was met, where the machine allows no more."""
@@ -390,11 +393,31 @@ class Keeper:
             ) from None
         finally:
             os.close(writing)
+        self.run_on(pid, wanted.cores)
         child = Child(pid, wanted.role, place, incarnation, reading, wanted.rank)
         self.children[place] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.errors, selectors.EVENT_READ, child)
         return child
+
+    def run_on(self, pid: int, cores: Collection[int] | None) -> None:
+        """Let a process run on these cores alone (None: where it does). Where it may not, it keeps its cores, and the
+        user reads so once."""
+        if not cores:
+            return
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setaffinity(int(thread), cores)
+        except OSError as error:
+            if not self._keeps_cores and not isinstance(error, (ProcessLookupError, FileNotFoundError)):
+                self._keeps_cores = True
+                where = ", ".join(map(str, sorted(cores)))
+                print(
+                    f"ddrl: process {pid} cannot run on core {where} alone ({error.strerror}): processes of this host "
+                    "keep the cores of their keeper",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def watch(self, descriptor: int, act: Callable[[], object]) -> None:
         """Call `act` in `look` whenever the descriptor can be read."""
@@ -479,9 +502,6 @@ class Keeper:
                     os.close(child.errors)
                     os.close(child.pidfd)
                 self._selector.close()
-                if wanted.cores:
-                    with contextlib.suppress(OSError):
-                        os.sched_setaffinity(0, wanted.cores)
                 name_process(f"ddrl {wanted.rank} {wanted.role.value}")
                 run_fork(parent, writing, wanted.work, [self._seed, place, incarnation])
         return pid

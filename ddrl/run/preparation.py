@@ -38,15 +38,18 @@ from ddrl.run.topology import Topology, describe
 # cannot be read yet (a setting that is wrong, a directory that is none) is left to the checks that follow.
 
 
+def planned_config(command: Command) -> Config:
+    """The settings of the run that the command starts or resumes."""
+    if command.resume is None:
+        return command.config()
+    return apply_overrides(RunDirectory.open(command.resume)[1], command.overrides)
+
+
 def announce(command: Command, run_id: str, ranks: int) -> Path | None:
     """Print the banner; the directory that a new run is to have. `ranks`: those of mpirun, 0 without it."""
     try:
-        if command.resume is None:
-            config = command.config()
-            path = planned_path(config, run_id)
-        else:
-            path = command.resume.absolute()
-            config = apply_overrides(RunDirectory.open(path)[1], command.overrides)
+        config = planned_config(command)
+        path = planned_path(config, run_id) if command.resume is None else command.resume.absolute()
     except DdrlError:
         return None
     print(_banner(command, config, path, ranks), file=sys.stderr, flush=True)

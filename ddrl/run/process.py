@@ -11,13 +11,12 @@ import gc
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 # -- process -----------------------------------------------------------------------------------------------------------
 
@@ -25,7 +24,6 @@ MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the rela
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
-_skip_finalize = threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -122,24 +120,6 @@ def name_process(name: str) -> None:
 def is_orphan(parent: int) -> bool:
     """Whether `parent`, which started this process, has ended."""
     return os.getppid() != parent
-
-
-def skip_finalize() -> None:
-    """Let `end` leave out MPI_Finalize."""
-    _skip_finalize.set()
-
-
-def end(status: int) -> NoReturn:
-    """End this process, by sys.exit unless told to `skip_finalize`.
-
-    mpi4py calls MPI_Finalize as the interpreter ends, and Open MPI waits there for every rank. Where one has died and
-    mpirun let the others go on, that wait at times never ends.
-    """
-    if not _skip_finalize.is_set():
-        sys.exit(status)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def flush_denormals() -> None:

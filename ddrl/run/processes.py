@@ -2,29 +2,40 @@
 
 The keeper starts the trainer at once, for importing torch takes longest; meanwhile it imports what members need,
 prepares the run, makes the channels and forks the members. `Link` joins keeper and trainer: the run's records go down,
-notes for the user too; the summary, or the error that ended training, comes back. Where the trainer is no child of the
-keeper (a rank, a task of a pool), and on hosts without it, the keeper is a program beside it (`HostKeeper`)."""
+notes for the user too; the summary, or the error that ended training, comes back.
+
+Without mpirun the keeper is the process that the user has started. Else it is a program beside a relay, or beside a
+pool's task that trains itself (`HostKeeper`): in a session of its own and without the launcher's variables, so that the
+launcher neither signals nor waits for what it starts. What these processes print goes to their parent through pipes;
+keeper and parent notice each other's end."""
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Generator, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.channels.board import Board, Command
+from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import unlink_run
-from ddrl.core.errors import JobFailed
+from ddrl.core.config import Config
+from ddrl.core.errors import DdrlError, JobFailed
+from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.keeper import (
@@ -42,30 +53,39 @@ from ddrl.run.keeper import (
     ask_for_stacks,
     end_stranger,
     import_for_members,
+    report_stacks,
     without_launcher,
 )
-from ddrl.run.process import SIGNALS, die_with, ignore_interrupts, interrupts_held_back
-from ddrl.run.topology import CHANNELS, HostChannels, Topology, board_name, read_failure, report_failure
-
-GOING = (Command.RUN, Command.PAUSE)
-TRAINER = 0  # place of the trainer; a member's place is its rank
-DESCRIPTOR = np.dtype(np.intc)
-STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
-TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
+from ddrl.run.process import SIGNALS, ignore_interrupts, interrupts_held_back, name_process
+from ddrl.run.topology import HostChannels, Topology, board_name, describe, read_failure, report_failure
 
 if TYPE_CHECKING:
+    from ddrl.run.preparation import Preparation, Probe
     from ddrl.run.task import Duty
 
+GOING = (Command.RUN, Command.PAUSE)
+TRAINER = 0  # place of the trainer's program; a member's place is its rank, which is never 0
+DESCRIPTOR = np.dtype(np.intc)
+MAX_DESCRIPTORS = 2  # beside one message
+STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
+TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
+END_LOOK_PERIOD = 0.05  # [s] between two looks once training has ended
+DISCARDED_ROWS = 4096  # at a time
+MAX_OUTPUT = 1 << 16  # [B] of a pipe that are read at once
 
-# -- keeper and trainer ------------------------------------------------------------------------------------------------
+
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 class Records(msgspec.Struct, tag=True):
     """Where the trainer keeps the run's records; the descriptor of the run's lock travels beside it. resume: folder and
-    state of the checkpoint to go on from."""
+    state of the checkpoint to go on from; has_collectors: learning goes in rounds, and the descriptor of the socket
+    that orders collectors travels beside it, too."""
 
     directory: str
     resume: tuple[str, dict[str, Any]] | None
+    has_lock: bool = False
+    has_collectors: bool = False
 
 
 class Note(msgspec.Struct, tag=True):
@@ -76,26 +96,64 @@ class Note(msgspec.Struct, tag=True):
 
 
 class Result(msgspec.Struct, tag=True):
-    """How training ended: its summary, or the error's text."""
+    """How a job ended: its summary, or the error's text; no text where an interrupt ended it before it could save.
+    directory: of the run, where it was made."""
 
     document: dict[str, Any] | None
     error: str = ""
+    directory: str = ""
 
 
-Message = Records | Note | Result
+class LeadHost(msgspec.Struct, tag=True):
+    """To the keeper of the trainer's host under mpirun: the command line, the new run's directory as announced, whether
+    the trainer is a program (else it is a rank), and the launcher's pid where it survives the end of rank 0."""
+
+    arguments: list[str]
+    path: str | None
+    has_trainer: bool
+    launcher: int
+
+
+class Ranks(msgspec.Struct, tag=True):
+    """To the same keeper, once MPI has started: all ranks of the job, and the cores of each."""
+
+    ranks: list[Assignment]
+    cores: list[list[int]]
+
+
+class KeepHost(msgspec.Struct, tag=True):
+    """To the keeper of another host, or beside a pool's task: the topology, and the cores of the host's ranks in their
+    order. has_board: somebody has made the host's board."""
+
+    topology: bytes
+    cores: list[list[int]]
+    has_board: bool = False
+
+
+class Made(msgspec.Struct, tag=True):
+    """From a keeper: the host's channels are there. records: of the run, for a trainer that is a rank. Where the host
+    has collectors that the parent orders, the descriptor of their socket travels beside it."""
+
+    topology: bytes
+    records: Records | None
+
+
+Message = Records | Note | Result | LeadHost | Ranks | KeepHost | Made
+Received = TypeVar("Received", bound=Message)
 
 
 class Link:
-    """One end of the socket between keeper and trainer: messages of one JSON object a line."""
+    """One end of a socket between keeper and trainer, or keeper and parent: messages of one JSON object a line."""
 
     def __init__(self, end: socket.socket) -> None:
+        self.closed = False  # by the other end
         self._socket = end
         self._rest = b""
         self._descriptors: list[int] = []  # received with messages
 
     @classmethod
     def pair(cls) -> tuple[Link, socket.socket]:
-        """The keeper's end, and the socket of the other one."""
+        """This process's end, and the socket of the other one."""
         mine, theirs = socket.socketpair()
         return cls(mine), theirs
 
@@ -112,10 +170,15 @@ class Link:
         while True:
             try:
                 flags = 0 if wait and not lines else socket.MSG_DONTWAIT
-                data, beside, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_LEN(DESCRIPTOR.itemsize), flags)
-            except (BlockingIOError, ConnectionResetError):
+                data, beside, _, _ = self._socket.recvmsg(
+                    1 << 16, socket.CMSG_LEN(MAX_DESCRIPTORS * DESCRIPTOR.itemsize), flags
+                )
+            except BlockingIOError:
                 break
+            except ConnectionResetError:
+                data, beside = b"", []
             if not data:
+                self.closed = True
                 break
             for _, _, descriptor in beside:
                 self._descriptors += np.frombuffer(descriptor, DESCRIPTOR).tolist()
@@ -131,6 +194,11 @@ class Link:
         """For selectors."""
         return self._socket.fileno()
 
+    def end(self) -> None:
+        """Send no more: the other end reads that it is closed."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
@@ -139,30 +207,80 @@ class Link:
 # -- the job -----------------------------------------------------------------------------------------------------------
 
 
+class Parent:
+    """The process that has started this keeper as a program, as the keeper sees it. output: the reading ends of what
+    this process and its children print, which it takes over when the parent ends."""
+
+    def __init__(self, link: Link, output: Sequence[int]) -> None:
+        self.link = link
+        self.pid = os.getppid()
+        self.pidfd = os.pidfd_open(self.pid)
+        self.output = list(output)
+        self.inbox: list[Message] = []
+
+    def take(self, kind: type[Received]) -> Received | None:
+        """The oldest message of a kind."""
+        found = next((message for message in self.inbox if isinstance(message, kind)), None)
+        if found is not None:
+            self.inbox.remove(found)
+        return found
+
+
 class Job:
     """The processes of one host. Use as a context: whatever happens inside, none of them and no segment is left."""
 
-    def __init__(self, run_id: str, host: int, board: Board | None = None, deaths: Deaths | None = None) -> None:
-        """board: where somebody else has made it."""
+    def __init__(
+        self,
+        run_id: str,
+        host: int,
+        board: Board | None = None,
+        parent: Parent | None = None,
+        deaths: Deaths | None = None,
+    ) -> None:
+        """board: where somebody else has made it; parent: where this process is a program beside another one."""
         self.run_id = run_id
         self.host = host
         self.channels: HostChannels | None = None
         self.interrupted = False
-        self._board_is_own = board is None
         self.board = Board.create(board_name(run_id, host)) if board is None else board
         self.keeper = Keeper({})
+        self.launcher = 0  # ended where the parent has died; 0: it ends by itself
         self._deaths = deaths or Deaths()
+        self._parent = parent
+        self._parent_has_ended = False
         self._link: Link | None = None
         self._result: Result | None = None
         self._trainer: Child | None = None
+        self._trainer_pidfd = -1  # of a trainer that is no child
         self._silence: Silence | None = None
+        self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
+        self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
+        self._collectors_end = -1  # descriptor of the socket to order them, until it is sent
+        if parent is not None:
+            self.keeper.watch(parent.pidfd, self._note_parent_end)
+            self.keeper.watch(parent.link.fileno(), self._hear_parent)
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def directory(self) -> str:
+        """Of the run, once the trainer has it; before, ""."""
+        return self._directory
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether this keeper has started the trainer."""
+        return self._link is not None
+
+    @property
+    def parent_has_ended(self) -> bool:
+        """Whether the process that has started this one has ended before it."""
+        return self._parent_has_ended
 
     # -- the start
 
@@ -171,38 +289,83 @@ class Job:
         `Place`."""
         self._link, theirs = Link.pair()
         words = (*program, self.run_id, str(theirs.fileno()))
-        self.keeper.places[TRAINER] = Place(0, Role.TRAINER, program=words, inherited=[theirs.fileno()])
+        output = [] if self._parent is None else self._parent.output  # so that it can print without a reader
+        self.keeper.places[TRAINER] = Place(0, Role.TRAINER, program=words, inherited=[theirs.fileno(), *output])
         self._trainer = self.keeper.start(TRAINER)
         theirs.close()
-        self.keeper.watch(self._link.fileno(), self._hear)
+        self.keeper.watch(self._link.fileno(), self._hear_trainer)
 
-    def open(self, topology: Topology) -> None:
-        """Make the host's channels and start its members."""
-        self.channels = HostChannels.create(topology, self.host, self.board)
-        self.start_members(self.channels)
+    def await_ranks(self, limit: float) -> Ranks:
+        """The ranks of a job under mpirun, which the parent sends once MPI has started. JobFailed after `limit` [s]."""
+        assert self._parent is not None
+        deadline = time.monotonic() + limit
+        while (ranks := self._parent.take(Ranks)) is None:
+            self.look(LOOK_PERIOD)
+            self.check_interrupts()
+            if self._parent.link.closed:
+                raise KeyboardInterrupt  # rank 0 has found that the job cannot start, and has said why
+            if time.monotonic() > deadline:
+                stuck = f"process {self._parent.pid} on {socket.gethostname()}"
+                text = (
+                    f"MPI has not started within {limit:g} s (run.start_limit): rank 0 ({stuck}) waits in MPI_Init for "
+                    "a rank that has not come"
+                )
+                self._write_to_parent(text)
+                end_stranger(self._parent.pid)
+                raise JobFailed(text)
+        return ranks
 
-    def start_members(self, channels: HostChannels) -> None:
-        """Start the host's evaluator and rollouts; where learning goes in rounds, collectors come in their place."""
-        topology = channels.topology
-        config = topology.config
+    def open(self, topology: Topology, cores: Sequence[Sequence[int]] = ()) -> None:
+        """Make the host's channels and start its members: the evaluator and rollouts; where learning goes in rounds,
+        collectors take the rollouts' places later. cores: of the host's ranks, in their order."""
+        channels = HostChannels.create(topology, self.host, self.board)
         self.channels = channels
+        config = topology.config
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
-        members = [one for one in topology.on_host(self.host) if one.role in (Role.EVALUATOR, Role.ROLLOUT)]
-        for member in members:
-            if member.role is Role.ROLLOUT and topology.in_rounds:
-                continue
-            self.keeper.places[member.rank] = Place(member.rank, member.role, partial(_be_member, channels, member))
+        ranks = topology.on_host(self.host)
+        if cores:
+            self.keeper.run_on(os.getpid(), {core for one in cores for core in one})
+        for row, member in enumerate(ranks):
+            wanted = frozenset(cores[row]) if row < len(cores) else None
             channels.name_row(member)
-            self.keeper.start(member.rank)
+            if member.role is Role.TRAINER and self._trainer is not None:
+                self._trainer.rank = member.rank
+                self.keeper.run_on(self._trainer.pid, wanted)
+            elif member.role is Role.EVALUATOR or (member.role is Role.ROLLOUT and not topology.in_rounds):
+                work = partial(_be_member, channels, member)
+                self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
+                self.keeper.start(member.rank)
+        if topology.in_rounds:
+            collectors = slice_module("pool.collectors", "pool.collectors")
+            made = collectors.fork_collectors(self.keeper, channels, self._silence.restarted)
+            self._collectors, self._collectors_end = made
 
-    def hand_over(self, records: TaskRecords) -> None:
-        """Give the trainer the run's directory, with its lock, and the checkpoint to go on from."""
-        assert self._link is not None
+    def hand_over(self, records: TaskRecords) -> Records:
+        """Give the trainer the run's directory, with its lock, and the checkpoint to go on from. A trainer that is a
+        rank gets what this returns; the lock stays here."""
         self._directory = str(records.directory.path)
         resume = None if records.resume is None else (str(records.resume.path), records.resume.state)
         lock = records.directory.lock
         descriptors = [] if lock is None or lock.descriptor is None else [lock.descriptor]
-        self._link.send(Records(self._directory, resume), descriptors)
+        message = Records(self._directory, resume, bool(descriptors), self._collectors is not None)
+        if self._link is not None:
+            self._link.send(message, [*descriptors, *self._collector_ends()])
+            self._close_collectors_end()
+        return message
+
+    def send_made(self, made: Made) -> None:
+        """Let the parent know that the channels are there."""
+        assert self._parent is not None
+        self._parent.link.send(made, self._collector_ends())
+        self._close_collectors_end()
+
+    def _collector_ends(self) -> list[int]:
+        return [] if self._collectors_end < 0 else [self._collectors_end]
+
+    def _close_collectors_end(self) -> None:
+        for descriptor in self._collector_ends():
+            os.close(descriptor)
+        self._collectors_end = -1
 
     # -- while it runs
 
@@ -216,17 +379,34 @@ class Job:
             return result.document
         raise JobFailed(result.error if result is not None else read_failure(self.run_id, self.host))
 
+    def serve(self) -> None:
+        """Watch until the parent asks for the end, or has ended and a trainer that is a rank has saved."""
+        assert self._parent is not None
+        while not self._parent.link.closed and not self._parent_has_ended:
+            self.look(LOOK_PERIOD if self.board.command in GOING else END_LOOK_PERIOD)
+        while self._parent_has_ended and self._trainer_pidfd >= 0:
+            self.look(LOOK_PERIOD)
+
     def look(self, timeout: float) -> None:
         """Sleep until something happens, at most `timeout` [s], and act on it."""
+        if self._collectors is not None:
+            timeout = min(timeout, self._collectors.timeout())
         for child, ended in self.keeper.look(timeout):
             self._note_end(child, ended)
-        if self._silence is not None and self.channels is not None and self._silence.due():
+        if self._collectors is not None:
+            self._collectors.start_due()
+        if self.channels is None:
+            return
+        if self.host == 0 and self._trainer is None:
+            self._watch_other_trainer(self.channels)
+        if self._silence is not None and self.board.command in GOING and self._silence.due():
             for silent in self._silence.look(self._table(self.channels)):
                 self._note_silence(silent)
 
     def fail(self, text: str) -> None:
-        """End the job: everyone on this host is told, and through its relay everyone else."""
-        report_failure(self.board, self.run_id, self.host, text)
+        """End the job: the board says so to all processes of this host, its relay to those of others."""
+        if self.board.command != Command.FAIL:
+            report_failure(self.board, self.run_id, self.host, text)
 
     def note(self, text: str, rank: int) -> None:
         """Tell the user, in the run's records too where the trainer is on this host."""
@@ -235,7 +415,7 @@ class Job:
         else:
             print(f"ddrl: {text}", file=sys.stderr, flush=True)
 
-    def _hear(self) -> None:
+    def _hear_trainer(self) -> None:
         assert self._link is not None
         for message in self._link.receive():
             if isinstance(message, Result):
@@ -244,15 +424,16 @@ class Job:
     def _note_end(self, child: Child, ended: Ended) -> None:
         if child is self._trainer:
             self._trainer = None
-            self._hear()
+            self._hear_trainer()
             if self._link is not None:
                 self.keeper.unwatch(self._link.fileno())
             if ended.status == 130 and self._result is None:
                 raise KeyboardInterrupt
             if self._result is None and self.board.command != Command.FAIL:
-                go_on = f"; go on from its last checkpoint with --resume {self._directory}" if self._directory else ""
-                self.fail(f"{child.name} {ended.how}{go_on}{_below(ended.words)}")
+                self.fail(f"{child.name} {ended.how}{self._go_on}{_below(ended.words)}")
             return
+        if self._collectors is not None and self._collectors.note_end(child, ended):
+            return  # the trainer decides
         if ended.status == 0 or self.board.command in (Command.STOP, Command.FAIL):
             return
         if self._deaths.after_end(child, ended):
@@ -260,20 +441,102 @@ class Job:
         else:
             self.fail(f"{child.name} {ended.how}{_below(ended.words)}")
 
+    @property
+    def _go_on(self) -> str:
+        return f"; go on from its last checkpoint with --resume {self._directory}" if self._directory else ""
+
+    def _watch_other_trainer(self, channels: HostChannels) -> None:
+        """Watch a trainer that is a rank, from the moment that its pid is known until it has ended. Once a trainer has
+        ended, take rows in its place, so that no relay waits for room in a lane."""
+        row = channels.counters.row(channels.topology.row_of(channels.topology.trainer))
+        if self.has_trainer or row["ended"].value == 1.0:
+            if channels.topology.hosts > 1:
+                if self._leftover is None:  # ends of its own, which begin where the trainer's have ended
+                    attached = HostChannels.attach(self.run_id, 0, 0.0)
+                    attached.attach_drained()
+                    self._leftover = LaneSet(attached.drained_lanes())
+                self._leftover.drain(np.zeros(DISCARDED_ROWS, channels.topology.schema.dtype))
+            return
+        pid = int(np.nan_to_num(row["pid"].value))
+        is_parent = self._parent is not None and pid == self._parent.pid
+        if pid and not is_parent and self._trainer_pidfd < 0:
+            try:
+                self._trainer_pidfd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._note_other_trainer_end(pid)
+                return
+            self.keeper.watch(self._trainer_pidfd, partial(self._note_other_trainer_end, pid))
+
+    def _note_other_trainer_end(self, pid: int) -> None:
+        assert self.channels is not None
+        if self._trainer_pidfd >= 0:
+            self.keeper.unwatch(self._trainer_pidfd)
+            os.close(self._trainer_pidfd)
+            self._trainer_pidfd = -1
+        topology = self.channels.topology
+        row = self.channels.counters.row(topology.row_of(topology.trainer))
+        if row["ended"].value != 1.0:
+            row["ended"].set(1.0)
+            if self.board.command != Command.FAIL:
+                name = f"rank {topology.trainer.rank} (trainer, process {pid} on {socket.gethostname()})"
+                self.fail(f"the trainer's process has died: {name}{self._go_on}")
+            if self._parent is not None:  # rank 0 waits for what the trainer says
+                self._parent.link.send(Result(None, read_failure(self.run_id, self.host), self._directory))
+
+    # -- the parent
+
+    def _hear_parent(self) -> None:
+        assert self._parent is not None
+        self._parent.inbox += self._parent.link.receive()
+        if self._parent.link.closed:
+            self.keeper.unwatch(self._parent.link.fileno())
+
+    def _note_parent_end(self) -> None:
+        """The relay, or the task, beside this keeper has ended: the trainer saves, then all processes of the host
+        end."""
+        assert self._parent is not None
+        self._parent_has_ended = True
+        self.keeper.unwatch(self._parent.pidfd)
+        for descriptor in self._parent.output:
+            self.keeper.watch(descriptor, partial(os.read, descriptor, MAX_OUTPUT))
+        if self.launcher:
+            with suppress(OSError):  # it has ended
+                os.kill(self.launcher, signal.SIGTERM)
+        self.interrupted = True
+        if self.channels is not None:  # nobody waits for what a relay would have sent
+            for member in self.channels.topology.on_host(self.host):
+                if member.role is Role.RELAY:
+                    self.channels.counters.row(self.channels.topology.row_of(member))["ended"].set(1.0)
+        if self._trainer is not None:
+            self._trainer.send(signal.SIGTERM if self._directory else signal.SIGKILL)
+        elif self._trainer_pidfd < 0 and self.board.command in GOING:
+            self.board.command = Command.STOP
+
+    def _write_to_parent(self, text: str) -> None:
+        """Write to the standard error of a parent that cannot pass on what this process prints."""
+        assert self._parent is not None
+        with suppress(OSError), open(f"/proc/{self._parent.pid}/fd/2", "w") as stream:
+            stream.write(f"ddrl: {text}\n")
+
+    # -- silence
+
     def _note_silence(self, silent: Silent) -> None:
         what = "its environment" if silent.role in (Role.ROLLOUT, Role.EVALUATOR) else "it"
         if not silent.final:
             self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
             return
-        child = next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
+        child = self._child_of(silent)
         stacks = "" if child is None else f"\n{child.name}:\n{child.stacks()}"
         if silent.role is Role.NODE and silent.pid > 0:  # a rank, which its launcher ends
             stacks = f"\nprocess {silent.pid} on {socket.gethostname()}: {ask_for_stacks(silent.pid)}"
         if child is not None and self._deaths.after_silence(child):
-            self.keeper.restart(child)
+            if child.place in self.keeper.places:
+                self.keeper.restart(child)
+            else:  # a collector: the trainer orders another one
+                child.send(signal.SIGKILL)
             assert self._silence is not None
             self._silence.restarted(silent.row)
-            times = f"({child.incarnation + 1} of {self._deaths.max_restarts} times)"
+            times = f"({self._deaths.restarts[child.rank]} of {self._deaths.max_restarts} times)"
             self.note(f"{silent.words}: it was started again {times}{stacks}", silent.rank)
             return
         saved = "what was learned is saved"
@@ -287,9 +550,18 @@ class Job:
         self.fail(text)
         if child is not None:
             child.send(signal.SIGKILL)
-        elif silent.role is Role.TRAINER and silent.pid > 0:  # a rank: it cannot say what has ended the job
-            print(f"ddrl: process {silent.pid} on {socket.gethostname()}: {text}", file=sys.stderr, flush=True)
+        elif silent.host == self.host and silent.pid > 0 and silent.role in (Role.TRAINER, Role.RELAY):
+            text = f"process {silent.pid} on {socket.gethostname()}: {text}"
+            if self._parent is not None and silent.pid == self._parent.pid:
+                self._write_to_parent(text)  # it cannot say what has ended the job
+            else:
+                print(f"ddrl: {text}", file=sys.stderr, flush=True)
             end_stranger(silent.pid)
+
+    def _child_of(self, silent: Silent) -> Child | None:
+        if self._collectors is not None and silent.role is Role.ROLLOUT:
+            return self._collectors.acting(silent.rank)
+        return next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
 
     def _has_started(self, silent: Silent) -> bool:
         assert self._silence is not None
@@ -322,6 +594,7 @@ class Job:
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: go on without a terminal
                 before[number] = signal.signal(number, act)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             yield
         finally:
@@ -333,24 +606,22 @@ class Job:
         if self.interrupted:
             raise KeyboardInterrupt
 
-    def end_members(self) -> None:
-        """Wait for the processes that are left, and kill those that take too long; without channels they wait for
-        nothing."""
-        self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
-        self.keeper.close()
-
     def close(self) -> None:
         """End every process and remove the channels. Before the members have channels they wait for nothing."""
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
+        if self._collectors is not None:
+            self._collectors.end()
+            self._close_collectors_end()
         if self._trainer is not None:  # an error in this process: what is not saved is lost
             self._trainer.send(signal.SIGKILL if self.channels is None or not self._directory else signal.SIGTERM)
-        self.end_members()
+        self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
+        self.keeper.close()
         if self._link is not None:
             self._link.close()
         if self.channels is not None:
             self.channels.close()
-        elif self._board_is_own:
+        else:
             self.board.unlink()
         unlink_run(self.run_id, self.host)
 
@@ -366,32 +637,110 @@ def _below(words: str) -> str:
     return f":\n{words}" if words else ""
 
 
-# -- a keeper beside a trainer or relay --------------------------------------------------------------------------------
+Prepare = Callable[["Probe"], "Preparation"]
+
+
+def run_host(
+    job: Job, prepare: Prepare, ranks_of: Callable[[Config], Ranks], made: Callable[[Made], object] = lambda made: None
+) -> dict[str, Any] | None:
+    """On the trainer's host, from the preparation to the end of training; the summary, None of a trainer that is a
+    rank. The trainer imports torch meanwhile. ranks_of: the ranks of the job; made: called once the channels are there
+    and the run's directory is."""
+    from ddrl.run.preparation import probe_in_fork
+
+    with job.interrupts_passed_on():
+        import_for_members()
+        preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
+        preparation.declaration  # noqa: B018  (the environment is made while ranks still start)
+        ranks = ranks_of(preparation.config)
+        topology = preparation.topology(tuple(ranks.ranks))
+        records = preparation.open_records()
+        job.check_interrupts()
+        on_host = [one.rank for one in topology.on_host(job.host)]
+        job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
+        message = job.hand_over(records)
+        made(Made(topology.to_bytes(), message))
+        return job.run() if job.has_trainer else None
+
+
+# -- the keeper as a program -------------------------------------------------------------------------------------------
 
 
 class HostKeeper:
-    """The keeper of a host as a program, `python -m ddrl.run.processes RUN_ID HOST PARENT`, seen from the process that
-    has started it: a relay, or a trainer that is no child of its keeper. It attaches the host's channels once they are
-    there, forks the members, and watches them and the trainer."""
+    """The keeper of a host as a program, `python -m ddrl.run.processes RUN_ID HOST LINK OUTPUT ERRORS`, seen from its
+    parent."""
 
     def __init__(self, run_id: str, host: int) -> None:
+        self.made: Made | None = None
+        self.result: Result | None = None
         self._run_id = run_id
         self._host = host
+        self._link, theirs = Link.pair()
+        output = os.pipe()
+        errors = os.pipe()
+        descriptors = [theirs.fileno(), output[0], errors[0]]
         with interrupts_held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.processes", run_id, str(host), str(os.getpid())],
-                stdin=subprocess.PIPE,
+                [sys.executable, "-m", "ddrl.run.processes", run_id, str(host), *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                stdout=output[1],
+                stderr=errors[1],
+                pass_fds=descriptors,
                 env=without_launcher(os.environ),
                 start_new_session=True,
             )
+        theirs.close()
+        self._threads: list[threading.Thread] = []
+        for (reading, writing), to in ((output, 1), (errors, 2)):
+            os.close(writing)
+            self._threads.append(threading.Thread(target=_pass_on, args=(reading, to), daemon=True))
+            self._threads[-1].start()
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"the keeper of host {self._host} (process {self._process.pid} on {socket.gethostname()})"
+
+    def send(self, message: Message) -> None:
+        """Send it a message."""
+        self._link.send(message)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to it."""
+        self._process.send_signal(number)
+
+    def receive(self, kind: type[Received]) -> Received:
+        """Wait for its `Made` or its `Result`. JobFailed where it has ended without, or gives a result first."""
+        while True:
+            found = self.made if kind is Made else self.result
+            if found is not None:
+                return found  # pyright: ignore[reportReturnType]
+            if self.result is not None:
+                raise JobFailed(self.result.error)
+            self.check()
+            select.select([self._link], [], [], LOOK_PERIOD)
+            self._read()
+
+    def take_collectors_end(self) -> int:
+        """After `Made`: the descriptor of the socket that orders the host's collectors."""
+        descriptor = self._link.take_descriptor()
+        assert descriptor is not None, "learning does not go in rounds"
+        return descriptor
+
+    def result_now(self) -> Result | None:
+        """Its `Result`, if it is there. JobFailed where it has ended without one."""
+        self._read()
+        self.check()
+        return self.result
 
     def check(self) -> None:
         """JobFailed where it has ended before the job."""
         status = self._process.poll()
-        if status is not None and Board.attach(board_name(self._run_id, self._host)).command in GOING:
-            ended = Ended(status, "", 0.0, 0.0)
-            name = f"the keeper of host {self._host} (process {self._process.pid} on {socket.gethostname()})"
-            raise JobFailed(f"{name} {ended.how}, and with it the host's rollouts")
+        if status is None:
+            return
+        self._read()
+        if self.result is None:
+            raise JobFailed(f"{self.name} {Ended(status, '', 0.0, 0.0).how}, and with it the host's rollouts")
 
     def duty(self) -> Duty:
         """Checks it beside training."""
@@ -399,45 +748,109 @@ class HostKeeper:
 
         return Duty(LOOK_PERIOD, lambda now: self.check())
 
-    def end(self, has_members: bool = True) -> None:
-        """Wait for it to end its members, which the board's command tells it; kill what takes too long."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+    def end(self, timeout: float = 2 * STOP_TIMEOUT) -> None:
+        """Let it end its processes and wait for that; kill it after `timeout` [s]."""
+        self._link.end()
         try:
-            self._process.wait(2 * STOP_TIMEOUT if has_members else 0.0)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._process.returncode < 0 and self._host:  # killed; on the trainer's host the trainer saves, then sweeps
+            unlink_run(self._run_id, self._host)
+        for thread in self._threads:
+            thread.join(1.0)  # what a process that lives on prints is not awaited
+        self._link.close()
+
+    def _read(self) -> None:
+        for message in self._link.receive():
+            if isinstance(message, Made):
+                self.made = message
+            elif isinstance(message, Result):
+                self.result = message
+
+
+def _pass_on(reading: int, to: int) -> None:
+    """In a thread: write what a keeper's processes print to this process's own output."""
+    while data := os.read(reading, MAX_OUTPUT):
+        with suppress(OSError):  # the launcher has ended
+            os.write(to, data)
+    os.close(reading)
 
 
 def main() -> int:
-    """Keep the host that the command line names until its board says stop; the process's exit status."""
-    run_id = sys.argv[1]
-    host = int(sys.argv[2])
-    ignore_interrupts()
-    die_with(int(sys.argv[3]))
-    import_for_members()
-    board = Board.attach(board_name(run_id, host))
-    if not wait_for_channels(board):
-        return 0
-    channels = HostChannels.attach(run_id, host, 0.0)
-    if host == 0:
-        channels.attach_remote()  # the counters of other hosts
-    job = Job(run_id, host, board)
-    job.start_members(channels)
-    while board.command in GOING:
-        job.look(LOOK_PERIOD)
-    job.end_members()
-    sys.stdin.buffer.read()  # a failure that this process has reported is there for as long as it lives
+    """Keep the host that the command line names; the process's exit status."""
+    run_id, host, descriptor, *output = sys.argv[1:]
+    name_process(f"ddrl keeper {host}")
+    report_stacks(2)
+    parent = Parent(Link(socket.socket(fileno=int(descriptor))), list(map(int, output)))
+    parent.inbox = parent.link.receive(wait=True)
+    orders = parent.inbox.pop(0) if parent.inbox else None
+    if isinstance(orders, LeadHost):
+        return _lead(run_id, parent, orders)
+    return _keep(run_id, int(host), parent, orders) if isinstance(orders, KeepHost) else 1
+
+
+def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
+    """Under mpirun, on the trainer's host."""
+    from ddrl.run.cli import parse
+    from ddrl.run.preparation import Preparation
+
+    command = parse(orders.arguments)
+    path = None if orders.path is None else Path(orders.path)
+    with Job(run_id, 0, parent=parent) as job:
+        job.launcher = orders.launcher
+        result: Result | None = None
+        try:
+            if orders.has_trainer:
+                job.start_trainer()
+            document = run_host(
+                job,
+                lambda probe: Preparation(command, run_id, path, probe),
+                lambda config: job.await_ranks(config.run.start_limit),
+                parent.link.send,
+            )
+            result = None if document is None else Result(document, directory=job.directory)
+        except KeyboardInterrupt:
+            result = Result(None, directory=job.directory)
+            job.fail("ended by an interrupt")
+        except BaseException as error:
+            if command.traceback:
+                import traceback
+
+                traceback.print_exception(error)
+            text = str(error) if isinstance(error, DdrlError) else describe(error, "the keeper of host 0")
+            result = Result(None, text, job.directory)
+            job.fail(text)
+        if result is not None:
+            parent.link.send(result)
+        job.serve()
+        if job.parent_has_ended and result is not None and result.document is not None:
+            tell_terminal(f"saved; go on: python -m ddrl.run --resume {job.directory}")
     return 0
 
 
-def wait_for_channels(board: Board) -> bool:
-    """Until the host's channels are there; False where the job ends before."""
-    while not board.wait_ready(CHANNELS, LOOK_PERIOD):
-        if board.command not in GOING:
-            return False
-    return True
+def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
+    """On another host, or beside a pool's task."""
+    ignore_interrupts()
+    import_for_members()
+    try:
+        board = Board.attach(board_name(run_id, host)) if orders.has_board else None
+        with Job(run_id, host, board, parent) as job:
+            job.open(Topology.from_bytes(orders.topology), orders.cores)
+            job.send_made(Made(orders.topology, None))
+            job.serve()
+    except BaseException as error:
+        parent.link.send(Result(None, describe(error, f"the keeper of host {host}")))
+        return 1
+    return 0
+
+
+def tell_terminal(text: str) -> None:
+    """Write to the terminal itself, where there is one: a launcher that has ended no longer passes on what its ranks
+    print."""
+    with suppress(OSError), open("/dev/tty", "w") as terminal:
+        terminal.write(f"ddrl: {text}\n")
 
 
 if __name__ == "__main__":

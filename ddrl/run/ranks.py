@@ -1,169 +1,578 @@
-"""The few collective calls of a start and an end, without spinning and without pickling.
+"""A job under mpirun: what ranks do that are more than slots (`ddrl.run.slot`).
 
-Every call is nonblocking and polled with a sleep (`distribution.transport.waits`). A barrier has a name: where ranks
-reach different ones, or one does not reach it in time, the error names them.
-"""
+    rank 0                            relay of the trainer's host; reads the command line, gives every rank its work
+    first rank of each other host     relay
+    second rank of the first host     trainer, where there are gradient nodes; else the trainer is a program
+    learner.nodes further ranks       gradient nodes
+
+A relay starts its host's keeper (`processes.HostKeeper`), which owns the host's shared memory and all processes that
+are no ranks. Rank 0 starts its own before MPI is loaded, so the trainer imports torch while ranks still start. What
+ranks say to rank 0 at the start and at the end are single messages: no rank passes on those of others, so slots may
+poll rarely. Every wait is a poll with a sleep between."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import socket
 import sys
 import time
+import uuid
 import zlib
-from collections.abc import Callable, Generator
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from ddrl.channels.segment import unlink_run
-from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.distribution.waits import nothing, wait
+from ddrl.channels.segment import sweep_dead, unlink_run
+from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MissingExtraError
+from ddrl.core.plugins import slice_module
+from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
+from ddrl.distribution.waits import nothing, rest, wait
+from ddrl.run import slot
+from ddrl.run.cli import parse
+from ddrl.run.keeper import report_stacks
+from ddrl.run.local import asked_by, complain, conclude, is_of_pool, print_only
+from ddrl.run.preparation import announce, planned_config
 from ddrl.run.process import (
-    skip_finalize,
+    SIGNALS,
+    Interrupts,
+    die_with,
+    ended_well,
+    is_orphan,
+    leave_process_group,
+    name_process,
+    sweep_open_mpi,
 )
-from ddrl.run.topology import describe
+from ddrl.run.processes import HostKeeper, KeepHost, LeadHost, Made, Ranks, Records, Result, tell_terminal
+from ddrl.run.relay import relay_process
+from ddrl.run.topology import HostChannels, Topology, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ddrl.distribution.membership import Membership
+    from ddrl.run.task import Task
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-NAME_BYTES = 256
-# In place of a topology: the name of a slice's module that serves the ranks, a newline, and its message.
-SLICE_MARK = b"slice:"
+END_TIMEOUT = 10.0  # [s] after a failure for the other ranks to end; then the job is aborted
+ORDERS = 4  # tags, beside those of `slot`
+READY = 5
+GO = 6
+LETTERS = {Role.RELAY: slot.RELAY, Role.NODE: slot.NODE, Role.TRAINER: slot.TRAINER}
 # Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
 SHARE = 0.3
-LONGEST = 0.1
+MAX_SLEEP = 0.1
 
 
 class BarrierError(DdrlError):
     """Ranks did not meet at a barrier."""
 
 
-class Barrier:
-    """All ranks of `comm` meet here; making it counts this rank, `wait` waits for the others."""
+class Orders(msgspec.Struct, frozen=True):
+    """What rank 0 sends a relay, a node or the trainer: the topology, the cores of the host's ranks in rank order, and
+    where records are kept. No topology: the job does not start."""
 
-    def __init__(self, comm: MPI.Comm, name: str) -> None:
-        from mpi4py import MPI
-
-        code = zlib.crc32(name.encode())
-        self.name = name
-        self._comm = comm
-        self._mine = np.array([code, -code], np.int64)
-        self._everyone = np.zeros(2, np.int64)
-        self._request = comm.Iallreduce(self._mine, self._everyone, MPI.MAX)
-
-    def wait(self, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-        """Until all are here; `meanwhile` is called between polls. BarrierError after `limit` seconds, or where some
-        came to another barrier. Waiting once more does nothing."""
-        deadline = None if limit is None else time.monotonic() + limit
-
-        def look() -> None:
-            meanwhile()
-            if deadline is not None and time.monotonic() > deadline:
-                raise BarrierError(f"{self._where()}: not every rank came within {limit:g} s")
-
-        wait([self._request], look, share=SHARE, longest=LONGEST)
-        if not np.array_equal(self._everyone, self._mine):
-            raise BarrierError(f"{self._where()}: some ranks came to another one, so they do not do the same")
-
-    def _where(self) -> str:
-        return f"rank {self._comm.Get_rank()} waits at the barrier '{self.name}'"
+    topology: bytes
+    cores: list[list[int]]
+    records: Records | None
 
 
-def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing, limit: float | None = None) -> None:
-    """Make one and wait; see Barrier."""
-    Barrier(comm, name).wait(meanwhile, limit)
+@dataclass(frozen=True)
+class Meeting:
+    """All ranks of the job; `machines`: what each one's memory is called, equal where it is shared; `launcher`: the
+    process that started this one."""
+
+    world: MPI.Intracomm
+    machines: list[str]
+    launcher: int
+
+
+# -- rank 0 ------------------------------------------------------------------------------------------------------------
+
+
+def begin(arguments: list[str]) -> Lead | int:
+    """What rank 0 does before MPI is loaded: it reads the command line, says what will run, and starts the keeper. The
+    exit status where that is all."""
+    try:
+        if slot.PRINT_ONLY & set(arguments):
+            return print_only(arguments)
+        return Lead(arguments)
+    except DdrlError as error:
+        complain(error, "--traceback" in arguments)
+        return 1
+
+
+class Lead:
+    """Rank 0 of a job."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._arguments = arguments
+        self._command = parse(arguments)
+        self._keeper: HostKeeper | None = None
+        self._run_id = uuid.uuid4().hex[:8]
+        if is_of_pool(self._command):
+            return
+        if self._command.serial:
+            raise ConfigError("--serial is one process: start it without mpirun")
+        path = announce(self._command, self._run_id, slot.launched()[0])
+        self._config = planned_config(self._command)
+        sweep_dead()
+        sweep_open_mpi()
+        keeper = HostKeeper(self._run_id, 0)
+        self._keeper = keeper
+        launcher = os.getppid() if slot.may_lose_ranks(os.getppid()) else 0
+        has_trainer = not self._config.learner.nodes
+        keeper.send(LeadHost(arguments, None if path is None else str(path), has_trainer, launcher))
+        for number in SIGNALS:
+            signal.signal(number, lambda number, _: keeper.signal(number))
+
+    def without_mpi(self) -> int:
+        """mpi4py is not installed."""
+        self.close()
+        complain(MissingExtraError("mpi4py", "mpi", "running under mpirun"), False)
+        return 1
+
+    def close(self) -> None:
+        """End the keeper, whatever it does."""
+        if self._keeper is not None:
+            self._keeper.end(0.0)
+
+    def lead(self, world: MPI.Intracomm, launcher: int) -> int:
+        """Lead the job to its end; the exit status."""
+        # Without its launcher a relay ends: the keeper sees that, and the trainer saves. A pool ends in order.
+        die_with(launcher, signal.SIGTERM if self._keeper is None else signal.SIGKILL)
+        report_stacks(2)
+        name_process("ddrl 0 relay")
+        work = bytearray([slot.NOTHING] * world.Get_size() + [0])
+        try:
+            with abort_on_error(world):
+                said = _collect(world)
+            if any(may_die for *_, may_die in said):
+                work[-1] = slot.RECOVERY
+            machines = _machines(said)
+            text = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {world.Get_size()} python -m ddrl.run")
+            if self._keeper is None:
+                work[:-1] = bytes([slot.POOL]) * world.Get_size()
+                _answer(world, work)
+                pool = slice_module("pool.ranks", asked_by(self._command))
+                return slot.leave(pool.lead_pool(self._command, text, Meeting(world, machines, launcher)), work)
+            cores = [one for _, one, _, _ in said]
+            return slot.leave(self._run(world, machines, cores, work, self._keeper, text), work)
+        except DdrlError as error:
+            complain(error, "--traceback" in self._arguments)
+            return slot.leave(1, work)
+
+    def _run(
+        self,
+        world: MPI.Intracomm,
+        machines: list[str],
+        cores: list[list[int]],
+        work: bytearray,
+        keeper: HostKeeper,
+        launcher: str,
+    ) -> int:
+        """From the roles of all ranks to the end of the job; the exit status. How the job ended is printed while this
+        process still waits for others: mpirun may lose what a rank prints just before it ends."""
+        config = self._config
+        try:
+            collectors = rollouts_of_host(config) if config.uses("pool") else 0
+            hosts = group_hosts(world.Get_size(), machines, config.cluster.relays, alone=collectors > 0)
+            evaluator = config.evaluation.period > 0
+            ranks = assign_roles(hosts, evaluator=evaluator, nodes=config.learner.nodes, collectors=collectors)
+            work[:-1] = bytes(_letter(rank, config.learner.nodes) for rank in ranks[: world.Get_size()])
+        except BaseException:
+            _answer(world, work)  # nothing
+            keeper.end(0.0)
+            raise
+        keeper.send(Ranks(ranks, cores))
+        _answer(world, work)
+        result: Result
+        try:
+            made = keeper.receive(Made)
+            topology = Topology.from_bytes(made.topology)
+            with abort_on_error(world, self._run_id):
+                _give_orders(world, work, topology, cores, made.records)
+            failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, world, work))
+            result = _result_of_trainer(world, work, keeper)
+            if failure and result.document is not None:
+                result = Result(None, failure)
+        except DdrlError as error:
+            result = keeper.result or Result(None, str(error))
+            if keeper.made is None:
+                _give_orders(world, work, None, cores, None)
+        status = conclude(result, launcher)
+        keeper.end()
+        _part(world, work, result, self._run_id)
+        return status
+
+
+def _letter(rank: Assignment, nodes: int) -> int:
+    if rank.role is Role.TRAINER and not nodes:
+        return slot.SLOT
+    return LETTERS.get(rank.role, slot.SLOT)
+
+
+def _collect(world: MPI.Intracomm) -> list[tuple[str, list[int], str, bool]]:
+    """What every rank says of itself (`slot.record`): memory, cores, name of the machine, whether ranks may die."""
+    from mpi4py import MPI
+
+    records = [
+        bytearray(slot.record(os.getppid())),
+        *(bytearray(slot.RECORD_BYTES) for _ in range(1, world.Get_size())),
+    ]
+    requests = [world.Irecv([record, MPI.BYTE], rank, slot.RECORD) for rank, record in enumerate(records) if rank]
+    wait(requests, share=SHARE, longest=MAX_SLEEP)
+    found: list[tuple[str, list[int], str, bool]] = []
+    for record in records:
+        memory, mask, may_die, name = record.decode(errors="replace").split(maxsplit=3)
+        cores = [core for core, one in enumerate(reversed(f"{int(mask, 16):b}")) if one == "1"]
+        found.append((memory, cores, name.strip(), may_die == "1"))
+    return found
+
+
+def _machines(said: Sequence[tuple[str, list[int], str, bool]]) -> list[str]:
+    """A name for each rank's machine, the same where memory is shared and only there."""
+    names: dict[str, str] = {}
+    for memory, _, name, _ in said:
+        if memory not in names:
+            same = sum(other.partition(" (")[0] == name for other in names.values())
+            names[memory] = f"{name} (memory {same + 1})" if same else name
+    return [names[memory] for memory, *_ in said]
+
+
+def _answer(world: MPI.Intracomm, work: bytearray) -> None:
+    """Tell every rank the work of all."""
+    from mpi4py import MPI
+
+    wait([world.Isend([work, MPI.BYTE], rank, slot.WORK) for rank in range(1, world.Get_size())], share=SHARE)
+
+
+def _with_work(work: bytes | bytearray, *letters: int) -> list[int]:
+    return [rank for rank, letter in enumerate(work[:-1]) if letter in letters and rank]
+
+
+def _give_orders(
+    world: MPI.Intracomm,
+    work: bytearray,
+    topology: Topology | None,
+    cores: list[list[int]],
+    records: Records | None,
+) -> None:
+    from mpi4py import MPI
+
+    requests: list[MPI.Request] = []
+    for rank in _with_work(work, slot.RELAY, slot.TRAINER, slot.NODE):
+        orders = Orders(b"", [], None)
+        if topology is not None:
+            host = topology.ranks[rank].host
+            orders = Orders(
+                topology.to_bytes(),
+                [cores[one.rank] for one in topology.on_host(host) if one.rank < len(cores)],
+                records,
+            )
+        requests.append(world.Isend([msgspec.msgpack.encode(orders), MPI.BYTE], rank, ORDERS))
+    wait(requests, share=SHARE, longest=MAX_SLEEP)
+
+
+def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str) -> None:
+    """End the slots, and wait for the other relays: gradient nodes may have died meanwhile. Where the job has failed,
+    the wait is bounded, and then the job is aborted."""
+    from mpi4py import MPI
+
+    for rank in _with_work(work, slot.SLOT):
+        world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
+    others = _with_work(work, slot.RELAY)
+    deadline = time.monotonic() + END_TIMEOUT
+    begun = time.perf_counter()
+    while others:
+        for rank in list(others):
+            if _poll(world, rank, slot.END) is not None:
+                others.remove(rank)
+        if result.document is None and time.monotonic() > deadline:
+            abort(world, run_id)
+        rest(begun, SHARE, MAX_SLEEP)
+
+
+def _result_of_trainer(world: MPI.Intracomm, work: bytearray, keeper: HostKeeper) -> Result:
+    """How training ended, once it has: the keeper says it, or a trainer that is a rank."""
+    trainers = _with_work(work, slot.TRAINER)
+    if not trainers:
+        return keeper.receive(Result)
+    from mpi4py import MPI
+
+    begun = time.perf_counter()
+    while True:
+        with contextlib.suppress(MPI.Exception):  # a rank that has died: the keeper says so
+            data = _poll(world, trainers[0], slot.END)
+            if data is not None:
+                return msgspec.msgpack.decode(data, type=Result)
+        result = keeper.result_now()
+        if result is not None:
+            return result
+        rest(begun, SHARE, MAX_SLEEP)
+
+
+def _agree_all(world: MPI.Intracomm, work: bytearray, failure: str) -> None:
+    """Rank 0's part of `_agree`."""
+    others = _with_work(work, slot.RELAY, slot.TRAINER, slot.NODE)
+    for rank in others:
+        failure = failure or _await(world, rank, READY).decode()
+    for rank in others:
+        _send(world, rank, GO, b"" if failure else b"go")
+    if failure:
+        raise JobFailed(failure)
+
+
+# -- the other ranks ---------------------------------------------------------------------------------------------------
+
+
+def follow(world: MPI.Intracomm, work: bytes, launcher: int) -> int:
+    """The part of a rank that is neither rank 0 nor a slot; its exit status."""
+    rank = world.Get_rank()
+    letter = work[rank]
+    die_with(launcher, signal.SIGTERM if letter == slot.TRAINER else signal.SIGKILL)
+    report_stacks(2)
+    if letter == slot.POOL:
+        return _follow_slice(world, launcher)
+    orders = msgspec.msgpack.decode(_await(world, 0, ORDERS), type=Orders)
+    if not orders.topology:
+        return 1  # rank 0 says why
+    topology = Topology.from_bytes(orders.topology)
+    mine = topology.ranks[rank]
+    name_process(f"ddrl {rank} {mine.role.value}")
+    if letter == slot.RELAY:
+        return _follow_relay(world, topology, mine, orders.cores)
+    try:
+        _agree(world, "")
+        with abort_on_error(world, topology.run_id):
+            nodes = _group(world, topology, Role.TRAINER, Role.NODE)
+        if letter == slot.NODE:
+            return slice_module("balance.nodes", "learner.nodes").node_process(nodes, topology, mine)
+        result = _train(topology, orders.records, nodes, launcher)
+    except JobFailed as error:
+        result = Result(None, str(error))
+    if letter == slot.TRAINER:
+        _send(world, 0, slot.END, msgspec.msgpack.encode(result))
+    return 0 if result.document is not None else 1
+
+
+def _follow_slice(world: MPI.Intracomm, launcher: int) -> int:
+    """A rank that a slice's module serves, which rank 0 names."""
+    data = broadcast(world, None)
+    if not data:
+        return 1
+    message = msgspec.msgpack.decode(data, type=SliceMessage)
+    module = slice_module(message.module, "this job")
+    return module.serve_rank(Meeting(world, message.machines, launcher), message.body)
+
+
+class SliceMessage(msgspec.Struct, frozen=True):
+    """What rank 0 broadcasts in the job of a slice: the module whose `serve_rank(meeting, body)` gives a rank's status.
+    An empty broadcast: the job does not start."""
+
+    module: str
+    machines: list[str]
+    body: bytes
+
+
+def _follow_relay(world: MPI.Intracomm, topology: Topology, mine: Assignment, cores: list[list[int]]) -> int:
+    """The relay of another host."""
+    keeper = HostKeeper(topology.run_id, mine.host)
+    failure = ""
+    try:
+        keeper.send(KeepHost(topology.to_bytes(), cores))
+        failure = _relay(world, topology, mine, keeper, partial(_agree, world))
+    except JobFailed as error:
+        failure = str(error)
+    finally:
+        keeper.end()
+        _send(world, 0, slot.END, b"")
+    return 1 if failure else 0
+
+
+def _agree(world: MPI.Intracomm, failure: str) -> None:
+    """Wait until every relay, node and trainer that is a rank is ready. JobFailed where one of them has failed, which
+    rank 0 says; `failure`: of this one."""
+    _send(world, 0, READY, failure.encode())
+    if not _await(world, 0, GO):
+        raise JobFailed(failure)
+
+
+def _relay(
+    world: MPI.Intracomm,
+    topology: Topology,
+    mine: Assignment,
+    keeper: HostKeeper,
+    agree: Callable[[str], None],
+) -> str:
+    """Relay from the moment that the keeper has made the host's channels; the error that ended it, or "". Its failures
+    are on the host's board, where the trainer or the root relay finds them. agree: with the other ranks, on how this
+    one has started."""
+    where = f"rank {mine.rank} (relay of host {mine.host})"
+    channels: HostChannels | None = None
+    failure = ""
+    try:
+        keeper.receive(Made)
+        channels = HostChannels.attach(topology.run_id, mine.host, 0.0)
+        if mine.host:
+            channels.attach_drained()
+    except BaseException as error:
+        failure = str(error) if isinstance(error, JobFailed) else describe(error, where)
+    try:
+        agree(failure)
+    except JobFailed as error:
+        if channels is not None:
+            report_failure(channels.board, topology.run_id, mine.host, str(error) or "another host did not start")
+        raise
+    assert channels is not None
+    try:
+        with abort_on_error(world, topology.run_id):  # other relays are inside collective calls that nothing interrupts
+            membership = _join_relays(world, topology, where)
+        with membership:
+            relay_process(
+                membership,
+                topology,
+                mine,
+                channels,
+                on_death=partial(_note_death, topology, mine, channels),
+                check=keeper.check,
+                collectors=keeper.take_collectors_end() if mine.host and topology.in_rounds else None,
+            )
+    except BaseException as error:
+        failure = str(error) if isinstance(error, JobFailed) else describe(error, where)
+        report_failure(channels.board, topology.run_id, mine.host, failure)
+    finally:
+        channels.close()
+    return failure
+
+
+def _join_relays(world: MPI.Intracomm, topology: Topology, where: str) -> Membership:
+    from ddrl.distribution.membership import Membership
+
+    return Membership(_group(world, topology, Role.RELAY), lambda error: describe(error, where))
+
+
+def _group(world: MPI.Intracomm, topology: Topology, *roles: Role) -> MPI.Intracomm:
+    """The communicator of the ranks of these roles. Collective over them."""
+    ranks = [one.rank for one in topology.ranks if one.role in roles]
+    return world.Create_group(world.Get_group().Incl(ranks))
+
+
+def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, row: int) -> None:
+    """Note that a gradient node of this host has died, where mpirun (with --enable-recovery) has not ended the job: the
+    trainer continues without it. All other processes have their keeper."""
+    if topology.on_host(mine.host)[row].role is Role.NODE:
+        channels.counters.row(row)["ended"].set(1.0)
+
+
+def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, launcher: int) -> Result:
+    """The trainer as a rank, which leads gradient nodes; how the job ended."""
+    from ddrl.run.task import Task
+    from ddrl.run.trainer import drive, open_records
+
+    assert records is not None
+    channels = HostChannels.attach(topology.run_id, 0, 0.0)
+    channels.attach_drained()
+    leader: Any = None
+    try:
+        with Interrupts() as interrupts:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
+            task = Task(topology, channels, open_records(records, None))
+            leader = slice_module("balance.nodes", "learner.nodes").lead_nodes(nodes, task, channels)
+            summary = drive(task, interrupts, _save_in_a_copy)
+            leader.close()
+        return Result(summary, directory=records.directory)
+    except BaseException as error:
+        text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
+        report_failure(channels.board, topology.run_id, 0, text)
+        return Result(None, text)
+    finally:
+        channels.counters_row(topology.trainer)["ended"].set(1.0)
+        if is_orphan(launcher):  # the job has no other rank left
+            os._exit(1)
+
+
+def _save_in_a_copy(task: Task) -> bool:
+    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well."""
+    child = leave_process_group()
+    if child:
+        return ended_well(child)
+    status = 1
+    try:
+        task.observers.forget_sockets()
+        task.finish(settle=False)
+        tell_terminal(f"saved; go on: python -m ddrl.run --resume {task.directory.path}")
+        status = 0
+    finally:
+        os._exit(status)
+
+
+# -- messages and collective calls -------------------------------------------------------------------------------------
+
+
+def _send(world: MPI.Intracomm, rank: int, tag: int, data: bytes) -> None:
+    from mpi4py import MPI
+
+    wait([world.Isend([data, MPI.BYTE], rank, tag)], share=SHARE, longest=MAX_SLEEP)
+
+
+def _poll(world: MPI.Intracomm, rank: int, tag: int) -> bytes | None:
+    """The next message with this tag, if it is there."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = world.Improbe(rank, tag, status)
+    if message is None:
+        return None
+    data = bytearray(status.Get_count(MPI.BYTE))
+    message.Recv([data, MPI.BYTE])
+    return bytes(data)
+
+
+def _await(world: MPI.Intracomm, rank: int, tag: int) -> bytes:
+    begun = time.perf_counter()
+    while (data := _poll(world, rank, tag)) is None:
+        rest(begun, SHARE, MAX_SLEEP)
+    return data
 
 
 def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:
-    """Bytes from the root (who gives `data`) to all ranks of `comm`."""
+    """Bytes from the root (which gives `data`) to all ranks of `comm`."""
     size = np.array([len(data) if data is not None else 0], np.int64)
-    wait([comm.Ibcast(size, root)], share=SHARE, longest=LONGEST)
+    wait([comm.Ibcast(size, root)], share=SHARE, longest=MAX_SLEEP)
     buffer = np.frombuffer(bytearray(data if data is not None else int(size[0])), np.uint8)
     if len(buffer):
-        wait([comm.Ibcast(buffer, root)], share=SHARE, longest=LONGEST)
+        wait([comm.Ibcast(buffer, root)], share=SHARE, longest=MAX_SLEEP)
     return buffer.tobytes()
 
 
-def host_names(comm: MPI.Comm) -> list[str]:
-    """Name of the machine of every rank."""
-    mine = np.zeros(NAME_BYTES, np.uint8)
-    name = socket.gethostname().encode()[:NAME_BYTES]
-    mine[: len(name)] = np.frombuffer(name, np.uint8)
-    everyone = np.zeros((comm.Get_size(), NAME_BYTES), np.uint8)
-    wait([comm.Iallgather(mine, everyone)], share=SHARE, longest=LONGEST)
-    return [bytes(row[row != 0]).decode() for row in everyone]
+def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing) -> None:
+    """Wait until all ranks of `comm` are here; `meanwhile` is called between polls. BarrierError where some wait at a
+    barrier of another name."""
+    from mpi4py import MPI
+
+    code = zlib.crc32(name.encode())
+    given = np.array([code, -code], np.int64)
+    largest = np.zeros(2, np.int64)
+    wait([comm.Iallreduce(given, largest, MPI.MAX)], meanwhile, share=SHARE, longest=MAX_SLEEP)
+    if not np.array_equal(largest, given):
+        raise BarrierError(
+            f"rank {comm.Get_rank()} waits at the barrier '{name}': some ranks came to another one, so they do not do "
+            "the same"
+        )
 
 
-# -- agreement ---------------------------------------------------------------------------------------------------------
-# How the ranks of a job begin and end together: each reports whether it could, and each gets the answer.
-#
-# Two points of a job are collective over all ranks: "every host's channels stand" and "nobody needs them any more". A
-# rank that failed takes part all the same, so that nobody waits for it; the lowest one that failed prints why, once.
-#
-# An mpirun with --enable-recovery goes on without ranks that die: `abort` and the end of a process (`process.end`) then
-# differ.
-
-
-RECOVERY = b"--enable-recovery"  # of Open MPI's mpirun
-END_TIMEOUT = 10.0  # [s] after a failure for a rank inside a long environment step to end; then the job is aborted
-
-
-class Agreement:
-    """One collective answer to "did everyone reach this point?". Made by every rank; `wait` gives the answer."""
-
-    def __init__(self, world: MPI.Intracomm, error: BaseException | None = None) -> None:
-        self._world = world
-        self._error = error
-        rank = world.Get_rank()
-        lowest = rank if error is not None else world.Get_size()
-        self._mine = np.array([lowest, 0 if _recovers(os.getppid()) else 1], np.int64)
-        self._lowest = np.zeros(2, np.int64)
-        from mpi4py import MPI
-
-        self._request = world.Iallreduce(self._mine, self._lowest, MPI.MIN)
-
-    def wait(self) -> None:
-        """Return when every rank is here. JobFailed where one came with an error, which the lowest such rank prints."""
-        wait([self._request], share=SHARE, longest=LONGEST)
-        if self._lowest[1] == 0:  # ranks of mpirun's own host see it, and everybody hears of it
-            skip_finalize()
-        rank = self._world.Get_rank()
-        lowest = int(self._lowest[0])
-        if lowest == self._world.Get_size():
-            return
-        if self._error is not None and rank == lowest and rank != 0:  # rank 0 raises its error itself
-            print(f"ddrl: {describe(self._error, f'rank {rank}')}", file=sys.stderr, flush=True)
-        raise JobFailed("")
-
-
-def _recovers(launcher: int) -> bool:
-    """Whether a rank's parent is an mpirun with --enable-recovery. On other hosts it is a daemon, which does not show
-    that."""
-    try:
-        return RECOVERY in Path(f"/proc/{launcher}/cmdline").read_bytes().split(b"\0")
-    except OSError:  # it has ended
-        return False
+# -- the end of a job --------------------------------------------------------------------------------------------------
 
 
 def abort(world: MPI.Intracomm, run_id: str = "") -> None:
-    """End the whole job, and remove the channels that the run already has on this machine.
-
-    An mpirun with --enable-recovery treats MPI's abort as the death of one rank. So it is told to end, and its ranks
-    end with it."""
+    """End the whole job, and remove the channels that the run already has on this machine."""
     if run_id:
         unlink_run(run_id)
-    launcher = os.getppid()
-    if _recovers(launcher):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            os.kill(launcher, signal.SIGTERM)
-    world.Abort(1)
+    slot.abort(world, os.getppid())
 
 
 @contextlib.contextmanager
@@ -174,26 +583,3 @@ def abort_on_error(world: MPI.Intracomm, run_id: str = "") -> Generator[None]:
     except BaseException as error:
         print(f"ddrl: {describe(error, f'rank {world.Get_rank()}')}", file=sys.stderr, flush=True)
         abort(world, run_id)
-
-
-def part(
-    world: MPI.Intracomm,
-    meanwhile: Callable[[], object] = lambda: None,
-    run_id: str = "",
-    error: BaseException | None = None,
-) -> None:
-    """Wait until no rank needs any host's channels.
-
-    The trainer gives the `error` that ended the job, if one did, and waits for at most END_TIMEOUT then: it removes
-    this machine's channels and aborts the job.
-    """
-    deadline = time.monotonic() + END_TIMEOUT
-
-    def look() -> None:
-        meanwhile()
-        if error is not None and time.monotonic() > deadline:
-            if str(error):
-                print(f"ddrl: {error}", file=sys.stderr, flush=True)
-            abort(world, run_id)
-
-    barrier(world, "nobody needs any host's channels", look)

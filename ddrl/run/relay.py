@@ -29,13 +29,14 @@ def relay_process(
     channels: HostChannels,
     on_death: Callable[[int], object] = lambda row: None,
     check: Callable[[], object] = lambda: None,
+    collectors: int | None = None,
 ) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
     the membership; the process's exit status. on_death: see `HostSampler`; check: called again and again, it may
-    raise."""
+    raise; collectors: descriptor of the socket that orders those of this host, on other hosts than the trainer's."""
     starter: CollectorStarter | None = None
-    if mine.host and topology.in_rounds:
-        starter = slice_module("pool.rounds", "pool.collectors").start_host(topology.run_id, mine.host)
+    if collectors is not None:
+        starter = slice_module("pool.collectors", "pool.collectors").StarterLink(collectors)
     try:
         relay = _make_relay(membership, topology, mine, channels, starter)
         if relay is not None:

@@ -399,7 +399,7 @@ class Task:
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = self.save  # what a due checkpoint calls
         learner, self.model = build_learner(topology)
-        self._counters = channels.counters_row(topology.ranks[0])
+        self._counters = channels.counters_row(topology.trainer)
         self._counters["model_nbytes"].set(self.model.layout.nbytes)
         source = build_source(topology, channels)
         self.disk = Disk()
@@ -674,6 +674,6 @@ class Task:
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
-        self._record_event("error", text, rank=0)
+        self._record_event("error", text, rank=self.topology.trainer.rank)
         self.observers.close()
         self.directory.release()

@@ -121,9 +121,10 @@ class Topology:
         held_back = self.config.replay.samples_per_insert > 0
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
 
-    def creator(self, host: int) -> Assignment:
-        """The rank that makes a host's channels."""
-        return self.on_host(host)[0]
+    @cached_property
+    def trainer(self) -> Assignment:
+        """The trainer's place."""
+        return next(rank for rank in self.ranks if rank.role is Role.TRAINER)
 
 
 # -- failure -----------------------------------------------------------------------------------------------------------
@@ -265,14 +266,15 @@ class HostChannels:
         return cls(topology, host, board, owner=False)
 
     def attach_drained(self) -> None:
-        """In the trainer: attach all that it reads, which its keeper has made."""
+        """In the trainer, or another host's relay: attach all that it drains, which the keeper has made."""
         for rank in self.topology.on_host(self.host):
             if rank.role is Role.ROLLOUT and self.topology.area_columns:
                 self.areas.append(self.attach_area(rank.index))
             elif rank.role is Role.ROLLOUT:
                 lane = self._keep(Lane.attach(self._name("lane", rank.index), self._dtype))
                 self.lanes[rank.index] = lane
-        self.attach_remote()
+        if self.host == 0:
+            self.attach_remote()
 
     def in_fork(self) -> HostChannels:
         """The same channels in a forked process, which removes none of them."""
@@ -307,6 +309,7 @@ class HostChannels:
         self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
         if self.remote_lanes and self.topology.in_rounds:
             self.orders = self._keep(MessageLane.attach(self._name("orders")))
+            self.orders.bell = self.board.relay_bell
             self.reports = self._keep(MessageLane.attach(self._name("reports")))
             self.reports.bell = self.board.trainer_bell
         return self.remote_lanes, self.mirrors

@@ -25,7 +25,8 @@ from ddrl.run.process import (
 )
 
 if TYPE_CHECKING:
-    from ddrl.run.processes import Link
+    from ddrl.run.checkpoint import TaskRecords
+    from ddrl.run.processes import Link, Records
     from ddrl.run.task import Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
@@ -67,27 +68,26 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     from ddrl.learner import import_torch
 
     import_torch()
-    from ddrl.run.checkpoint import Checkpoint, TaskRecords
-    from ddrl.run.directory import RunDirectory, RunLock
+    from ddrl.run.process import name_process
     from ddrl.run.processes import Records
     from ddrl.run.task import Duty, Task
     from ddrl.run.topology import HostChannels
 
     channels = HostChannels.attach(run_id, 0, START_TIMEOUT)
+    name_process(f"ddrl {channels.topology.trainer.rank} trainer")
     channels.attach_drained()
     messages = link.receive(wait=True)
     if not messages:
         raise JobFailed("")  # the keeper has ended
     records = messages[0]
     assert isinstance(records, Records)
-    descriptor = link.take_descriptor()
-    directory = RunDirectory(Path(records.directory), None if descriptor is None else RunLock.adopt(descriptor))
-    resume = None if records.resume is None else Checkpoint(Path(records.resume[0]), records.resume[1])
-    task = Task(channels.topology, channels, TaskRecords(directory, resume))
+    lock = link.take_descriptor() if records.has_lock else None
+    collectors = link.take_descriptor() if records.has_collectors else None
+    task = Task(channels.topology, channels, open_records(records, lock))
     task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
     rounds = None
     try:
-        rounds = start_rounds(task)
+        rounds = None if collectors is None else start_rounds(task, collectors)
         finish = equip(task)
         document = drive(task, interrupts)
         if finish is not None:
@@ -99,6 +99,16 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
         channels.close()
 
 
+def open_records(records: Records, lock: int | None) -> TaskRecords:
+    """The run's directory and checkpoint as the keeper has named them; `lock`: descriptor of the run's lock."""
+    from ddrl.run.checkpoint import Checkpoint, TaskRecords
+    from ddrl.run.directory import RunDirectory, RunLock
+
+    directory = RunDirectory(Path(records.directory), None if lock is None else RunLock.adopt(lock))
+    resume = None if records.resume is None else Checkpoint(Path(records.resume[0]), records.resume[1])
+    return TaskRecords(directory, resume)
+
+
 def _pass_notes(task: Task, link: Link) -> None:
     from ddrl.run.processes import Note
 
@@ -107,15 +117,12 @@ def _pass_notes(task: Task, link: Link) -> None:
             task.alarm(message.text, message.rank)
 
 
-def start_rounds(task: Task, launcher: int | None = None) -> Any:
-    """Let the task go in rounds where its settings say so: its collectors, which the caller closes. launcher: process
-    whose end means that the relays of other hosts have ended."""
-    if not task.topology.in_rounds:
-        return None
+def start_rounds(task: Task, collectors: int) -> Any:
+    """Let the task go in rounds: its collectors, which the caller closes. `collectors`: descriptor of the socket that
+    orders those of this host."""
     from ddrl.core.plugins import slice_module
 
-    rounds = slice_module("pool.rounds", "pool.collectors")
-    return rounds.go_in_rounds(task, rounds.start_host(task.topology.run_id, 0), launcher)
+    return slice_module("pool.rounds", "pool.collectors").go_in_rounds(task, collectors)
 
 
 def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> int:

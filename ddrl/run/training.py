@@ -85,29 +85,29 @@ class RoundCycle(Protocol):
 
 
 class CollectorStarter(Protocol):
-    """The process that starts and ends the collectors of one host, as its parent, the trainer or a relay, sees it."""
+    """What starts and ends the collectors of one host, as the trainer or the host's relay sees it."""
 
     clock: str  # names this host's clock
 
     def write(self, line: bytes) -> None:
-        """Send a line; JobFailed where the starter has ended."""
+        """Send a message; JobFailed where the starter has ended."""
         ...
 
     def read(self) -> list[bytes]:
-        """Lines received since the last call, without waiting. JobFailed where it ended without `end`."""
+        """Messages received since the last call, without waiting. JobFailed where it ended without `end`."""
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended and everything it wrote was read."""
+        """Whether all collectors have ended and everything about them was read."""
         ...
 
     def end(self) -> None:
-        """Ask it to end all collectors, and itself."""
+        """Ask for the end of all collectors."""
         ...
 
     def stop(self, timeout: float) -> object:
-        """`end`, then wait for at most `timeout` [s]; after that it is killed."""
+        """`end`, then wait for at most `timeout` [s]."""
         ...
 
 

@@ -134,7 +134,7 @@ def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
 @pytest.mark.parametrize(("options", "finalized"), [([], 3), (["--enable-recovery"], 0)])
 def test_where_ranks_may_die_nobody_waits_for_them_in_mpi_finalize(options, finalized):
     launcher, *words = mpirun_command(3)
-    words = [*words[: words.index("-m")], str(Path(__file__).parents[1] / "run" / "agreement_ranks.py")]
+    words = [*words[: words.index("-m")], str(Path(__file__).parents[1] / "run" / "leaving_ranks.py")]
     ended = subprocess.run(
         [launcher, *options, *words],
         capture_output=True,

@@ -24,7 +24,7 @@ def test_every_host_has_one_relay_and_the_world_one_trainer(world_size, relays, 
         assert world_size < 3 + evaluator + (relays - 1) * 2 or min(sizes) < 3 + evaluator
         return
     assert [item.rank for item in roles] == list(range(world_size))
-    assert roles[0].role is Role.TRAINER
+    assert [item.role for item in roles[:2]] == [Role.RELAY, Role.TRAINER]
     assert sum(item.role is Role.TRAINER for item in roles) == 1
     assert [item.host for item in roles if item.role is Role.RELAY] == list(range(relays))
     assert sum(item.role is Role.EVALUATOR for item in roles) == int(evaluator)
@@ -50,8 +50,8 @@ def test_too_few_ranks_are_refused_in_words(world_size):
 
 def test_four_ranks_are_enough_for_one_host():
     assert [item.role for item in assign_roles([0] * 4, evaluator=True)] == [
-        Role.TRAINER,
         Role.RELAY,
+        Role.TRAINER,
         Role.EVALUATOR,
         Role.ROLLOUT,
     ]
@@ -59,7 +59,7 @@ def test_four_ranks_are_enough_for_one_host():
 
 def test_collectors_have_places_after_all_ranks_on_every_host():
     ranks = assign_roles([0, 0, 0, 1], evaluator=True, collectors=2)
-    assert [one.role for one in ranks[:4]] == [Role.TRAINER, Role.RELAY, Role.EVALUATOR, Role.RELAY]
+    assert [one.role for one in ranks[:4]] == [Role.RELAY, Role.TRAINER, Role.EVALUATOR, Role.RELAY]
     assert [(one.rank, one.role, one.host, one.index) for one in ranks[4:]] == [
         (4, Role.ROLLOUT, 0, 0),
         (5, Role.ROLLOUT, 0, 1),

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import SerialRun
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from tests.run.launch import TINY
 from tests.sources import ROOT

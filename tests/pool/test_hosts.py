@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
-from ddrl.channels import Board, Lane, MessageLane
+from ddrl.channels import Board, Counters, Lane, MessageLane
 from ddrl.core.roles import assign_roles
 from ddrl.distribution.membership import Orders, Report, decode, encode
 from ddrl.envs import environment_seeds
-from ddrl.pool.collectors import Begin, Ended, Order, Plan, Sent, host_clock
+from ddrl.pool.collectors import Begin, Ended, Order, Sent, Start, host_clock
 from ddrl.pool.hosts import HostStarters
 from ddrl.run.members import member_seed
 from tests.pool.test_rounds import BY_WORKER, COLD, ROUNDS, lines, run
@@ -67,10 +67,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Beside it, in `table`, what the process table showed while it learned."""
     folder = tmp_path_factory.mktemp("apart")
-    script = (str(Path(__file__).with_name("collector_ranks.py")), str(folder / "table"))
-    job = start(folder / "run", *COLD, *BY_WORKER, script=script)
+    job = start(folder / "run", *COLD, *BY_WORKER)
     said = finish(job)
     assert job.returncode == 0, said
     return folder / "run"
@@ -82,15 +80,6 @@ def test_two_hosts_learn_from_the_same_experience_as_one_bit_for_bit(alone, apar
     assert segments_of(apart) == []
 
 
-def test_collectors_of_all_hosts_are_gone_from_the_process_table_while_the_task_learns(apart):
-    """The trainer has one starter and the other host's relay another."""
-    table = lines(apart.parent / "table")
-    assert len(table) > 10
-    for starters in table:
-        assert len(starters) == 2
-        assert set(starters.values()) == {0}
-
-
 def test_every_host_has_several_collectors_which_are_new_processes_each_round(apart):
     own = lines(apart / "collectors.jsonl")
     assert {one["worker"] for one in own} == {0, 1, 2, 3}
@@ -100,6 +89,9 @@ def test_every_host_has_several_collectors_which_are_new_processes_each_round(ap
     for one in own:
         assert one["parameters"] <= one["start"] <= one["ready"] <= one["sent"]
         assert one["end"] is None or one["sent"] <= one["end"]
+    for worker in range(4):
+        mine = [one for one in own if one["worker"] == worker]
+        assert all(one["end"] <= later["start"] for one, later in pairwise(mine)), "two at once"
 
 
 def test_orders_for_all_hosts_are_out_before_the_first_data_of_the_round_before(apart):
@@ -132,12 +124,12 @@ def test_a_killed_collector_of_another_host_is_replaced_and_nothing_that_is_lear
     assert recorded(newest(tmp_path / "apart")) == recorded(newest(tmp_path / "alone"))
 
 
-def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
-    """That of host 1, once it has had a collector."""
+def keeper_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
+    """That of host 1, once it has had a collector. Its forks have the same command line."""
     for one in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # a collector that has just ended
             words = one.cmdline()
-            if "ddrl.pool.collectors" in words and words[-2] == "1" and one.children():
+            if "ddrl.run.processes" in words and words[4] == "1" and one.children():
                 return one
     return None
 
@@ -145,43 +137,45 @@ def starter_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        ("starter", "the starter of the collectors ended with status -9"),
+        ("keeper", "was killed by SIGKILL, and with it the host's rollouts"),
         ("relay", "signal 9"),
     ],
 )
-def test_the_death_of_another_hosts_relay_or_starter_ends_the_job_and_leaves_nothing(who, words, tmp_path):
+def test_the_death_of_another_hosts_relay_or_keeper_ends_the_job_and_leaves_nothing(who, words, tmp_path):
     job = start(tmp_path / "run", *settings("pool.collectors=alive", "run.max_env_steps=10000000"))
     try:
-        starter = wait_until(lambda: starter_elsewhere(job), "host 1 started no collector")
-        family = [starter, *psutil.Process(job.pid).children(recursive=True)]
-        (starter if who == "starter" else starter.parent()).kill()
+        keeper = wait_until(lambda: keeper_elsewhere(job), "host 1 started no collector")
+        family = [keeper, *psutil.Process(job.pid).children(recursive=True)]
+        (keeper if who == "keeper" else keeper.parent()).kill()
         said = finish(job)
     finally:
         job.kill()
     assert job.returncode != 0
-    assert said.count(words) == 1 if who == "starter" else words in said, said
+    assert said.count(words) == 1 if who == "keeper" else words in said, said
     assert psutil.wait_procs(family, timeout=PATIENCE)[1] == []
-    if who == "starter":  # after a kill of a rank mpirun kills the others, and the next start sweeps
+    if who == "keeper":  # after a kill of a rank mpirun kills the others, and the next start sweeps
         assert segments_of(tmp_path / "run") == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("rank", "function", "count"),
+    ("who", "function", "count"),
     [
-        (0, "StarterProcess.__init__", 1),
-        (2, "StarterProcess.__init__", 1),
-        (0, "HostStarters.__init__", 1),
-        (0, "HostStarters.say", 3),
-        (0, "HostStarters.hear", 9),
-        (1, "RootRelay._carry", 99),
-        (2, "StarterProcess.write", 2),
-        (2, "StarterProcess.read", 99),
-        (2, "StarterProcess.end", 1),
+        ("1", "StarterLink.__init__", 1),
+        ("2", "StarterLink.__init__", 1),
+        ("keeper 1", "CollectorForks.__init__", 1),
+        ("keeper 1", "CollectorForks._start", 3),
+        ("1", "HostStarters.__init__", 1),
+        ("1", "HostStarters.say", 3),
+        ("1", "HostStarters.hear", 9),
+        ("0", "RootRelay._carry", 99),
+        ("2", "StarterLink.write", 2),
+        ("2", "StarterLink.read", 99),
+        ("2", "StarterLink.end", 1),
     ],
 )
-def test_an_exception_anywhere_ends_the_job_with_one_message(rank, function, count, tmp_path):
-    job = start(tmp_path / "run", *COLD, fault=f"{rank}:{function}:{count}")
+def test_an_exception_anywhere_ends_the_job_with_one_message(who, function, count, tmp_path):
+    job = start(tmp_path / "run", *COLD, fault=f"{who}:{function}:{count}")
     said = finish(job)
     assert job.returncode != 0, said
     assert said.count("RuntimeError: the injected fault in") == 1, said
@@ -213,8 +207,9 @@ class TwoHosts:
         ranks = assign_roles([0, 0, 1], evaluator=False, collectors=1)
         config = SimpleNamespace(env=SimpleNamespace(num_envs=2))
         topology = SimpleNamespace(
-            run_id="none", ranks=ranks, hosts=2, schema=SimpleNamespace(dtype=ROW), config=config
-        )
+            run_id="none", ranks=ranks, hosts=2, schema=SimpleNamespace(dtype=ROW), config=config,
+            on_host=lambda host: ranks, row_of=ranks.index,
+        )  # fmt: skip
         self.remote, self.orders, self.reports = Lane.create(None, ROW, 64), *(MessageLane.create(None) for _ in "ab")
         channels = SimpleNamespace(
             topology=topology,
@@ -223,9 +218,10 @@ class TwoHosts:
             reports=self.reports,
             remote_lanes=[self.remote],
             lanes={0: Lane.create(None, ROW, 64)},
+            counters=Counters.create(None, len(ranks)),
         )
         self.own = OneHost()
-        self.starters = HostStarters(cast(Any, channels), cast(Any, self.own), os.getppid())
+        self.starters = HostStarters(cast(Any, channels), cast(Any, self.own))
 
     def report(self, message: Any, sent: float, took: float, clock: str = "another") -> None:
         """A message of host 1, said at `sent` by its clock, is received `took` seconds later."""
@@ -269,15 +265,15 @@ def test_times_of_another_clock_are_converted_by_the_fastest_message():
     assert second.sent == pytest.approx(1009.001)
     assert second.start == first.start, "it is the same process"
     assert second.clock == "another", "gradients of two clocks are in the order of arrival"
-    hosts.starters.say(Order(3, (Plan(at=1010.0), Plan(at=1010.0, after=2.0))))
+    hosts.starters.say(Order(3, (Start(at=1010.0), Start(at=1010.0, after=2.0))))
     (data,) = hosts.orders.pop()
     message = decode(data)
     assert isinstance(message, Orders)
     there = msgspec.json.decode(message.line, type=Order)
-    assert there.plans[0] == Plan(), "the other host's"
-    assert there.plans[1].at == pytest.approx(9.999)
-    assert there.plans[1].after == 2.0
-    assert hosts.own.told == [Order(3, (Plan(at=1010.0), Plan()))]
+    assert there.starts[0] == Start(), "the other host's"
+    assert there.starts[1].at == pytest.approx(9.999)
+    assert there.starts[1].after == 2.0
+    assert hosts.own.told == [Order(3, (Start(at=1010.0), Start()))]
 
 
 def test_times_of_the_same_clock_stay():

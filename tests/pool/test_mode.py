@@ -21,8 +21,8 @@ from ddrl.pool.devices import parse_devices
 from ddrl.pool.policies import BetweenGradients, Fifo, Policy
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import SerialRun, run_serial
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import SerialRun, run_serial
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
 from tests.pool.alternate import Alternate

@@ -42,9 +42,9 @@ def test_a_steady_history_predicts_its_median_and_starts_so_long_after_the_data(
     found = forecast(history_of(rounds_of([5.0] * 10)))
     assert found is not None
     assert found.iteration == pytest.approx(5.0)
-    (plan,) = found.plans
-    assert plan.anchor is Anchor.SENT
-    assert plan.after == pytest.approx(2.0)  # D - L
+    (rule,) = found.rules
+    assert rule.anchor is Anchor.SENT
+    assert rule.after == pytest.approx(2.0)  # D - L
     assert found.sent == pytest.approx((2.0,))
     assert found.startup == (1.0,)
 
@@ -68,7 +68,7 @@ def test_outliers_do_not_move_the_prediction():
     found = forecast(history)
     assert found is not None
     assert found.iteration == pytest.approx(5.0, abs=0.06)
-    assert found.plans[0].after > 1.7
+    assert found.rules[0].after > 1.7
 
 
 def test_three_successive_outliers_are_a_level_shift_and_drop_what_was_before():
@@ -100,8 +100,8 @@ def test_the_start_is_the_quantile_at_the_costs():
     rounds = [Round(n, (0.0,), (50.0,), (100.0,), (50.0 - after,)) for n, after in enumerate(latest)]
     for idle, delay, expected in ((1.0, 1.0, 10.0), (1.0, 3.0, 5.0), (3.0, 1.0, 15.0), (1.0, 9.0, 2.0)):
         chosen = PrewarmSettings(warmup=0, idle_cost=idle, delay_cost=delay)
-        (plan,) = forecast(history_of(rounds, chosen)).plans
-        assert plan.after == pytest.approx(expected)
+        (rule,) = forecast(history_of(rounds, chosen)).rules
+        assert rule.after == pytest.approx(expected)
 
 
 def test_the_quantile_costs_least():
@@ -110,13 +110,13 @@ def test_the_quantile_costs_least():
     latest = 4.0 + generator.gamma(4, 0.05, 2001)
     chosen = PrewarmSettings(warmup=0, window=2001, outlier_deviations=100.0, idle_cost=1.0, delay_cost=9.0)
     rounds = [Round(n, (0.0,), (1.0,), (10.0,), (9.0 - after,)) for n, after in enumerate(latest)]
-    (plan,) = forecast(prewarm.History(chosen, tuple(rounds), first_start=(1.0,))).plans
+    (rule,) = forecast(prewarm.History(chosen, tuple(rounds), first_start=(1.0,))).rules
 
     def cost(start: float) -> float:
         return float(np.mean(np.maximum(0, latest - start) + 9 * np.maximum(0, start - latest)))
 
-    assert cost(plan.after) <= min(cost(start) for start in np.linspace(3.5, 5.5, 400)) * 1.001
-    assert plan.cost == pytest.approx(cost(plan.after), rel=0.02)
+    assert cost(rule.after) <= min(cost(start) for start in np.linspace(3.5, 5.5, 400)) * 1.001
+    assert rule.cost == pytest.approx(cost(rule.after), rel=0.02)
 
 
 @pytest.mark.parametrize(("count", "level"), [(8, 0.03), (40, 0.2), (60, 0.1), (33, 0.5)])
@@ -142,7 +142,7 @@ def test_an_instruction_names_task_round_and_a_start_for_each_worker():
     instruction = instruct("cartpole", 13, (100.0, 100.5), history_of(rounds))
     assert instruction is not None
     assert (instruction.task, instruction.round) == ("cartpole", 13)
-    assert [plan.anchor for plan in instruction.forecast.plans] == [Anchor.SENT, Anchor.BEGIN]
+    assert [rule.anchor for rule in instruction.forecast.rules] == [Anchor.SENT, Anchor.BEGIN]
     assert instruction.start == pytest.approx((105.0, 103.5))
     assert instruct("cartpole", 3, (10.0, 10.5), history_of(rounds[:3])) is None
 
@@ -165,11 +165,11 @@ def test_a_start_up_as_long_as_a_round_counts_from_the_data_before_where_collect
     history = history_of(rounds)
     assert best_ahead(history) == 2
     instruction = instruct("slow", 62, (now,), history, ahead=2)
-    (plan,) = instruction.forecast.plans
-    assert (plan.anchor, plan.back) == (Anchor.SENT, 2)
+    (rule,) = instruction.forecast.rules
+    assert (rule.anchor, rule.back) == (Anchor.SENT, 2)
     assert correct(instruction, 0, 61, now + 9.0) is None
-    assert correct(instruction, 0, 60, now + 4.5) == pytest.approx(now + 4.5 + plan.after)
-    planned = now + instruction.forecast.sent[0] + plan.after
+    assert correct(instruction, 0, 60, now + 4.5) == pytest.approx(now + 4.5 + rule.after)
+    planned = now + instruction.forecast.sent[0] + rule.after
     assert instruction.start == pytest.approx((planned,))
 
 
@@ -203,9 +203,9 @@ def test_a_collector_stays_alive_until_the_rounds_show_clearly_that_a_start_is_c
     for number, wait in enumerate(waits):
         rounds.append(Round(number, (now,), (now + 5.0,), (now + 5.0 + wait,), (0.1,)))
         now += 5.0 + wait
-    (plan,) = forecast(history_of(rounds)).plans
-    assert plan.anchor is anchor
-    assert plan.cost <= np.mean(waits[1:]) * (1 + 1e-9)
+    (rule,) = forecast(history_of(rounds)).rules
+    assert rule.anchor is anchor
+    assert rule.cost <= np.mean(waits[1:]) * (1 + 1e-9)
 
 
 def test_the_slow_first_start_counts_only_until_there_is_another():
@@ -215,11 +215,11 @@ def test_the_slow_first_start_counts_only_until_there_is_another():
         Round(n, (6.0 * n,), (6.0 * n + 3 + n % 3 / 10,), (6.0 * n + 5 + n % 3 / 10,), (startup,))
         for n, startup in enumerate([1.5, *[math.nan] * 8, 0.2])
     ]
-    (plan,) = forecast(history_of(rounds[:-1])).plans
-    assert (plan.anchor, plan.after) == (Anchor.SENT, pytest.approx(0.5))
+    (rule,) = forecast(history_of(rounds[:-1])).rules
+    assert (rule.anchor, rule.after) == (Anchor.SENT, pytest.approx(0.5))
     known = forecast(history_of(rounds))
     assert known.startup == pytest.approx((0.2,))
-    assert (known.plans[0].anchor, known.plans[0].after) == (Anchor.SENT, pytest.approx(1.8))
+    assert (known.rules[0].anchor, known.rules[0].after) == (Anchor.SENT, pytest.approx(1.8))
 
 
 def test_rounds_that_kept_their_collector_get_the_start_that_is_to_be_expected():
@@ -246,8 +246,8 @@ def test_a_forecast_is_pure_and_does_not_depend_on_the_clocks_zero_or_unit(ticks
     assert (found is None) == (again is None)
     if found is not None and again is not None:
         assert again.iteration == scale * found.iteration
-        assert again.plans[0].anchor is found.plans[0].anchor
-        assert again.plans[0].after == pytest.approx(scale * found.plans[0].after, rel=1e-9, abs=1e-9, nan_ok=True)
+        assert again.rules[0].anchor is found.rules[0].anchor
+        assert again.rules[0].after == pytest.approx(scale * found.rules[0].after, rel=1e-9, abs=1e-9, nan_ok=True)
         kept = [round.seconds for round in history.kept]
         assert len(kept) >= 5
         assert np.std(kept) <= 0.1 * np.mean(kept)

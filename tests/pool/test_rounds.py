@@ -20,15 +20,16 @@ import pytest
 
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.envs import environment_seeds
-from ddrl.pool.collectors import Begin, Order, Plan, Schedule, Sent, earliest
+from ddrl.pool.collectors import Begin, Order, Schedule, Sent, Start, earliest
 from ddrl.pool.policies import Fifo
 from ddrl.pool.prewarm import History
 from ddrl.pool.rounds import MAX_RESTARTS, Collectors
 from ddrl.run.cli import parse
+from ddrl.run.local import run_here
 from ddrl.run.members import member_seed
-from ddrl.run.modes.local import run_here
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Task
+from ddrl.telemetry import Run
 from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
@@ -147,7 +148,7 @@ def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_
 
         def equip(task: Task, counts: set[int] = counts, mode: str = mode) -> None:
             starter = next(
-                child for child in psutil.Process().children() if "ddrl.pool.collectors" in " ".join(child.cmdline())
+                child for child in psutil.Process().children() if "ddrl.run.processes" in " ".join(child.cmdline())
             )
             compute = task.training.learner.gradient
 
@@ -315,6 +316,20 @@ def test_a_collector_whose_environment_does_not_start_ends_its_task_alone_with_i
     assert segments_of(pool / "bad") == []
 
 
+def test_a_collector_that_hangs_is_named_with_its_stacks_and_replaced(tmp_path):
+    hung, folder = tmp_path / "hung", tmp_path / "run"
+    hangs = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.silence_limit=6")
+    hangs += settings(f'env.kwargs={{hang_at = 30, hung = "{hung}", pause = 0.05}}', "pool.collect_steps=40")
+    more = settings(f"run.dir={folder}", "run.max_env_steps=80", "replay.min_size=20", "run.processes=1")
+    done = ddrl(*TINY, *ROUNDS, *COLD, *hangs, *more)
+    assert done.returncode == 0, done.stderr
+    assert hung.exists(), "no collector hung"
+    with Run(folder) as finished:
+        (said,) = [text for text in finished.events()["text"] if "was started again" in text]
+    assert "(rollout of host 0) has shown no sign of life for" in said
+    assert "environments.py" in said, "where it hung"
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -334,7 +349,7 @@ def test_settings_that_make_no_rounds_are_refused(more, words, tmp_path):
 
 def test_a_start_that_counts_from_the_data_waits_for_them_and_moves_with_them():
     schedule, unsent = Schedule(), {(0, 0)}
-    schedule.order(Order(1, (Plan(at=10.0, after=2.0), Plan(at=11.0))))
+    schedule.order(Order(1, (Start(at=10.0, after=2.0), Start(at=11.0))))
     assert schedule.next_time(unsent) == 11.0
     assert schedule.due(10.5, unsent) == []
     (corrected,) = schedule.sent(0, 0, at=10.6, now=10.7)
@@ -348,7 +363,7 @@ def test_a_start_that_counts_from_the_data_waits_for_them_and_moves_with_them():
 
 def test_a_start_can_count_from_data_of_several_rounds_before():
     schedule = Schedule()
-    schedule.order(Order(2, (Plan(at=20.0, after=6.0, back=2), Plan(at=21.0, after=1.0))))
+    schedule.order(Order(2, (Start(at=20.0, after=6.0, back=2), Start(at=21.0, after=1.0))))
     assert schedule.due(99.0, {(0, 0), (1, 1)}) == []
     assert schedule.sent(1, 0, at=15.0, now=15.0) == []
     (corrected,) = schedule.sent(0, 0, at=10.5, now=10.5)
@@ -358,7 +373,7 @@ def test_a_start_can_count_from_data_of_several_rounds_before():
 
 def test_what_was_planned_for_a_round_is_void_once_its_parameters_are_there():
     schedule = Schedule()
-    schedule.order(Order(1, (Plan(at=10.0),)))
-    schedule.order(Order(2, (Plan(at=20.0),)))
+    schedule.order(Order(1, (Start(at=10.0),)))
+    schedule.order(Order(2, (Start(at=20.0),)))
     schedule.begin(Begin(1, (0,)))
     assert schedule.due(99.0, set()) == [(2, 0)]

@@ -33,7 +33,7 @@ from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
 from ddrl.telemetry.series import COLUMN, ROLES
 from tests.distribution.test_cluster import REASON, cluster
-from tests.pool.test_hosts import starter_elsewhere
+from tests.pool.test_hosts import keeper_elsewhere
 from tests.pool.test_rounds import BY_WORKER, COLD, ONE, ROUNDS, lines, run
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary
 from tests.run.test_bad_input import refused
@@ -275,10 +275,10 @@ def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path):
         (1, "HostChannels.attach", 1),
         (1, "RootRelay._carry", 99),
         (1, "RootRelay._all_done", 1),
-        (3, "HostChannels.create", 1),
-        (3, "StarterProcess.__init__", 1),
-        (3, "StarterProcess.write", 2),
-        (3, "StarterProcess.end", 1),
+        (3, "HostKeeper.__init__", 1),
+        (3, "StarterLink.__init__", 1),
+        (3, "StarterLink.write", 2),
+        (3, "StarterLink.end", 1),
         (3, "Membership.leave", 1),
     ],
 )
@@ -319,7 +319,7 @@ def living(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[p
 @pytest.mark.parametrize("who", ["relay", "mpirun"])
 def test_the_death_of_a_rank_or_of_mpirun_ends_the_job_and_leaves_no_process(who, living):
     job, home, family = living
-    victim = psutil.Process(job.pid) if who == "mpirun" else cast(psutil.Process, starter_elsewhere(job)).parent()
+    victim = psutil.Process(job.pid) if who == "mpirun" else cast(psutil.Process, keeper_elsewhere(job)).parent()
     assert victim is not None
     victim.kill()
     said = finish(job)

@@ -6,7 +6,7 @@ import time
 
 from mpi4py import MPI
 
-from ddrl.run.ranks import Barrier, BarrierError, barrier
+from ddrl.run.ranks import BarrierError, barrier
 from tests.sources import check_sources
 
 check_sources()
@@ -20,9 +20,7 @@ def met():
     if WORLD.rank:
         time.sleep(0.3)
         come = time.time()
-    meeting = Barrier(WORLD, "both stand")
-    meeting.wait()
-    meeting.wait()
+    barrier(WORLD, "both are here")
     return WORLD.bcast(come, 1) <= time.time()
 
 
@@ -34,20 +32,6 @@ def apart():
         return str(error)
 
 
-def late():
-    """One does not come in time."""
-    text = ""
-    meeting = Barrier(WORLD, "both stand") if WORLD.rank == 0 else None
-    if meeting is not None:
-        try:
-            meeting.wait(limit=0.05)
-        except BarrierError as error:
-            text = str(error)
-    WORLD.barrier()
-    (meeting or Barrier(WORLD, "both stand")).wait()
-    return text
-
-
-found = WORLD.gather({"met": met, "apart": apart, "late": late}[sys.argv[1]]())
+found = WORLD.gather({"met": met, "apart": apart}[sys.argv[1]]())
 if WORLD.rank == 0:
     print(json.dumps(found), flush=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from ddrl.run import serial
 from ddrl.run import trainer as driver
-from ddrl.run.modes import serial
 from ddrl.run.process import fix_order_of_sums
 
 NAME = "CUBLAS_WORKSPACE_CONFIG"

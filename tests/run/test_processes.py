@@ -185,14 +185,16 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
 # Two: parallel kernels leave threads that no copy of the process has.
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy(threads, tmp_path):
-    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made."""
+    """What mpirun does at Ctrl-C, SIGTERM and soon SIGKILL, with the time between that the copy takes to be made, where
+    the trainer is a rank: beside gradient nodes."""
     run = tmp_path / "run"
     process = start_mpirun(
-        4,
+        5,
         *TINY,
         *settings(
             "run.max_env_steps=100000000",
             f"learner.threads={threads}",
+            "learner.nodes=1",
             "learner.hidden=[2048, 2048]",  # 70 MB to save, so that the copy can be seen
             "replay.samples_per_insert=0.2",  # updates of such a network take most of the test's time
             f"run.dir={run}",
@@ -208,13 +210,13 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
-    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
+    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 500}", "learner.nodes=0"))
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 
 
 def has_a_copy(process: int) -> bool:
-    """Whether a child of `process` runs the same command, in a session of its own; the keeper runs another."""
+    """Whether a child of `process` runs the same command, in a session of its own."""
     try:
         command = Path(f"/proc/{process}/cmdline").read_bytes()
         children = Path(f"/proc/{process}/task/{process}/children").read_text().split()

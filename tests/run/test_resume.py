@@ -8,8 +8,8 @@ import pytest
 
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import SerialRun
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, summary

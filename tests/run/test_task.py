@@ -7,8 +7,8 @@ import pytest
 
 from ddrl.acting.policy_file import load_policy
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import SerialRun
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from tests.run.launch import settings
 from tests.run.test_turns import prepare

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ddrl.run.cli import parse
-from ddrl.run.modes.serial import SerialRun, run_in_turns, run_serial
 from ddrl.run.preparation import Preparation
+from ddrl.run.serial import SerialRun, run_in_turns, run_serial
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
 from tests.run.launch import TINY
