@@ -245,12 +245,6 @@ def checksum(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C'
 def copy_with_checksum(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int:
     """Copy bytes and return their checksum, in one pass."""
 
-def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
-    """Lengths and checksums of all chunks of a model."""
-
-def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
-    """Whether these chunks are of this model, as the root sealed them."""
-
 def encode_bf16(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], values: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
     """float32 values (as bytes) to bfloat16, rounded to nearest even."""
 
@@ -277,6 +271,76 @@ def split_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order=
 
 def join_planes(out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], planes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | None) -> None:
     """What split_planes took apart."""
+
+def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> None:
+    """Lengths and checksums of all chunks of a model."""
+
+def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
+    """Whether these chunks are of this model, as the root sealed them."""
+
+class Outbox:
+    """Which of a host's ready messages goes next, within a window of bytes."""
+
+    def __init__(self, window: int, share: int) -> None: ...
+
+    def add(self, entry: tuple[int, int], target: int) -> None:
+        """A message (sequence, place) may go."""
+
+    def take(self) -> tuple[int, int] | None:
+        """The next message that has room."""
+
+    def asks(self, target: int, nbytes: int) -> bool:
+        """Whether this message must end only when it has been taken."""
+
+    def copied(self, target: int, nbytes: int) -> None:
+        """A message has gone, and nothing will say when it has been taken."""
+
+    def sent(self, entry: tuple[int, int], target: int, nbytes: int) -> int:
+        """
+        A message has gone whose end will be known; the bytes that will have been taken then.
+        """
+
+    def taken(self, entry: tuple[int, int], target: int, nbytes: int) -> None:
+        """It has been taken, and those bytes with it."""
+
+class Transfers:
+    """
+    Moves the messages of one plan on one host; ddrl.distribution.executor is its face.
+    """
+
+    @staticmethod
+    def make(calls: Sequence[int], handle_bytes: int, comm: int, source: Sequence[int], target: Sequence[int], first: Sequence[int], count: Sequence[int], mine: Sequence[int], incoming: Sequence[int], chunks: int, nbytes: Sequence[int], window: int, share: int, tags: int, posted: int, noted: bool) -> Transfers:
+        """
+        Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and MPI_Grequest_complete; the plan; bytes of each message.
+        """
+
+    def open(self, sequence: int, sends: Sequence[int], receives: Sequence[int], holds: bool, prepare: Callable[[int], tuple[int, int]] | None = None, arrived: Callable[[int], int] | None = None) -> None:
+        """A version may move from now on, by these datatypes."""
+
+    def move(self) -> tuple[bool, list[tuple[int, int]], list[int]]:
+        """
+        Move whatever can be moved: whether anything moved, what has arrived (sequence, message), and versions all sent.
+        """
+
+    def wait(self, bell: int, mpi: Sequence[int], seconds: float) -> bool:
+        """
+        Sleep and move in turn until there is something to hear of, the bell's descriptor can be read, or `seconds` have passed; whether MPI's descriptors ended a sleep.
+        """
+
+    def give_up(self, receives: bool) -> list[int]:
+        """Hand over the requests that stand, receives or sends."""
+
+    def forget(self, sequence: int) -> None:
+        """Nothing of the version is needed any more."""
+
+    def take_notes(self) -> list[tuple[int, int, int, int, int]]:
+        """
+        (ns, 0 handed to MPI, 1 left, 2 arrived, sequence, message, peer) since the last call.
+        """
+
+    @property
+    def totals(self) -> tuple[int, int, int, int]:
+        """Bytes sent and received, messages sent and received."""
 
 class Rows:
     """
@@ -401,7 +465,7 @@ class Misfit(TypeError):
     pass
 
 class ReplayCore:
-    """The replay kernel; ddrl.replay.ExperienceReplay is its face."""
+    """The replay kernel, used by ddrl.replay.ExperienceReplay."""
 
     def __init__(self, *, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], row: Sequence[int], capacity: int, pick_len: int, short_picks: bool, n_step: int, burn_in: int, eviction: object, seed: int, shift: int, file: str) -> None: ...
 
@@ -416,9 +480,9 @@ class ReplayCore:
     def cut_streams(self) -> None: ...
 
     @staticmethod
-    def selector_defaults(kind: str) -> list[tuple[str, float]]: ...
+    def selector_defaults(kind: str) -> dict[str, float]: ...
 
-    def add_selector(self, kind: str, parameters: Sequence[tuple[str, float]]) -> int: ...
+    def add_selector(self, kind: str, parameters: Mapping[str, float]) -> int: ...
 
     def add_foreign_selector(self, selector: object) -> int: ...
 
@@ -434,9 +498,9 @@ class ReplayCore:
 
     def set_priority(self, selector: int, pick_epi: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu', writable=False)], pick_pos: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu', writable=False)], priority: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> int: ...
 
-    def list_picks(self, handles: Annotated[NDArray[numpy.uint64], dict(shape=(None,), order='C', device='cpu')], positions: Annotated[NDArray[numpy.uint32], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+    def list_picks(self) -> tuple[Annotated[NDArray[numpy.uint64], dict(shape=(None,))], Annotated[NDArray[numpy.uint32], dict(shape=(None,))]]: ...
 
-    def law(self, selector: int, probability: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None: ...
+    def probabilities(self, selector: int) -> Annotated[NDArray[numpy.float64], dict(shape=(None,))]: ...
 
     @property
     def records(self) -> int: ...
@@ -448,78 +512,17 @@ class ReplayCore:
     def picks(self) -> int: ...
 
     @property
+    def evicted_unseen(self) -> int: ...
+
+    @property
     def nbytes(self) -> int: ...
 
     def check(self) -> str: ...
 
     def serialize(self, configuration: str, progress: object | None) -> object: ...
 
-    def unserialize(self, data: object, configuration: str, progress: object | None) -> None: ...
+    def unserialize(self, data: bytes, configuration: str, progress: object | None) -> None: ...
 
     def save(self, path: str, configuration: str, increment: bool, progress: object | None) -> None: ...
 
     def load(self, paths: Sequence[str], configuration: str, progress: object | None) -> None: ...
-
-class Outbox:
-    """Which of a host's ready messages goes next, within a window of bytes."""
-
-    def __init__(self, window: int, share: int) -> None: ...
-
-    def add(self, entry: tuple[int, int], target: int) -> None:
-        """A message (sequence, place) may go."""
-
-    def take(self) -> tuple[int, int] | None:
-        """The next message that has room."""
-
-    def asks(self, target: int, nbytes: int) -> bool:
-        """Whether this message must end only when it has been taken."""
-
-    def copied(self, target: int, nbytes: int) -> None:
-        """A message has gone, and nothing will say when it has been taken."""
-
-    def sent(self, entry: tuple[int, int], target: int, nbytes: int) -> int:
-        """
-        A message has gone whose end will be known; the bytes that will have been taken then.
-        """
-
-    def taken(self, entry: tuple[int, int], target: int, nbytes: int) -> None:
-        """It has been taken, and those bytes with it."""
-
-class Transfers:
-    """
-    Moves the messages of one plan on one host; ddrl.distribution.executor is its face.
-    """
-
-    @staticmethod
-    def make(calls: Sequence[int], handle_bytes: int, comm: int, source: Sequence[int], target: Sequence[int], first: Sequence[int], count: Sequence[int], mine: Sequence[int], incoming: Sequence[int], chunks: int, nbytes: Sequence[int], window: int, share: int, tags: int, posted: int, noted: bool) -> Transfers:
-        """
-        Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and MPI_Grequest_complete; the plan; bytes of each message.
-        """
-
-    def open(self, sequence: int, sends: Sequence[int], receives: Sequence[int], holds: bool, prepare: Callable[[int], tuple[int, int]] | None = None, arrived: Callable[[int], int] | None = None) -> None:
-        """A version may move from now on, by these datatypes."""
-
-    def move(self) -> tuple[bool, list[tuple[int, int]], list[int]]:
-        """
-        Move whatever can be moved: whether anything moved, what has arrived (sequence, message), and versions all sent.
-        """
-
-    def wait(self, bell: int, mpi: Sequence[int], seconds: float) -> bool:
-        """
-        Sleep and move in turn until there is something to hear of, the bell's descriptor can be read, or `seconds` have passed; whether MPI's descriptors ended a sleep.
-        """
-
-    def give_up(self, receives: bool) -> list[int]:
-        """Hand over the requests that stand, receives or sends."""
-
-    def forget(self, sequence: int) -> None:
-        """Nothing of the version is needed any more."""
-
-    def take_notes(self) -> list[tuple[int, int, int, int, int]]:
-        """
-        (ns, 0 handed to MPI, 1 left, 2 arrived, sequence, message, peer) since the last call.
-        """
-
-    @property
-    def totals(self) -> tuple[int, int, int, int]:
-        """Bytes sent and received, messages sent and received."""

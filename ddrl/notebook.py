@@ -201,7 +201,7 @@ def _mpirun(ranks: int) -> list[str]:
 def panel_html(run: Run) -> str:
     """What the panel shows of a run: state and bottleneck, the newest numbers, the learning curve. Bounded, whatever
     the run's length."""
-    from ddrl.plots.sketch import sketch
+    from ddrl.plots.runs import sketch
 
     series = run.series(points=300)
     status = run.status

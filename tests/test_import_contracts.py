@@ -42,7 +42,7 @@ def test_the_package_keeps_them(copy):
     [
         ("replay/pacing.py", "import ddrl.rollout.worker", "Stages are siblings"),
         ("channels/board.py", "import ddrl.replay", "Stages are siblings"),
-        ("acting/model.py", "import ddrl.rollout", "Stages are siblings"),
+        ("acting/policy_file.py", "import ddrl.rollout", "Stages are siblings"),
         ("core/roles.py", "import ddrl.channels", "Stages are siblings"),
         ("acting/policy.py", "import torch", "torch lives in the learner"),
         ("replay/pacing.py", "import ddrl.run.task", "Stages are siblings"),

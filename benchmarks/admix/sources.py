@@ -19,8 +19,8 @@ from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.files import replacement
 from ddrl.core.rows import RowKind, RowSchema, TransitionBuilder
-from ddrl.replay.batches import Transitions
-from ddrl.replay.sources import AreaSource, TransitionSource, as_batch
+from ddrl.replay.batches import Transitions, as_transitions
+from ddrl.replay.sources import AreaSource, TransitionSource
 
 FILE = "pool.npz"
 
@@ -66,7 +66,7 @@ class RandomPool(TransitionSource):
     def sample(self) -> Transitions:
         """One draw. ValueError where nothing can be drawn."""
         rows = self._rng.integers(0, self._size, self._batch_size)
-        return as_batch(self._schema, {name: array[rows] for name, array in self._pool.items()})
+        return as_transitions(self._schema, {name: array[rows] for name, array in self._pool.items()})
 
     def cut(self) -> None:
         """End all running episodes."""

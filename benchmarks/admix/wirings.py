@@ -1,14 +1,11 @@
-"""One algorithm in three wirings, and exploring beside learning against exploring and learning in turn.
+"""Exploring beside learning against exploring and learning in turn, on the task admix.
 
-    python -m benchmarks.admix.wirings [--short] [--part table|parallel] [--rounds N] [--json FILE]
+    python -m benchmarks.admix.wirings [--short] [--rounds N] [--json FILE]
 
-table     the task admix: serial with a pool (a new sample replaces a random one), lanes and replay, sample areas with
-          tickets and checksums, sample areas with a plain flag; samples learned from per second, return on the
-          held-out window, policy lag, torn batches
-parallel  samples learned from per second with one explorer beside the trainer, over the serial run's, in turn; both
-          draw 12 samples for each one written, few enough that the trainer keeps up with an explorer that never waits
-          (what each drew stands in the JSON). With E and T the serial run's times of exploring and training, the bound
-          is min(2, (E + T) / T). One thread each.
+Samples learned from per second with one explorer beside the trainer, over sample areas, against the serial run with a
+pool of single transitions (a new sample replaces a random one), in turn. Both draw 12 samples for each one written, few
+enough that the trainer keeps up with an explorer that never waits. With E and T the serial run's times of exploring and
+training, the bound is min(2, (E + T) / T). One thread each.
 """
 
 from __future__ import annotations
@@ -23,16 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import arguments, known_figures, save
 from ddrl.telemetry import Run
 
-AREAS = ("replay.source=areas", "rollout.refresh=write")
-WIRINGS = {
-    "serial, pool": ("--serial", "replay.source=benchmarks.admix.sources:RandomPool", "replay.capacity=10000"),
-    "lanes and replay": (),
-    "areas, generations": AREAS,
-    "areas, plain flag": ("replay.source=benchmarks.admix.sources:PlainFlag", "rollout.refresh=write"),
-}
+SERIAL = ("--serial", "replay.source=benchmarks.admix.sources:RandomPool", "replay.capacity=10000")
+BESIDE = ("replay.source=areas", "rollout.refresh=write")
 LEARNED = ("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds")
 
 
@@ -47,7 +39,7 @@ def run(folder: Path, *wanted: str) -> dict[str, Any]:
     with Run(folder) as read:
         table = read.series(["samples"])
         newest = read.latest()
-    names = ("torn_batches", "draws_repeated", "env_seconds", "act_seconds", *LEARNED)
+    names = ("draws_repeated", "env_seconds", "act_seconds", *LEARNED)
     last = {name: float(np.nansum(newest.column(name))) for name in names}
     learned = {"samples": float(np.nanmax(table["samples"])), "rate": _rate(table)}
     return json.loads((folder / "summary.json").read_text()) | {"last": last, **learned}
@@ -64,34 +56,13 @@ def _rate(table: Any) -> float:
     return float((samples[-1] - samples[late][0]) / (wall[-1] - wall[late][0]))
 
 
-def table(steps: int) -> dict[str, Any]:
-    """See the module."""
-    rows: dict[str, Any] = {}
-    for name, wanted in WIRINGS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            got = run(Path(folder) / "run", f"run.max_env_steps={steps}", f"evaluation.period={steps // 4}", *wanted)
-        evaluation = got["evaluation"] or {}
-        rows[name] = {
-            "samples_learned_per_second": got["rate"],
-            "env_steps": got["env_steps"],
-            "updates": got["updates"],
-            "best_return": evaluation.get("mean"),
-            "lag_p50": got["policy_lag"]["p50"],
-            "lag_p99": got["policy_lag"]["p99"],
-            "torn_batches": got["last"]["torn_batches"],
-            "draws_repeated": got["last"]["draws_repeated"],
-        }
-    print_table(["wiring", *next(iter(rows.values()))], [(name, *row.values()) for name, row in rows.items()])
-    return rows
-
-
 def parallel(steps: int, rounds: int) -> dict[str, Any]:
-    """See the module."""
+    """Samples a second of both wirings, their ratio, and the bound."""
     alike = (f"run.max_env_steps={steps}", "evaluation.period=0", "env.num_envs=8", "run.processes=1")
     alike += ("replay.samples_per_insert=12", "learner.threads=1")
     got: dict[str, list[Any]] = {"serial": [], "beside": []}
     for _ in range(rounds):
-        for name, wanted in (("serial", ("--serial", *WIRINGS["serial, pool"][1:])), ("beside", AREAS)):
+        for name, wanted in (("serial", SERIAL), ("beside", BESIDE)):
             with tempfile.TemporaryDirectory() as folder:
                 got[name].append(run(Path(folder) / "run", *alike, *wanted))
     explore = statistics.median(one["last"]["env_seconds"] + one["last"]["act_seconds"] for one in got["serial"])
@@ -118,18 +89,11 @@ def parallel(steps: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments("admix_wirings", __doc__ or "")
-    parser.add_argument("--part", choices=["table", "parallel"], action="append")
-    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs in parallel (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs (default %(default)s)")
     parser.add_argument("--steps", type=int, default=8000, help="env steps of a run (default %(default)s)")
     options = parser.parse_args()
-    steps = 4000 if options.short else options.steps
-    figures: dict[str, Any] = {}
-    if options.json.exists():
-        known = json.loads(options.json.read_text())
-        figures = {name: known[name] for name in ("table", "parallel") if name in known}
-    for part in options.part or ["table", "parallel"]:
-        figures[part] = table(steps) if part == "table" else parallel(steps, 1 if options.short else options.rounds)
-        save(options.json, figures)
+    steps, rounds = (4000, 1) if options.short else (options.steps, options.rounds)
+    save(options.json, {**known_figures(options.json, ["table"]), "parallel": parallel(steps, rounds)})
 
 
 if __name__ == "__main__":

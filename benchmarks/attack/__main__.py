@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.attack import messages, overhead, processes
+from benchmarks.attack import messages, processes
 
 PARTS: dict[str, tuple[int, int, Callable[[int, int, float], dict[str, Any]]]] = {  # count, count with --short
     "control": (1_000_000, 20_000, lambda count, seed, _: messages.in_process(count, seed)),
     "client": (100_000, 2_000, lambda count, seed, _: messages.from_a_client(count, seed)),
-    "supervision": (20_000, 2_000, overhead.supervision),
     "signals": (300, 4, processes.signals),
     "starts": (1_000, 4, processes.starts),
 }

@@ -101,7 +101,7 @@ def draw(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
     tables = [Table({"env_steps": np.array(run["env_steps"]), "return_mean": np.array(run["mean"])}, 0) for run in runs]
     labels = {name: f"{run['lag']} versions behind" for name, run in zip(names, runs, strict=True)}
     curves = dict(zip(names, tables, strict=True))
-    figure = plots.series_over(curves, "return_mean", labels=labels, height=420, smoothing=0.6)
+    figure = plots.series_over(curves, "return_mean", labels=labels, smoothing=0.6).update_layout(height=420)
     figure.update_layout(
         template="plotly_white", width=1000, title_text="Return of the newest parameters (evaluations)"
     )

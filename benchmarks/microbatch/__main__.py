@@ -1,10 +1,10 @@
 """Micro-batch sizers in the simulator: regret to the causal oracle, recovery, what deciding costs, and the Pareto
 front.
 
-Every sizer meets the same noise. `--train` pre-trains the DDQN agents first (minutes a seed); their files lie under
-benchmarks/results/microbatch/, the first seed's is the one that ships (ddrl/balance/ddqn.safetensors). Kinds and
-numbers of nodes marked unseen were absent from training. Intervals are 95 %, over clusters, and for the DDQN over
-training seeds as well."""
+Every sizer meets the same noise. `--train` pre-trains the DDQN agents that have no file yet (minutes a seed); their
+files are in benchmarks/results/microbatch/, and the first seed's is the one that ships (ddrl/balance/ddqn.safetensors).
+Kinds and numbers of nodes marked unseen were absent from training. Intervals are 95 %, over clusters, and for the DDQN
+over training seeds as well."""
 
 from __future__ import annotations
 
@@ -13,21 +13,17 @@ import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from benchmarks.harness import RESULTS, arguments, print_table, save
+from benchmarks.harness import RESULTS, arguments, print_rows, print_table, save
 from benchmarks.microbatch.fronts import hypervolume, nondominated
 from ddrl.balance import Cluster, Observation, make_sizer
 from ddrl.balance.ddqn import OBJECTIVES, SHIPPED, SHIPPED_TIMES
 from ddrl.balance.simulator import Course, Scenario, make_scenario, regret, simulate, slow_down
-from ddrl.balance.sizers import AwaitsAll, Sizer
-from ddrl.balance.sizes import Sizes
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)
@@ -56,17 +52,6 @@ def agent_path(seed: int, variant: str = "regimes") -> Path:
 
 def run(name: str, scenario: Scenario, first: np.ndarray | None = None, **settings: Any) -> Course:
     return simulate(scenario, make_sizer(name, scenario.cluster, settings), first)
-
-
-class TimesAlone(AwaitsAll):
-    """A sizer that sees nothing of the gradients: what `Balancer` gives where a training loop knows times alone."""
-
-    def __init__(self, sizer: Sizer) -> None:
-        self._sizer = sizer
-
-    def propose(self, seen: Observation) -> Sizes:
-        """Its sizes."""
-        return self._sizer.propose(seen.times_alone())
 
 
 def interval(values: np.ndarray) -> dict[str, float]:
@@ -125,50 +110,8 @@ def table_of_regrets(
         return dict(zip(kinds, rows, strict=True))
 
 
-def ablation(clusters: int, iterations: int, kind: str) -> dict[str, Any]:
-    """Regret without each part of the agent, over the seeds that were trained both with and without the gradients'
-    statistics; and what the agent loses without them, cluster by cluster."""
-    both = [seed for seed in SEEDS if agent_path(seed, "no_gradients").exists()]
-    agents = {"ddqn": [agent_path(seed) for seed in both]}
-    agents |= {"no_gradients": [agent_path(seed, "no_gradients") for seed in both], "times_alone": agents["ddqn"]}
-    agents["no_gradients, times_alone"] = agents["no_gradients"]
-    found: dict[str, list[np.ndarray]] = {}
-    for nodes in NODES:
-        scenario = make_scenario(kind, clusters // len(NODES), nodes, iterations, 77)
-        causal = run("causal", scenario)
-        for (name, paths), trust in itertools.product(agents.items(), (0.02, 0.0)):
-            courses: list[np.ndarray] = []
-            for path in paths:
-                sizer = make_sizer("ddqn", scenario.cluster, {"network": str(path), "trust": trust})
-                sizer = TimesAlone(sizer) if name.endswith("times_alone") else sizer
-                courses.append(regret(simulate(scenario, sizer), causal, SKIP))
-            found.setdefault(name if trust else f"{name}, always", []).append(np.stack(courses))
-    values = {name: np.concatenate(parts, -1) for name, parts in found.items()}
-    loses = {
-        name: interval(values[name] - values["ddqn, always" if name.endswith("always") else "ddqn"])
-        for name in values
-        if not name.startswith("ddqn")
-    }
-    print(kind, {name: round(100 * one["mean"], 2) for name, one in loses.items()}, flush=True)
-    return {"seeds": both, "regret": {name: interval(one) for name, one in values.items()}, "loses": loses}
-
-
-def information(clusters: int) -> dict[str, Any]:
-    """What speeds from model information are worth: regret over the first iterations of static clusters, with
-    them (10 % off) and where all nodes count as alike (p = 1)."""
-    found: dict[str, dict[str, list[np.ndarray]]] = {}
-    for nodes in NODES:
-        scenario = make_scenario("static", clusters // len(NODES), nodes, FIRST_ITERATIONS, 77)
-        blank = replace(scenario, cluster=replace(scenario.cluster, speed=np.ones_like(scenario.cluster.speed)))
-        causal = run("causal", scenario)
-        for name in ("static", "ema", "affine", "ddqn"):
-            for label, one in (("informed", scenario), ("p = 1", blank)):
-                found.setdefault(name, {}).setdefault(label, []).append(regret(run(name, one), causal))
-    return {name: {label: interval(np.concatenate(one)) for label, one in row.items()} for name, row in found.items()}
-
-
 def noisy(clusters: int, iterations: int) -> dict[str, Any]:
-    """Regret where times vary by more than the filter was told: its jitter kept at that, learned, and known."""
+    """Regret where times vary by more than the filter's default: its jitter kept at that, learned, and known."""
     found: dict[str, Any] = {}
     for kind, jitter in itertools.product(("static", "drifting", "bursty", "lasting", "transient"), (0.05, 0.15, 0.35)):
         cases = {"ema": {}, "last_value": {}, "affine": {}, "affine, kept": {"jitter_learning": 0.0}}
@@ -281,28 +224,16 @@ def main() -> None:
     parser = arguments("microbatch", __doc__.splitlines()[0])
     parser.add_argument("--train", action="store_true", help="train the agents that have no file yet")
     parser.add_argument("--updates", type=int, default=24_000, help="of one training (%(default)s)")
-    parser.add_argument("--ablations", action="store_true", help="measure these alone, into a file of their own")
     parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
     parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")
     options = parser.parse_args()
     if options.train:
         train_agents(options.updates)
     trained = [agent_path(seed) for seed in SEEDS if agent_path(seed).exists()] or [SHIPPED]
+    trained = trained[:1] if options.short else trained
     agents = {"ddqn": trained, "ddqn, always": trained[:1]}
-    agents |= {
-        f"ddqn {variant}, always": [agent_path(0, variant)]
-        for variant in ("steps", "no_gradients")
-        if agent_path(0, variant).exists()
-    }
-    clusters = options.clusters or (20 if options.short else 200)
-    iterations = 80 if options.short else 150
-    if options.ablations:
-        with ProcessPoolExecutor(options.processes) as pool:
-            kinds = (*SEEN, *UNSEEN)
-            rows = dict(zip(kinds, pool.map(partial(ablation, clusters, iterations), kinds), strict=True))
-        found = {"clusters": clusters, "kinds": rows, "information": information(clusters)}
-        save(options.json.with_stem(f"{options.json.stem}_ablations"), found)
-        return
+    clusters = options.clusters or (8 if options.short else 200)
+    iterations = 40 if options.short else 150
     found = {
         "clusters": clusters,
         "iterations": iterations,
@@ -310,9 +241,9 @@ def main() -> None:
         "training_seeds": len(trained),
         "regret": table_of_regrets(clusters, iterations, agents, options.processes),
         "jitter": noisy(clusters, iterations),
-        "recovery": recovery(20 if options.short else 100, trained),
+        "recovery": recovery(8 if options.short else 100, trained),
         "milliseconds_64_nodes": cost(50 if options.short else 300),
-        "pareto": pareto(4 if options.short else 12, iterations, trained[0]),
+        "pareto": pareto(2 if options.short else 12, iterations, trained[0]),
     }
     save(options.json, found)
     show(found)
@@ -325,20 +256,19 @@ def show(found: Mapping[str, Any]) -> None:
     def percent(value: Mapping[str, float]) -> str:
         return f"{100 * value['mean']:.2f} ± {100 * value['half_width']:.2f}"
 
-    print_table(
-        ["regret [%]", *names, "rival", "ddqn - rival [points]"],
+    rows = [
+        {"regret [%]": kind, **{name: percent(row["regret"][name]) for name in names}}
+        | {"rival": row["rival"], "ddqn - rival [points]": percent(row["ddqn_less_rival"])}
+        for kind, row in found["regret"].items()
+    ]
+    print_rows(rows)
+    noise = [(kind, jitter, row) for kind, rows in found["jitter"].items() for jitter, row in rows.items()]
+    print_rows(
         [
-            [kind, *(percent(row["regret"][name]) for name in names), row["rival"], percent(row["ddqn_less_rival"])]
-            for kind, row in found["regret"].items()
-        ],
+            {"regret [%]": kind, "jitter": jitter, **{name: percent(value) for name, value in row.items()}}
+            for kind, jitter, row in noise
+        ]
     )
-    print()
-    rows = [(kind, jitter, row) for kind, rows in found["jitter"].items() for jitter, row in rows.items()]
-    print_table(
-        ["regret [%]", "jitter", *rows[0][2]],
-        [[kind, jitter, *(percent(value) for value in row.values())] for kind, jitter, row in rows],
-    )
-    print()
     print_table(
         ["sizer", "iterations to recover (quartiles)", "ms a decision, 64 nodes"],
         [
@@ -346,13 +276,12 @@ def show(found: Mapping[str, Any]) -> None:
             for name, ms in found["milliseconds_64_nodes"].items()
         ],
     )
-    print()
-    pareto_found = found["pareto"]
+    fronts = found["pareto"]
     print_table(
         ["front", "hypervolume", "points", "on the front"],
         [
-            [name, volume, len(pareto_found["points"][name]), pareto_found["front_size"][name]]
-            for name, volume in pareto_found["hypervolume"].items()
+            [name, volume, len(fronts["points"][name]), fronts["front_size"][name]]
+            for name, volume in fronts["hypervolume"].items()
         ],
     )
 

@@ -2,30 +2,26 @@
 
 Needs root and the cgroup cpu controller. What is measured: equal and balanced sizes in turn in one run, beside what the
 overheads and speeds allow that were measured first, beside the simulator with these, and beside torch
-DistributedDataParallel; the DDQN beside the filter where a node is slowed in a rhythm; weak scaling; the first K of N
-exponential times; the leader's reduce beside MPI_Allreduce."""
+DistributedDataParallel; seconds to a target loss; the first K of N exponential times; the leader's reduce beside
+MPI_Allreduce."""
 
 from __future__ import annotations
 
-import itertools
+import argparse
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, arguments, print_table, ratios, save
+from benchmarks.harness import Timing, arguments, mpi_environment, on_ranks, print_table, ratios, run_parts
 from benchmarks.microbatch.work import exponential_times, fit
 from ddrl.balance.collection import expected_first_of
 from ddrl.balance.sizes import balanced_sizes
 
-ALLOWED = {f"{prefix}_ALLOW_RUN_AS_ROOT{suffix}": "1" for prefix in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")}
 SHARES = [0.4, 0.4, 0.4, 0.1]
 HIDDEN = [512, 512]
 LOSS = 0.03  # of `target_loss`, a tenth of the first one
@@ -35,19 +31,16 @@ PORT = 29517
 
 def ranks(count: int, case: str, **options: Any) -> Any:
     """What rank 0 of real_ranks prints."""
-    launcher = shutil.which("mpirun") or str(Path(sys.executable).with_name("mpirun"))
-    words = [launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(count), sys.executable]
-    words += ["-m", "benchmarks.microbatch.real_ranks", case, json.dumps(options)]
-    environment = {**os.environ, **ALLOWED, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return json.loads(done.stdout.splitlines()[-1])
+    words = [case, json.dumps(options)]
+    printed = on_ranks(count, "benchmarks.microbatch.real_ranks", *words, OMP_NUM_THREADS="1")
+    return json.loads(printed.splitlines()[-1])
 
 
 def ddp(rows: int, iterations: int, **further: Any) -> list[float]:
     """Seconds an update by DistributedDataParallel, the same network and shares."""
     plan = {"rows": rows, "hidden": HIDDEN, "shares": SHARES, "iterations": iterations, "port": PORT}
     options = json.dumps({**plan, **further})
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = mpi_environment(OMP_NUM_THREADS="1")
     words = [sys.executable, "-m", "benchmarks.microbatch.ddp_ranks"]
     started = [
         subprocess.Popen([*words, str(rank), options], stdout=subprocess.PIPE, text=True, env=environment)
@@ -63,7 +56,7 @@ def of_phase(trace: list[dict[str, Any]], phase: str) -> list[float]:
 
 def unequal(rows: int, short: bool) -> dict[str, Any]:
     """One of four nodes at a quarter of the others' processor; then another one. `rows` a batch."""
-    plan = {"calibration": 24, "blocks": 2 if short else 4, "length": 8, "switch": True}
+    plan = {"calibration": 12 if short else 24, "blocks": 1 if short else 4, "length": 8, "switch": True}
     trace = ranks(5, "unequal", rows=rows, hidden=HIDDEN, shares=SHARES, **plan)
     overhead, speed, jitter = fit([row for row in trace if row["phase"] == "calibration"])
     total = rows
@@ -135,49 +128,14 @@ def target_loss(short: bool) -> dict[str, Any]:
     }
 
 
-def rhythm(short: bool) -> dict[str, Any]:
-    """One of four equal nodes is slowed to a third for 5 of every 17 iterations: the filter beside the DDQN."""
-    plan = {"slowed": 0.15, "slow_for": 5, "fast_for": 12, "settling": 5, "rhythms": 3, "blocks": 1 if short else 3}
-    shares = [0.45] * 4
-    found = ranks(5, "rhythm", rows=1024, hidden=HIDDEN, shares=shares, **plan)
-    block = plan["rhythms"] * (plan["slow_for"] + plan["fast_for"])
-    means = {
-        name: [statistics.mean(seconds[at : at + block]) for at in range(0, len(seconds), block)]
-        for name, seconds in found.items()
-    }
-    times = {f"{name}_s": Timing.of(values) for name, values in means.items()}
-    return {"shares": shares, **plan, **times, "ddqn_over_affine": ratios(means["ddqn"], means["affine"])}
-
-
 def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.ndarray, total: int) -> dict[str, float]:
-    """Mean seconds an iteration by the simulator's law, t_i = (a_i + b_i / v_i) exp(jitter), with what was measured."""
+    """Mean seconds an iteration by the simulator's model, t_i = (a_i + b_i / v_i) exp(jitter), as measured."""
     noise = np.exp(np.random.default_rng(0).normal(0.0, jitter, (4000, len(speed))))
     equal = np.full(len(speed), total / len(speed))
     return {
         name: float((noise * (overhead + sizes / speed)).max(1).mean())
         for name, sizes in (("equal", equal), ("affine", best))
     }
-
-
-def weak(many: int, part: int, share: float | None, short: bool) -> dict[str, Any]:
-    """Samples/s a node beside one node's, for a network that takes about 50 ms for the `part` rows of a node; the same
-    of nodes that exchange nothing and wait for nobody; in turn. `share`: of a core, for each node."""
-    hidden = [768, 768]
-    count = 25 if short else 50
-
-    def seconds(case: str, nodes: int) -> float:
-        shares = {"shares": [share] * nodes} if share else {}
-        options = {"rows": part * nodes, "hidden": hidden, "iterations": count, "balance": {"sizer": "equal"}}
-        found = ranks(nodes + 1, case, **options, **shares)
-        return statistics.median(found if case == "rate" else itertools.chain.from_iterable(found))
-
-    found: dict[str, list[float]] = {}
-    for _ in range(1 if short else 3):
-        for case, nodes in itertools.product(("rate", "alone"), (1, many)):
-            found.setdefault(f"{case}_{nodes}_s", []).append(seconds(case, nodes))
-    efficiency = ratios(found["rate_1_s"], found[f"rate_{many}_s"])
-    bound = ratios(found["alone_1_s"], found[f"alone_{many}_s"])
-    return {**found, "efficiency": efficiency, "efficiency_without_exchange": bound}
 
 
 def first_of(short: bool) -> list[dict[str, Any]]:
@@ -200,31 +158,14 @@ def first_of(short: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    parser = arguments("microbatch_real", (__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", nargs="+", default=list(PARTS))
-    options = parser.parse_args()
-    found = json.loads(options.json.read_text()) if options.json.exists() else {}
-    found = {name: value for name, value in found.items() if name in PARTS}
-    for name in options.part:
-        found[name] = PARTS[name](options.short)
-        save(options.json, found)
-    for name in options.part:
-        print(name)
-        rows = found[name] if isinstance(found[name], list) else [found[name]]
-        print_table(list(rows[0]), [[str(value)[:60] for value in row.values()] for row in rows])
-
-
 def reduce(short: bool) -> list[dict[str, Any]]:
-    """Seconds for two nodes, each way of `real_ranks.reduce` in turn, and what they take beside MPI_Allreduce between
-    the two; the first K of N beside MPI's gather and broadcast."""
+    """Seconds for two nodes, each way of `real_ranks.reduce` in turn, and the leader's beside MPI_Allreduce of the
+    same three processes."""
     rows = []
     for megabytes, iterations in ((0.3, 400), (5.0, 100), (50.0, 30)):
         found = ranks(3, "reduce", megabytes=megabytes, iterations=iterations // (3 if short else 1))
         times = {name: Timing.of(values) for name, values in found.items()}
-        row = {"MB": megabytes, **times, "shared_over_allreduce": ratios(found["shared"], found["allreduce"])}
-        row["ratio_of_medians"] = times["shared"].median / times["allreduce"].median
-        rows.append({**row, "sent_over_gather_bcast": ratios(found["sent"], found["gather_bcast"])})
+        rows.append({"MB": megabytes, **times, "shared_over_allreduce": ratios(found["shared"], found["allreduce"])})
     return rows
 
 
@@ -232,12 +173,24 @@ PARTS = {
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "target_loss": target_loss,
-    "rhythm": rhythm,
-    "weak_two_cores": partial(weak, 2, 1024, None),
-    "weak_four_halves": partial(weak, 4, 512, 0.5),
     "first_of": first_of,
     "reduce": reduce,
 }
+
+
+def main() -> None:
+    parser = arguments("microbatch_real", (__doc__ or "").splitlines()[0])
+    run_parts(parser, {name: partial(measured, name) for name in PARTS})
+
+
+def measured(name: str, options: argparse.Namespace) -> Any:
+    """A part's figures, printed."""
+    found = PARTS[name](options.short)
+    print(name)
+    for row in found if isinstance(found, list) else [found]:
+        print_table(["figure", "value"], [(key, str(value)[:90]) for key, value in row.items()])
+    return found
+
 
 if __name__ == "__main__":
     main()

@@ -26,7 +26,6 @@ from ddrl.balance.nodes import serve
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
-from ddrl.distribution.waits import wait
 from ddrl.learner import Learner
 from ddrl.pool.devices import CpuController, QuotaGroup
 
@@ -126,33 +125,6 @@ def set_shares(groups: list[QuotaGroup], shares: list[float]) -> None:
         QuotaGroup(group.controller, group.path.name, share)
 
 
-def rhythm(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Seconds an iteration by sizer, in turn, where the last node is slowed in a fixed rhythm that each sizer sees
-    unbroken."""
-    rows = config.learner.batch_size
-    usual = options["shares"]
-    batch = batch_of(SPEC, rows)
-    slow = [*usual[:-1], options["slowed"]]
-    sizers = {name: Balancer(rows, NODES, name) for name in ("affine", "ddqn")}
-    found: dict[str, list[float]] = {name: [] for name in sizers}
-    for block in range(1 + options["blocks"]):
-        for name, balancer in sizers.items():
-            for _ in range(options["rhythms"] if block else options["settling"]):
-                for count, shares in ((options["fast_for"], usual), (options["slow_for"], slow)):
-                    set_shares(groups, shares)
-                    for _ in range(count):
-                        row = iterate(leader, learner, batch, balancer.sizes)
-                        balancer.update(row["nodes"])
-                        found[name] += [row["seconds"]] * (block > 0)
-    return found
-
-
-def rate(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Seconds an update with the sizes that the leader's own sizer gives."""
-    batch = batch_of(SPEC, config.learner.batch_size)
-    return [iterate(leader, learner, batch, None)["seconds"] for _ in range(options["iterations"])][5:]
-
-
 def target(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
     """Seconds and updates from fresh parameters and sizes to a loss of `loss`, by the leader's own sizer."""
     batches = lessons_of(SPEC, config.learner.batch_size)
@@ -168,25 +140,9 @@ def target(leader: Leader, learner: Learner, config: Config, groups: list[QuotaG
     return {"seconds": time.perf_counter() - begin, "updates": update, "loss": loss}
 
 
-def alone(config: Config, rows: int, iterations: int) -> list[list[float]]:
-    """Seconds of each gradient at each node where nodes exchange nothing and wait for nobody: what cores that they
-    share leave them."""
-    seconds: list[float] = []
-    if WORLD.rank:
-        torch.set_flush_denormal(True)
-        learner = Learner.of(config, SPEC)
-        batch = batch_of(SPEC, rows)
-        for _ in range(iterations):
-            begin = time.perf_counter()
-            learner.gradient(batch, "value", False)
-            seconds.append(time.perf_counter() - begin)
-    wait([WORLD.Ibarrier()], longest=0.01)
-    return (WORLD.gather(seconds[5:]) or [])[1:]
-
-
 def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
     """Seconds until the first K gradients, K from 1 to N, where each node sleeps for an exponential time: by K, then by
-    update. Between two such updates stands one without sleep."""
+    update. Every other update is one without sleep."""
     batch = batch_of(SPEC, config.learner.batch_size)
     collection = leader.parts["value"].collection
     waited: list[list[float]] = []
@@ -202,9 +158,8 @@ def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGr
 
 def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     """Seconds from two gradients at their nodes until both nodes have what the leader made of them, in turn: as the
-    leader does it where nodes map its memory (`shared`), and for the first K of N or nodes of other hosts (`sent`); by
-    MPI's collectives with the leader (`gather_bcast`, `reduce_bcast`, `allreduce_of_three`); and by MPI_Allreduce
-    between the two nodes alone, which leaves the leader without a result."""
+    leader does it where nodes map its memory (`shared`), for the first K of N or nodes of other hosts (`sent`), and by
+    MPI_Allreduce of the three (`allreduce`)."""
     values = int(options["megabytes"] * 1e6 / 4)
     mine = np.ones(values, np.float32)
     token = np.zeros(1, np.uint8)
@@ -214,7 +169,6 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     segment = segment or Segment.attach(name, "reduce")
     common = segment.array.view(np.float32).reshape(memory.shape)  # a row for each rank
     common[WORLD.rank] = 1.0
-    pair = WORLD.Split(0 if WORLD.rank else 1, WORLD.rank)
     weights = [0.75, 0.25]
     nodes = range(1, 1 + NODES)
 
@@ -250,26 +204,10 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
         receive(memory)
         send(mean(memory))
 
-    def gather_bcast() -> None:
-        WORLD.Gather(mine, None if WORLD.rank else memory)
-        WORLD.Bcast(mine if WORLD.rank else mean(memory), 0)
-
-    def reduce_bcast() -> None:
-        if WORLD.rank:
-            np.multiply(mine, weights[WORLD.rank - 1], out=mine)
-        else:
-            mine.fill(0.0)
-        WORLD.Reduce(mine if WORLD.rank else MPI.IN_PLACE, None if WORLD.rank else mine)
-        WORLD.Bcast(mine, 0)
-
-    def allreduce_of_three() -> None:
+    def allreduce() -> None:
         WORLD.Allreduce(MPI.IN_PLACE, mine)
 
-    def allreduce() -> None:
-        if WORLD.rank:
-            pair.Allreduce(MPI.IN_PLACE, mine)
-
-    cases = (shared, sent, gather_bcast, reduce_bcast, allreduce_of_three, allreduce)
+    cases = (shared, sent, allreduce)
     found: dict[str, list[float]] = {case.__name__: [] for case in cases}
     for turn in range(options["iterations"]):
         for case in cases:
@@ -286,7 +224,7 @@ def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
     return found
 
 
-CASES = {"unequal": unequal, "rhythm": rhythm, "rate": rate, "waits": waits, "target": target}
+CASES = {"unequal": unequal, "waits": waits, "target": target}
 
 
 def sleeper(learner: Learner, times: list[float]) -> None:
@@ -313,11 +251,7 @@ def main() -> None:
     config = config_of(options["rows"], options["hidden"], NODES, **options.get("balance", {}))
     groups = enter(options["shares"]) if options.get("shares") else []
     try:
-        if case == "alone":
-            found = alone(config, options["rows"] // NODES, options["iterations"])
-            if not WORLD.rank:
-                print(json.dumps(found), flush=True)
-        elif WORLD.rank:
+        if WORLD.rank:
 
             def make() -> Exchange:
                 torch.set_flush_denormal(True)

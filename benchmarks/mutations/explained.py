@@ -31,7 +31,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/run/modes/serial.py", "constant", "board_name(topology.run_id, 1)"): (
         "where all is one process, nobody looks for the board by its name"
     ),
-    ("ddrl/plots/settings.py", "constant", "range(3, len(rows) + 4)"): (
+    ("ddrl/plots/runs.py", "constant", "range(3, len(rows) + 4)"): (
         "a count of all rows, which comes before, always tells them apart"
     ),
 }

@@ -433,12 +433,13 @@ _NAMED = {
         ),
     ),
     "evaluate.py": (("a changed environment passes", "if env.spec != saved.model.spec:", "if False:"),),
-    "kernel/replay/prioritized.hpp": (
+    "kernel/replay/selectors.hpp": (
+        ("the past does not fade", "std::exp2(-shift / half_life_)", "std::exp2(-0.0 / half_life_)"),
         ("new picks have priority 1", "max_priority_ = std::max(max_priority_, priority[i]);", ""),
         (
             "the largest weight is not 1",
-            "for (float& w : weight) w = std::pow(least / w, beta);",
-            "for (float& w : weight) w = std::pow(1.0f / w, beta);",
+            "for (float& w : weight) w = std::pow(least / w, beta_);",
+            "for (float& w : weight) w = std::pow(1.0f / w, beta_);",
         ),
         (
             "alpha is 1",
@@ -458,15 +459,12 @@ _NAMED = {
             "for (u32 j = 0; j < steps; ++j) total +=",
         ),
     ),
-    "kernel/replay/ranked_eviction.hpp": (
+    "kernel/replay/evictions.hpp": (
         (
             "draws do not renew an episode",
             "if (entries_[episode].key < clock_) entries_.change(episode).key = clock_, mark(episode);",
             "if (false) mark(episode);",
         ),
-    ),
-    "kernel/replay/recency.hpp": (
-        ("the past does not fade", "std::exp2(-shift / half_life_)", "std::exp2(-0.0 / half_life_)"),
     ),
     "kernel/step_writer.hpp": (
         (
@@ -503,11 +501,11 @@ _NAMED = {
             "const size_t first = std::min(taken, capacity_ - begin - 1);\n        std::memcpy(out, data_",
         ),
     ),
-    "kernel/chunks.hpp": (
+    "kernel/codec.hpp": (
+        ("int8 scales are too large", "top / 127.0f)", "top / 128.0f)"),
         ("the kernel does not compare checksums", "found.checksum == checksum_of(index);", "true;"),
         ("the kernel takes a chunk of another version", "found.sequence == sequence &&", ""),
     ),
-    "kernel/codec.hpp": (("int8 scales are too large", "top / 127.0f)", "top / 128.0f)"),),
 }
 
 NAMED = tuple(Fault(name, f"ddrl/{path}", old, new) for path, faults in _NAMED.items() for name, old, new in faults)

@@ -4,7 +4,9 @@ instructions."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,8 @@ from ddrl.core.files import replacement
 
 SOURCE = Path(__file__).with_name("limit.cpp")
 AHEAD = 16  # records whose memory is asked for before it is used
-DISTINCT = (
-    1 << 20
-)  # indices drawn beforehand: enough that their records do not stay in the caches from one turn to the next
+DISTINCT = 1 << 20  # indices drawn beforehand: enough that their records do not stay in the caches between two turns
+ALPHA = 0.6
 
 
 def _build() -> ctypes.CDLL:
@@ -25,7 +26,11 @@ def _build() -> ctypes.CDLL:
         with replacement(library) as made:  # another process may load it at this moment
             options = ["-std=c++20", "-O3", "-march=native", "-shared", "-fPIC"]
             subprocess.run(["g++", *options, str(SOURCE), "-o", str(made)], check=True)
-    return ctypes.CDLL(str(library))
+    found = ctypes.CDLL(str(library))
+    pointer = ctypes.c_void_p
+    number = ctypes.c_uint32
+    found.tree_update.argtypes = [pointer, number, pointer, pointer, ctypes.c_float, number]
+    return found
 
 
 _LIBRARY = _build()
@@ -36,8 +41,8 @@ def _address(array: np.ndarray) -> ctypes.c_void_p:
 
 
 class Limit:
-    """Ring columns of `size` records and reused outputs; each method is one loop of the C++ file, arguments bound
-    beforehand."""
+    """Ring columns of `size` records and reused outputs; each method gives a call without arguments that is one loop of
+    the C++ file, arguments bound beforehand."""
 
     def __init__(self, size: int, shape: tuple[int, ...], dtype: str, *, stack: int = 1) -> None:
         self.size = size
@@ -47,101 +52,76 @@ class Limit:
         self.reward = np.ones(size + 16, np.float32)
         self.bytes = self.state[0].nbytes
         self.rng = np.random.default_rng(0)
+        columns = [_address(column) for column in (self.state, self.action, self.reward)]
+        self._columns = [*columns, ctypes.c_uint32(self.bytes)]
 
-    def windows(self, count: int, *, prefetch: bool):
-        """A call without arguments that copies `count` windows of 8."""
-        outs = [
-            np.ones((count, 8, self.bytes), np.uint8),
-            np.ones((count, 8), np.uint64),
-            np.ones((count, 8), np.float32),
-            np.ones((count, 8, self.bytes), np.uint8),
-        ]
-        sets = DISTINCT // count
-        indices = self.rng.integers(0, max(1, self.size - 8), (sets, count), dtype=np.uint32)
-        turn = 0
-        fixed = [_address(self.state), _address(self.action), _address(self.reward), ctypes.c_uint32(self.bytes)]
-        rest = [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD if prefetch else 0), *map(_address, outs)]
-        addresses = [_address(index) for index in indices]
+    def windows(self, count: int, *, prefetch: bool) -> Callable[[], None]:
+        """Copy `count` windows of 8."""
+        kept, rest = self._outputs(count, 8, 1, prefetch)
+        indices = self.rng.integers(0, max(1, self.size - 8), (DISTINCT // count, count), dtype=np.uint32)
+        addresses = itertools.cycle([_address(index) for index in indices])
+        kept.append(indices)
 
-        def call(keep=(outs, indices)) -> None:
-            nonlocal turn
-            turn = (turn + 1) % sets
-            _LIBRARY.windows(*fixed, addresses[turn], *rest)
+        def call(keep: list[np.ndarray] = kept) -> None:
+            _LIBRARY.windows(*self._columns, next(addresses), *rest)
 
         return call
 
-    def transitions(self, count: int, *, tree: bool = False, prefetch: bool = True):
-        """A call that copies `count` transitions; with `tree` it draws them from a binary sum tree and updates it."""
-        outs = [
-            np.ones((count, self.stack * self.bytes), np.uint8),
-            np.ones(count, np.uint64),
-            np.ones(count, np.float32),
-            np.ones((count, self.stack * self.bytes), np.uint8),
-        ]
+    def transitions(self, count: int, *, tree: bool = False, prefetch: bool = True) -> Callable[[], None]:
+        """Copy `count` transitions; with `tree` they are drawn from a binary sum tree, which is updated."""
+        kept, rest = self._outputs(count, 1, self.stack, prefetch)
+        fixed = [*self._columns, ctypes.c_uint32(self.stack)]
         sets = DISTINCT // count
         indices = self.rng.integers(self.stack, self.size - 1, (sets, count), dtype=np.uint32)
-        addresses = [_address(index) for index in indices]
-        fixed = [
-            _address(self.state),
-            _address(self.action),
-            _address(self.reward),
-            ctypes.c_uint32(self.bytes),
-            ctypes.c_uint32(self.stack),
-        ]
-        rest = [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD if prefetch else 0), *map(_address, outs)]
-        turn = 0
-        kept = [outs, indices]
-        if tree:
-            capacity = 1 << (self.size - 1).bit_length()
-            sums = np.zeros(2 * capacity)
-            sums[capacity + self.stack : capacity + self.size - 1] = self.rng.exponential(
-                size=self.size - self.stack - 1
-            )
-            for node in range(capacity.bit_length() - 1, 0, -1):
-                low = 1 << (node - 1)
-                sums[low : 2 * low] = sums[2 * low : 4 * low : 2] + sums[2 * low + 1 : 4 * low : 2]
-            units = self.rng.random((sets, count))
-            priority = self.rng.exponential(size=count).astype(np.float32)
-            size = ctypes.c_uint32(capacity)
-            number = ctypes.c_uint32(count)
-            tree_address = _address(sums)
-            priority_address = _address(priority)
-            drawn = np.zeros(count, np.uint32)
-            unit_addresses = [_address(unit) for unit in units]
-            drawn_address = _address(drawn)
-            _LIBRARY.tree_update.argtypes = [
-                ctypes.c_void_p,
-                ctypes.c_uint32,
-                ctypes.c_void_p,
-                ctypes.c_void_p,
-                ctypes.c_float,
-                ctypes.c_uint32,
-            ]
-            alpha = ctypes.c_float(0.6)
-            kept += [sums, units, priority, drawn]
+        addresses = itertools.cycle([_address(index) for index in indices])
+        kept.append(indices)
+        if not tree:
 
-        def call(keep=kept) -> None:
-            nonlocal turn
-            turn = (turn + 1) % sets
-            if tree:
-                _LIBRARY.tree_draw(tree_address, size, unit_addresses[turn], number, drawn_address)
-                _LIBRARY.transitions(*fixed, drawn_address, *rest)
-                _LIBRARY.tree_update(tree_address, size, drawn_address, priority_address, alpha, number)
-            else:
-                _LIBRARY.transitions(*fixed, addresses[turn], *rest)
+            def call(keep: list[np.ndarray] = kept) -> None:
+                _LIBRARY.transitions(*fixed, next(addresses), *rest)
 
-        return call
+            return call
+        capacity = 1 << (self.size - 1).bit_length()
+        sums = self._tree(capacity)
+        units = self.rng.random((sets, count))
+        priority = self.rng.exponential(size=count).astype(np.float32)
+        drawn = np.zeros(count, np.uint32)
+        kept += [sums, units, priority, drawn]
+        number = ctypes.c_uint32(count)
+        nodes = [_address(sums), ctypes.c_uint32(capacity)]
+        unit_addresses = itertools.cycle([_address(unit) for unit in units])
 
-    def append(self, count: int):
-        """A call that appends `count` records."""
+        def call_tree(keep: list[np.ndarray] = kept) -> None:
+            _LIBRARY.tree_draw(*nodes, next(unit_addresses), number, _address(drawn))
+            _LIBRARY.transitions(*fixed, _address(drawn), *rest)
+            _LIBRARY.tree_update(*nodes, _address(drawn), _address(priority), ALPHA, number)
+
+        return call_tree
+
+    def append(self, count: int) -> Callable[[], None]:
+        """Append `count` records."""
         rows = [np.ones((count, self.bytes), np.uint8), np.ones(count, np.uint64), np.ones(count, np.float32)]
-        at = 0
-        fixed = [_address(self.state), _address(self.action), _address(self.reward), ctypes.c_uint32(self.bytes)]
         rest = [*map(_address, rows), ctypes.c_uint32(count)]
+        places = itertools.cycle(range(0, self.size - count + 1, count))
 
-        def call(keep=rows) -> None:
-            nonlocal at
-            _LIBRARY.append(*fixed, ctypes.c_uint64(at), ctypes.c_uint64(self.size), *rest)
-            at = (at + count) % self.size
+        def call(keep: list[np.ndarray] = rows) -> None:
+            _LIBRARY.append(*self._columns, ctypes.c_uint64(next(places)), ctypes.c_uint64(self.size), *rest)
 
         return call
+
+    def _outputs(self, count: int, length: int, stack: int, prefetch: bool) -> tuple[list[np.ndarray], list[object]]:
+        """Arrays that `count` windows of `length` are copied to, and the C++ loop's last arguments."""
+        state, following = (np.ones((count, length, stack * self.bytes), np.uint8) for _ in range(2))
+        outs = [state, np.ones((count, length), np.uint64), np.ones((count, length), np.float32), following]
+        ahead = ctypes.c_uint32(AHEAD if prefetch else 0)
+        return outs, [ctypes.c_uint32(count), ahead, *map(_address, outs)]
+
+    def _tree(self, capacity: int) -> np.ndarray:
+        """Sums of random priorities, the root at 1."""
+        sums = np.zeros(2 * capacity)
+        leaves = self.size - self.stack - 1
+        sums[capacity + self.stack : capacity + self.size - 1] = self.rng.exponential(size=leaves)
+        for level in range(capacity.bit_length() - 1, 0, -1):
+            low = 1 << (level - 1)
+            sums[low : 2 * low] = sums[2 * low : 4 * low : 2] + sums[2 * low + 1 : 4 * low : 2]
+        return sums

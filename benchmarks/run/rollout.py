@@ -26,8 +26,8 @@ import numpy as np
 import onnxruntime
 
 from benchmarks import harness
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.board import Board, Counters
 from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox, MailboxReader

@@ -1,17 +1,15 @@
 """Serving beside the bare paths. 50 candidates a request, 6.5 KB JSON, the same network everywhere.
 
-`--part inprocess`  bytes to bytes on one thread: ours, the bare msgspec path, decoding alone [processor seconds]
-`--part http`       closed loop, servers on one core, the generator on another: ours, bare servers with the bare
-                    path and with a fixed answer, on uvicorn and (where it is installed) granian
-`--part latency`    open loop at 70 % of what `http` measured, a newer policy saved in RUN every second
-`--part million`    10^6 requests in process with a change every 1,000: each answered once, by the version in force
-`--part wire`       as many over HTTP as fit into --seconds, a change every 1,000 by POST
-
-Parts are added to the JSON one by one."""
+inprocess  bytes to bytes on one thread: ours, the bare msgspec path, decoding alone [processor seconds]
+http       closed loop, servers on one core, the generator on another: ours, bare servers with the bare path and with a
+           fixed answer, on uvicorn and (where it is installed) granian
+latency    open loop at 70 % of what `http` measured, a newer policy saved every second
+million    10^6 requests in process with a change every 1,000: each answered once, by the version in force
+"""
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import json
 import os
 import subprocess
@@ -20,22 +18,21 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
-import safetensors.numpy
 
-from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.harness import Timing, arguments, interleave, known_figures, print_rows, print_table, ratios, run_parts
 from benchmarks.serve.bare import Bare
 from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.admix.load import Generator, Result, bodies_of, run
+from ddrl.admix.load import Generator, bodies_of, run
 from ddrl.admix.making import make_book
 from ddrl.admix.messages import Decision, DisplayRequest
 from ddrl.admix.mixer import ServedPolicy
@@ -51,7 +48,7 @@ def bodies() -> list[bytes]:
     return bodies_of(book.contracts.ad_id.tolist(), book.contracts.visitors, 1000, CANDIDATES)
 
 
-def inprocess(folder: Path, short: bool) -> dict[str, Any]:
+def inprocess(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time a request, interleaved."""
     mixer = open_mixer(folder)
     given = bodies()
@@ -63,11 +60,14 @@ def inprocess(folder: Path, short: bool) -> dict[str, Any]:
         return lambda: [decide(body) for body in given]
 
     seconds = interleave(
-        {name: all_of(case) for name, case in cases.items()}, 10 if short else 60, warmup=2, clock=time.process_time
+        {name: all_of(case) for name, case in cases.items()},
+        10 if options.short else 60,
+        warmup=2,
+        clock=time.process_time,
     )
     micro = {name: Timing.of([1e6 * each / len(given) for each in times]) for name, times in seconds.items()}
     share = ratios(seconds["bare"], seconds["ours"])
-    print_table(["", "us a request", "low", "high"], [[name, t.median, t.low, t.high] for name, t in micro.items()])
+    print_table(["", "us a request"], list(micro.items()))
     print(f"speed of ours as a share of the bare path: {share.median:.3f} ({share.low:.3f} to {share.high:.3f})")
     sizes = sorted(len(body) for body in given)
     return {"body_bytes": sizes[len(sizes) // 2], "us_a_request": micro, "share_of_bare": share, "goal": 0.75}
@@ -96,7 +96,7 @@ def ours(folder: Path, *options: str) -> list[str]:
     return ["ddrl.serve", str(folder), "--port", "0", "--new-day", *options]
 
 
-def http(folder: Path, short: bool) -> dict[str, Any]:
+def http(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Closed loop, servers in turn."""
     given = bodies()
     cores = sorted(os.sched_getaffinity(0))
@@ -109,11 +109,11 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
     with ExitStack() as stack:
         urls = {name: stack.enter_context(server(command, cores[0])) for name, command in commands.items()}
         os.sched_setaffinity(0, cores[-1:])
-        for turn in range(3 if short else 6):
+        for turn in range(3 if options.short else 6):
             for name, (url, process) in urls.items():
                 before = sum(process.cpu_times()[:2])
                 generator = Generator(url, given, CONNECTIONS)
-                result = run(generator, 1000 if not turn else 4000 if short else 15_000, None, None)
+                result = run(generator, 1000 if not turn else 4000 if options.short else 15_000, None, None)
                 if turn:
                     rates[name].append(result.answered / result.seconds)
                     processor[name].append(1e6 * (sum(process.cpu_times()[:2]) - before) / result.answered)
@@ -122,16 +122,12 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
     micro = {name: Timing.of(values) for name, values in processor.items()}
     shares = {name: ratios(rates["ours"], values) for name, values in rates.items() if name != "ours"}
     processor_shares = {name: ratios(values, processor["ours"]) for name, values in processor.items() if name != "ours"}
-    print_table(
-        ["server", "requests/s", "low", "high", "ours / it"],
-        [[name, t.median, t.low, t.high, shares[name].median if name in shares else 1.0] for name, t in rows.items()],
-    )
-    print_table(
-        ["server", "processor us a request", "low", "high", "it / ours"],
+    print_rows(
         [
-            [name, t.median, t.low, t.high, processor_shares[name].median if name in processor_shares else 1.0]
-            for name, t in micro.items()
-        ],
+            {"server": name, "requests/s": rows[name], "ours / it": shares.get(name)}
+            | {"processor us a request": micro[name], "it / ours": processor_shares.get(name)}
+            for name in rows
+        ]
     )
     return {
         "requests_per_second": rows,
@@ -143,8 +139,11 @@ def http(folder: Path, short: bool) -> dict[str, Any]:
     }
 
 
-def latency(folder: Path, short: bool, capacity: float) -> dict[str, Any]:
+def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Open loop while policies change."""
+    if "http" not in (known := known_figures(options.json, ["http"])):
+        raise SystemExit("--part latency takes its rate from what --part http measured: run that first")
+    rate = 0.7 * known["http"]["requests_per_second"]["ours"]["median"]
     given = bodies()
     cores = sorted(os.sched_getaffinity(0))
     saved = load_policy(folder)
@@ -162,20 +161,20 @@ def latency(folder: Path, short: bool, capacity: float) -> dict[str, Any]:
         run(Generator(url, given, CONNECTIONS), 5000, None, None)
         writer = threading.Thread(target=change)
         writer.start()
-        result = run(Generator(url, given, 64), None, 10.0 if short else 40.0, 0.7 * capacity)
+        result = run(Generator(url, given, 64), None, 10.0 if options.short else 40.0, rate)
         over.set()
         writer.join()
         os.sched_setaffinity(0, cores)
-    figures = result.figures() | {"rate": 0.7 * capacity, "share_of_capacity": 0.7, "goal_p99_ms": 10.0}
+    figures = result.figures() | {"rate": rate, "share_of_capacity": 0.7, "goal_p99_ms": 10.0}
     print(json.dumps(figures))
     return figures
 
 
-def million(folder: Path, short: bool) -> dict[str, Any]:
+def million(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """In process: the version of every answer is the one in force, its id that of the request."""
     mixer = open_mixer(folder)
     given = bodies()
-    count = 50_000 if short else 1_000_000
+    count = 50_000 if options.short else 1_000_000
     rest = [body[body.index(b",") :] for body in given]
     decode = msgspec.json.Decoder(Decision).decode
     versions = Counter[str]()
@@ -208,92 +207,26 @@ def million(folder: Path, short: bool) -> dict[str, Any]:
     return figures
 
 
-class Changing(Generator):
-    """A closed loop that posts another policy after every 1,000 answers."""
-
-    def __init__(self, url: str, given: list[bytes], folder: Path) -> None:
-        super().__init__(url, given, CONNECTIONS)
-        saved = load_policy(folder)
-        self._saved = saved
-        self._vector = saved.vector.copy()
-        self._bias = saved.model.layout.views(self._vector)["net.4.bias"]
-        self.named = set[str]()
-        self._task = None
-
-    def take(self, connection: Any, number: int, status: int, body: bytes, due: float) -> None:
-        """See `Generator`."""
-        super().take(connection, number, status, body, due)
-        if self._result.answered % EVERY == 0:
-            self._task: Any = asyncio.ensure_future(self._change())
-
-    async def _change(self) -> None:
-        self._bias += 1e-4
-        body = safetensors.numpy.save(dict(self._saved.model.layout.views(self._vector)))
-        reader, writer = await asyncio.open_connection(self._host, self._port)
-        writer.write(
-            b"POST /v1/policy HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        )
-        writer.write(body)
-        answer = await reader.read()
-        writer.close()
-        assert answer.startswith(b"HTTP/1.1 200"), answer
-        self.named.add(json.loads(answer.partition(b"\r\n\r\n")[2])["version"])
-
-
-def wire(folder: Path, seconds: float) -> dict[str, Any]:
-    """Over HTTP: nothing lost, nothing twice, every version known."""
-    given = bodies()
-    cores = sorted(os.sched_getaffinity(0))
-    with server(ours(folder, "--reload-period", "0"), cores[0]) as (url, _):
-        os.sched_setaffinity(0, cores[-1:])
-        generator = Changing(url, given, folder)
-        result: Result = run(generator, 1_000_000, seconds, None)
-        os.sched_setaffinity(0, cores)
-        first = ServedPolicy(generator._saved.model, generator._saved.vector).version
-        page = subprocess.run(["curl", "-s", f"{url}/metrics"], capture_output=True, text=True, check=True).stdout
-    counted = next(int(line.split()[1]) for line in page.splitlines() if line.startswith("ddrl_serve_decisions_total "))
-    unknown = set(result.versions) - generator.named - {first}
-    figures = result.figures() | {"decisions_counted": counted, "unknown_versions": len(unknown)}
-    assert counted == result.statuses[200]
-    assert not result.wrong
-    assert not result.lost
-    assert len(unknown) <= 1  # a change whose answer had not come when the last request was answered
-    print(json.dumps(figures))
-    return figures
+PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
+    "inprocess": inprocess,
+    "http": http,
+    "latency": latency,
+    "million": million,
+}
 
 
 def main() -> None:
-    """Measure the parts asked for."""
     parser = arguments("serve", (__doc__ or "").splitlines()[0])
-    parts = ("inprocess", "http", "latency", "million", "wire")
-    parser.add_argument("--part", choices=parts, action="append", help="(default: all)")
-    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="for --part wire (%(default)s)")
-    options = parser.parse_args()
-    figures: dict[str, Any] = {}
-    if options.json.exists():
-        figures = json.loads(options.json.read_text())
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
-        subprocess.run(  # torch stays in a process of its own
-            [sys.executable, "-c", f"from benchmarks.serve.material import *; make_run(Path({str(folder)!r}))"],
-            check=True,
-        )
-        for part in options.part or parts:
-            if part == "inprocess":
-                made = inprocess(folder, options.short)
-            elif part == "http":
-                made = http(folder, options.short)
-            elif part == "latency":
-                capacity = figures["http"]["requests_per_second"]["ours"]
-                made = latency(
-                    folder, options.short, capacity["median"] if isinstance(capacity, dict) else capacity.median
-                )
-            elif part == "million":
-                made = million(folder, options.short)
-            else:
-                made = wire(folder, min(options.seconds, 10.0) if options.short else options.seconds)
-            figures[part] = json.loads(json.dumps(made, default=asdict))
-            save(options.json, figures)
+        code = f"from benchmarks.serve.material import *; make_run(Path({str(folder)!r}))"
+
+        def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
+            if not folder.exists():
+                subprocess.run([sys.executable, "-c", code], check=True)  # torch stays in a process of its own
+            return PARTS[name](folder, options)
+
+        run_parts(parser, {name: partial(measured, name) for name in PARTS})
 
 
 if __name__ == "__main__":

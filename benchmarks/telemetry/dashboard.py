@@ -1,12 +1,12 @@
-"""How the dashboard feels: page load on a run of 10^7 stored points, event to pixel, the server's processor time and
-memory with one viewer.
+"""How quick the dashboard is: page load on a run of 10^7 stored points, event to pixel, the server's processor time
+with one viewer.
 
 Needs Debian's chromium and chromium-driver. One recorder writes a pretend cluster of 300 ranks in real time while one
 page is open."""
 
 from __future__ import annotations
 
-import json
+import argparse
 import os
 import statistics
 import subprocess
@@ -15,41 +15,28 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import ROOT, arguments, run_parts
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from benchmarks.telemetry.recorder import fill
-from benchmarks.telemetry.viewer import Viewer
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-
 
 @contextmanager
 def dashboard(runs: Path, period: float) -> Iterator[tuple[str, psutil.Process]]:
     """A dashboard on its own port: its URL and its process."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "streamlit",
-        "run",
-        "dashboard/app.py",
-        "--server.port",
-        str(port),
-        "--server.headless",
-        "true",
-        "--",
-        str(runs),
-    ]
+    command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port)]
+    command += ["--server.headless", "true", "--", str(runs)]
     environment = {**os.environ, "DDRL_DASHBOARD_PERIOD": str(period)}
     with serving(
         command,
@@ -79,8 +66,8 @@ def live_run(path: Path, period: float, processes: int = 300) -> Iterator[Record
 
 
 def page_load(browser: Browser, folder: Path, points: int, loads: int) -> dict[str, float]:
-    """Seconds from asking for the overview of a huge run until its charts are drawn. A run that stands in `folder`
-    already is taken."""
+    """Seconds from asking for the overview of a huge run until its charts are drawn. A run that `folder` holds already
+    is used."""
     big = folder / "huge"
     if not big.exists():
         big.mkdir(parents=True)
@@ -135,92 +122,37 @@ def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, flo
         return {"core_share": (sum(server.cpu_times()[:2]) - used) / (time.perf_counter() - begin)}
 
 
-def server_memory(folder: Path, refreshes: int, most_seconds: float = 900.0) -> dict[str, float]:
-    """The server's resident memory while an hour of updates, one a second, passes as fast as the server redraws:
-    `refreshes` of all parts.
-
-    Taken after a tenth of them, when caches are full, and at the end, or after `most_seconds` with as many as there
-    were by then. The run grows ten records a second meanwhile."""
-    with live_run(folder / "memory", 0.1, processes=64) as recorder, dashboard(folder, 1.0) as (url, server):
-        wait_until(lambda: recorder.latest and recorder.latest.tick > 5, "records")
-        viewer = Viewer(url)
-        assert len(viewer.fragments) >= 3, viewer.fragments
-        samples: list[float] = []
-        begin = time.perf_counter()
-        for _ in range(refreshes):
-            viewer.refresh()
-            samples.append(server.memory_info().rss / 2**20)
-            if time.perf_counter() - begin > most_seconds:
-                break
-        seconds = time.perf_counter() - begin
-        viewer.close()
-    tenth = max(len(samples) // 10, 1)
-    early = statistics.median(samples[tenth : 2 * tenth])
-    late = statistics.median(samples[-tenth:])
-    return {
-        "early_mib": early,
-        "late_mib": late,
-        "growth": late / early - 1,
-        "largest_mib": max(samples),
-        "refreshes": len(samples),
-        "seconds": seconds,
-        "parts": len(viewer.fragments),
-        "sent_mb": viewer.received / 1e6,
-    }
-
-
 PARTS = {
-    "freshness": lambda browser, folder, short: freshness(browser, folder, 8 if short else 30),
-    "server_load": lambda browser, folder, short: server_load(browser, folder, 10 if short else 40),
-    "page_load": lambda browser, folder, short: page_load(
-        browser, folder, 10**6 if short else 10**7, 3 if short else 7
+    "freshness": lambda browser, folder, options: freshness(browser, folder, 8 if options.short else 30),
+    "server_load": lambda browser, folder, options: server_load(browser, folder, 10 if options.short else 40),
+    "page_load": lambda browser, folder, options: page_load(
+        browser, options.huge or folder, 10**6 if options.short else 10**7, 3 if options.short else 7
     ),
-    "server_memory": lambda browser, folder, short: server_memory(folder, 150 if short else 3600),
 }
-LIMITS = [
-    ("event to pixel, p95 [s]", "freshness", "p95_s", 2.0),
-    ("page load, median [s]", "page_load", "median_s", 3.0),
-    ("page load, worst [s]", "page_load", "worst_s", 3.0),
-    ("server, one viewer [share of a core]", "server_load", "core_share", 0.15),
-    ("server's memory over accelerated updates [growth]", "server_memory", "growth", 0.05),
-]
 
 
 def main() -> None:
-    """Measure and print."""
     parser = arguments("dashboard", __doc__ or "")
-    parser.add_argument(
-        "--huge",
-        type=Path,
-        metavar="FOLDER",
-        help="where the huge run stands, or is made and left (default: made anew)",
-    )
-    parser.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="measure these alone; the JSON keeps the others"
-    )
-    options = parser.parse_args()
+    parser.add_argument("--huge", type=Path, metavar="FOLDER", help="that holds the huge run, or keeps it once made")
     if missing_browser():
         raise SystemExit(f"benchmarks.telemetry.dashboard {missing_browser()}")
-    kept = json.loads(options.json.read_text()) if options.json.exists() and set(options.parts) != set(PARTS) else {}
-    figures = {part: kept[part] for part in PARTS if part in kept}
     port = free_port()
-    with (
-        tempfile.TemporaryDirectory() as name,
-        serving(["chromedriver", f"--port={port}"], f"http://127.0.0.1:{port}/status", stdout=subprocess.DEVNULL),
-    ):
-        for part in options.parts:
-            folder = options.huge if part == "page_load" and options.huge else Path(name) / part
-            folder.mkdir(parents=True, exist_ok=True)
-            browser = Browser(f"http://127.0.0.1:{port}")
+    url = f"http://127.0.0.1:{port}"
+
+    def measured(name: str, options: argparse.Namespace) -> dict[str, float]:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            serving(["chromedriver", f"--port={port}"], f"{url}/status", stdout=subprocess.DEVNULL),
+        ):
+            browser = Browser(url)
             try:
-                figures[part] = {**PARTS[part](browser, folder, options.short), "load_1min": os.getloadavg()[0]}
+                found = {**PARTS[name](browser, Path(folder), options), "load_1min": os.getloadavg()[0]}
             finally:
                 browser.close()
-    print_table(
-        ["what", "measured", "limit"],
-        [[words, figures[part][figure], limit] for words, part, figure, limit in LIMITS if part in figures],
-    )
-    save(options.json, figures)
+        print(name, *(f"{figure} {value:.4g}" for figure, value in found.items()), sep="  ", flush=True)
+        return found
+
+    run_parts(parser, {name: partial(measured, name) for name in PARTS})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ and a whole run with everything on."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -12,13 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.channels.board import Counters
 from ddrl.core.config import Config, TelemetryConfig
@@ -28,44 +30,39 @@ from ddrl.telemetry.store import Store
 
 
 def counter_cost(calls: int) -> dict[str, float]:
-    """Processor nanoseconds of one store from Python, beside an empty loop's turn and a plain float addition."""
+    """Processor nanoseconds of one store from Python, without the loop's turn, beside a plain float addition."""
     table = Counters.create(f"ddrl-telemetry{os.getpid()}-h0-counters-0", 1)
+    counter = table.row(0)["env_steps"]
+    add = counter.add
+    store = counter.set
+    value = 1.0
+    turns = range(calls)
+
+    def empty() -> None:
+        for _ in turns:
+            pass
+
+    def added() -> None:
+        for _ in turns:
+            add(value)
+
+    def stored() -> None:
+        for _ in turns:
+            store(value)
+
+    def plain() -> None:
+        x = 0.0
+        for _ in turns:
+            x = x + 1.0
+
+    cases = {"empty turn": empty, "counter.add": added, "counter.set": stored, "x = x + 1.0": plain}
     try:
-        counter = table.row(0)["env_steps"]
-        add = counter.add
-        value = 1.0
-        turns = range(calls)
-        best: dict[str, list[float]] = {"empty turn": [], "counter.add": [], "counter.set": [], "x = x + 1.0": []}
-        for _ in range(7):
-            begin = time.process_time_ns()
-            for _ in turns:
-                pass
-            empty = time.process_time_ns() - begin
-            begin = time.process_time_ns()
-            for _ in turns:
-                add(value)
-            added = time.process_time_ns() - begin
-            store = counter.set
-            begin = time.process_time_ns()
-            for _ in turns:
-                store(value)
-            stored = time.process_time_ns() - begin
-            x = 0.0
-            begin = time.process_time_ns()
-            for _ in turns:
-                x = x + 1.0
-            plain = time.process_time_ns() - begin
-            spent = {
-                "empty turn": empty,
-                "counter.add": added - empty,
-                "counter.set": stored - empty,
-                "x = x + 1.0": plain - empty,
-            }
-            for name, nanoseconds in spent.items():
-                best[name].append(nanoseconds / calls)
-        return {name: statistics.median(values) for name, values in best.items()}
+        seconds = interleave(cases, 7, clock=time.process_time)
     finally:
         table.unlink()
+    nanoseconds = {name: 1e9 * statistics.median(times) / calls for name, times in seconds.items()}
+    turn = nanoseconds["empty turn"]
+    return {name: spent if name == "empty turn" else spent - turn for name, spent in nanoseconds.items()}
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
@@ -212,10 +209,10 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
     finally:
         Task.start = begin  # type: ignore[method-assign]
         Task.finish = end
-    return {
-        "cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
-        "ratio": {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"},
-    }
+    ratio = {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"}
+    for name, found in ratio.items():
+        print(f"a run's loop, {name} / least: {found}")
+    return {"cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()}, "ratio": ratio}
 
 
 def free_port() -> int:
@@ -226,41 +223,25 @@ def free_port() -> int:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = arguments("telemetry", __doc__ or "")
-    parser.add_argument(
-        "--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points that stands already (default: made anew)"
-    )
-    options = parser.parse_args()
-    short = options.short
-    counters = counter_cost(200_000 if short else 1_000_000)
-    recorder = recorder_cost(5 if short else 20)
-    reading = reading_cost(10**6 if short else 10**7, options.huge)
-    whole = run_cost(2 if short else 7, 4_000 if short else 6_000)
-    found = whole["ratio"]
-    assert isinstance(found, dict)
-    print_table(
-        ["what", "measured", "limit"],
-        [
-            ["one counter.add from Python [ns]", counters["counter.add"], 100],
-            ["one counter.set from Python [ns]", counters["counter.set"], 100],
-            ["x = x + 1.0 in Python [ns], for comparison", counters["x = x + 1.0"], "-"],
-            ["recorder, 300 ranks at 10 Hz [share of a core]", recorder["core_share"], 0.05],
-            ["recorder, bytes a record of 300 ranks", recorder["bytes_per_record"], "-"],
-            [f"{reading['records']} records: 400 points of all series [ms]", reading["series_400_points_ms"], "-"],
-            ["... 60 frames of all counters [ms]", reading["processes_60_frames_ms"], "-"],
-            ["... the newest record [ms]", reading["newest_record_ms"], "-"],
-            *(
-                [
-                    f"a run's loop, {name} / least [processor time]",
-                    f"{ratio.median:.4f} ({ratio.low:.4f} .. {ratio.high:.4f})",
-                    1.01,
-                ]
-                for name, ratio in found.items()
-            ),
-        ],
-    )
-    save(options.json, {"counter_ns": counters, "recorder": recorder, "reading": reading, "whole_run": whole})
+    parser.add_argument("--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points (default: made anew)")
+
+    def run(options: argparse.Namespace) -> dict[str, Any]:
+        return run_cost(2 if options.short else 7, 4_000 if options.short else 6_000)
+
+    parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+        "counter_ns": lambda options: counter_cost(200_000 if options.short else 1_000_000),
+        "recorder": lambda options: recorder_cost(5 if options.short else 20),
+        "reading": lambda options: reading_cost(10**6 if options.short else 10**7, options.huge),
+        "whole_run": run,
+    }
+
+    def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
+        found = parts[name](options)
+        print_table([name, "measured"], list(found.items()))
+        return found
+
+    run_parts(parser, {name: partial(measured, name) for name in parts})
 
 
 if __name__ == "__main__":

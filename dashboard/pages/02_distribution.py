@@ -9,19 +9,19 @@ from ddrl import plots
 
 def charts(runs: watch.Runs) -> None:
     """The main run's relays and ranks."""
-    name, run = next(iter(runs.items()))
+    run = next(iter(runs.values()))
     processes = run.processes(points=watch.FRAMES)
     table = run.series(["versions_in_flight", "version_age_p50", "version_age_max"], points=watch.POINTS)
     if len(processes) and np.nanmax(processes.column("host")[-1], initial=0.0) == 0:
         st.info("One host: the trainer writes versions to shared memory, nothing travels between hosts.")
-        watch.chart(st, plots.version_flow({name: table}), "flow")
-        watch.chart(st, plots.version_age_heatmap(processes, height=300), "ages")
+        watch.chart(st, plots.version_flow(table), "flow")
+        watch.chart(st, plots.version_age_heatmap(processes).update_layout(height=300), "ages")
         return
     left, right = st.columns(2)
     watch.chart(left, plots.relay_bandwidth(processes, "sent"), "sent")
     watch.chart(right, plots.relay_bandwidth(processes, "received"), "received")
     left, middle, right = st.columns(3)
-    watch.chart(left, plots.version_flow({name: table}), "flow")
+    watch.chart(left, plots.version_flow(table), "flow")
     watch.chart(middle, plots.bytes_against_bound(processes), "bound")
     watch.chart(right, plots.seal_times(processes), "sealed")
     watch.chart(st, plots.version_age_heatmap(processes), "ages")

@@ -31,7 +31,7 @@ def health(runs: watch.Runs) -> None:
         table["health"] = np.where(table["health"] == "alive", "reported", table["health"])
     left, right = st.columns([3, 2])
     left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
-    watch.chart(right, plots.heartbeat_ages(latest, now, height=420), "beats")
+    watch.chart(right, plots.heartbeat_ages(latest, now), "beats")
 
 
 def happened(runs: watch.Runs) -> None:

@@ -1,8 +1,8 @@
 """Choosers: how actions are chosen from the outputs of an acting model, and how much a rollout explores.
 
 A chooser reads the outputs of an acting model and gives actions, with columns of its own for the rows. It draws its own
-random numbers: one row of numbers for each vector step, whatever is asked, so that a seed gives one stream. The
-library's are plug-ins by the `name` of their class (`ddrl.core.plugins`).
+random numbers: one row of numbers for each vector step, whichever method is called, so that a seed gives one stream.
+The library's are plug-ins by the `name` of their class (`ddrl.core.plugins`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ddrl.acting.choosers import chooser_class
-from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError, first_line
 
@@ -26,7 +26,7 @@ _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
 
 def forbid_torch() -> None:
-    """Refuse to act in a process that has loaded torch: with hundreds of them the machine's memory would not do."""
+    """Refuse to act in a process that has loaded torch: the machine's memory does not suffice for hundreds of them."""
     if "torch" in sys.modules:
         raise NetworkError(
             "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
@@ -35,7 +35,7 @@ def forbid_torch() -> None:
 
 
 class ActingPolicy:
-    """Outputs of a model whose parameters lie in a flat vector. Not for several threads at once."""
+    """Outputs of a model whose parameters are in a flat vector. Not for several threads at once."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ActingPolicy:
         """Load the graph. `outputs`: those to compute, beside what the model's chooser reads; None: all of them.
 
         `seed` is that of the noise; `flush_denormals` treats denormal numbers as zero inside the runtime. NetworkError
-        where the graph cannot be loaded or wants or gives something else than the model says."""
+        where the graph cannot be loaded or its inputs and outputs are not those of the model."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_cpu_mem_arena = False
@@ -154,7 +154,7 @@ class ActingPolicy:
         return action
 
     def release(self) -> None:
-        """Let go of the vector last used, so that its memory can be unmapped."""
+        """Drop the vector last used, so that its memory can be unmapped."""
         self._vector = self._binding = None
         self._bindings.clear()
 

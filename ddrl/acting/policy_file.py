@@ -1,11 +1,14 @@
-"""The policy on disk: RUN/policy.onnx (the acting graph), policy.safetensors (its parameters), policy.json (manifest,
-environment, hashes).
+"""The acting model, and the policy on disk. A policy is an acting model and a vector of parameters.
 
-Written by the trainer, read by `ddrl.evaluate`, notebooks and servers; no torch and no pickle on either side.
+The model is made once by the learner and read by rollouts and evaluators. The policy on disk is RUN/policy.onnx (the
+acting graph), policy.safetensors (its parameters) and policy.json (manifest, environment, hashes): written by the
+trainer, read by `ddrl.evaluate`, notebooks and servers, without torch and pickle on either side.
+
 policy.json names the hashes of the other two. They are first written beside the old ones under names with their hash
-(.policy.onnx.HASH); the new policy.json then takes the old one's place, which is the moment of change; then the two
-take their own names. Killed at any moment, the directory holds one whole policy: `load_policy` takes each file from
-whichever of its two names has the hash. A mixture of two policies is refused."""
+(.policy.onnx.HASH); the new policy.json then replaces the old one, which is the moment of change; then the two are
+renamed to their own names. Killed at any moment, the directory holds one whole policy: `load_policy` reads each file
+from the one of its two names that has the hash. A mixture of two policies is refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from ddrl.acting.model import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
@@ -36,6 +38,33 @@ GRAPH = "policy.onnx"
 PARAMETERS = "policy.safetensors"
 MANIFEST = "policy.json"
 ATTEMPTS = 10  # to read between two saves
+
+
+class ActingModel(msgspec.Struct, frozen=True):
+    """What a process needs in order to act, without the parameters' values.
+
+    A graph with inputs "observation" [N, *observation.shape] (where it is a record: each array by its own name), those
+    of `inputs` [N, *shape], and parameters by their names in `layout`. A parameter that acting does not use is in
+    `layout` but not among the graph's inputs. `outputs` gives each output by name, without the leading N; the next
+    state of a recurrent model (`ActingInput.output`) is among them.
+    """
+
+    onnx: bytes
+    layout: ParameterLayout
+    spec: EnvSpec
+    outputs: dict[str, ArraySpec]
+    chooser: str  # a plug-in of ddrl.acting.choosers
+    inputs: tuple[ActingInput, ...] = ()
+    settings: dict[str, Any] = {}  # of the chooser
+
+    def to_bytes(self) -> bytes:
+        """Serialized for a host's blob."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ActingModel:
+        """Read what `to_bytes` wrote."""
+        return msgspec.msgpack.decode(data, type=cls)
 
 
 class SavedPolicy(msgspec.Struct, frozen=True):
@@ -136,7 +165,7 @@ def load_policy(run_dir: Path) -> SavedPolicy:
         wrong = [name for name, expected in hashes.items() if _hash(files[name]) != expected]
         if not wrong:
             break
-        if _read(run_dir, MANIFEST) == text:  # else the run saves a better policy just now
+        if _read(run_dir, MANIFEST) == text:  # else the run has just saved a better policy
             raise CheckpointError(
                 f"{run_dir / wrong[0]} is not the file that {MANIFEST} was saved with: it is corrupt or of another "
                 "policy"
@@ -163,7 +192,7 @@ def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.
         raise CheckpointError(f"{place} is corrupt or not a safetensors file: {error}") from None
     names = [entry.name for entry in layout.entries]
     wrong = sorted(tensors.keys() ^ set(names))
-    if not wrong:  # the memory that is reserved follows from the file, whatever the manifest says
+    if not wrong:  # memory is reserved by what the file holds, not by what the manifest claims
         actual = ParameterLayout.of({name: (tensors[name].shape, tensors[name].dtype.name) for name in names})
         pairs = zip(layout.entries, actual.entries, strict=False)
         wrong = [] if actual == layout else [own.name for own, other in pairs if own != other] or names
@@ -228,7 +257,7 @@ def _staged(run_dir: Path, name: str, digest: str) -> Path:
 
 
 def _checksum(manifest: _Manifest) -> str:
-    """Of the manifest's values but this one, whatever their order."""
+    """Of the manifest's values but this one, independent of their order."""
     return _hash(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""), order="deterministic"))
 
 

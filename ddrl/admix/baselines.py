@@ -142,15 +142,14 @@ class DualDescent(Baseline):
 class Pid(Baseline):
     """alpha_j / p_j = a_j + kp error + ki (integral of the error over the day) + kd (its derivative), in [0, 1].
 
-    The error is the share of the demand that is due and not delivered by what is known; a_j is yesterday's dual, or
-    1/2. The integral does not change while alpha is at a bound and the error would push it further."""
+    The error is the share of the demand that is due and not delivered by what is known; a_j is yesterday's dual.
+    The integral does not change while alpha is at a bound and the error would push it further."""
 
     name = "pid"
     grid: ClassVar[dict[str, tuple[float, ...]]] = {
         "kp": (0.2, 0.5, 1.0, 2.0, 5.0),
         "ki": (0.0, 3.0),
         "kd": (0.0, 0.02),
-        "warm": (1.0,),
     }
 
     @dataclass(frozen=True)
@@ -160,17 +159,15 @@ class Pid(Baseline):
         kp: float = setting(2.0, "1", "Gain of the error.", ge=0)
         ki: float = setting(3.0, "1/days", "Gain of its integral.", ge=0)
         kd: float = setting(0.0, "days", "Gain of its derivative.", ge=0)
-        warm: float = setting(1.0, "", "Share of yesterday's dual in a_j; the rest is 1/2.", ge=0, le=1)
 
     def __init__(self, outlook: Outlook, settings: Settings) -> None:
         super().__init__(outlook, settings)
         self._settings = settings
-        share = self.alpha / np.maximum(self.penalty, 1e-12)
-        self._base = settings.warm * share + (1 - settings.warm) * 0.5
-        self._integral = np.zeros_like(share)
-        self._error = np.zeros_like(share)
-        self._slope = np.zeros_like(share)
-        self._time = np.zeros(len(share))
+        self._base = self.alpha / np.maximum(self.penalty, 1e-12)
+        self._integral = np.zeros_like(self._base)
+        self._error = np.zeros_like(self._base)
+        self._slope = np.zeros_like(self._base)
+        self._time = np.zeros(len(self._base))
 
     def decide(self, feedback: Feedback) -> Decision:
         """One step of the controllers; the derivative is smoothed over about 1/50 of the day."""

@@ -121,6 +121,12 @@ class Requests:
         return self.ecpm.max(1).astype(np.float64) / 1000
 
 
+def request_arrays(places: int, length: int, contracts: int, bids: int) -> dict[str, NDArray[Any]]:
+    """Arrays [places, length, ...] for requests of several days, by the names of `Requests`, for the kernel to read."""
+    widths = {"bid_ad": (bids,), "ecpm": (bids,), "bid_ctr": (bids,), "ctr": (contracts,), "eligible": (contracts,)}
+    return {name: np.zeros((places, length, *widths.get(name, ())), dtype) for name, dtype in REQUEST_TYPES.items()}
+
+
 # ---- inventory ------------------------------------------------------------------------------------------------------
 # The inventory forecast, and what the bipartite graph of supply and demand yields: theta and the day's play curves.
 #

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import REQUEST_TYPES, Contracts, Day, Inventory, Requests
+from ddrl.admix.contracts import Contracts, Day, Inventory, Requests, request_arrays
 from ddrl.admix.optimum import Optimum, Problem, solve_dual
 from ddrl.admix.rules import StateLayout, Tables
 from ddrl.admix.settings import PlayConfig
@@ -109,16 +109,12 @@ class Days:
     def of(days: Sequence[Day], requests: Sequence[Requests], click_value: float) -> Days:
         """Stack `requests` of `days`."""
         length = np.array([len(each) for each in requests])
-        stacked: dict[str, NDArray[Any]] = {}
-        for name, dtype in REQUEST_TYPES.items():
-            columns = [getattr(each, name) for each in requests]
-            if name == "ecpm":
-                columns = [each.best_bid[:, None] for each in requests]
-            elif name in ("bid_ad", "bid_ctr"):
-                columns = [np.zeros((len(each), 1)) for each in requests]
-            stacked[name] = np.full((len(days), length.max(), *columns[0].shape[1:]), name == "time", dtype)
-            for row, column in enumerate(columns):
-                stacked[name][row, : len(column)] = column
+        stacked = request_arrays(len(days), int(length.max()), days[0].contracts.count, 1)
+        stacked["time"].fill(1)
+        for row, each in enumerate(requests):
+            for name in stacked.keys() - {"ecpm", "bid_ad", "bid_ctr"}:
+                stacked[name][row, : len(each)] = getattr(each, name)
+            stacked["ecpm"][row, : len(each), 0] = each.best_bid
         rates = np.stack([day.billed_rate for day in days])
         return Days(stacked, length, rates, np.stack([day.inventory.curve for day in days]), click_value)
 

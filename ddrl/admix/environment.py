@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import REQUEST_TYPES, Day, Requests
+from ddrl.admix.contracts import Day, Requests, request_arrays
 from ddrl.admix.rules import StateLayout, Tables, outputs_of
 from ddrl.admix.settings import PlayConfig
 from ddrl.core.errors import ConfigError, EnvError
@@ -36,11 +36,7 @@ class Feed:
     Each environment has its own position `at` in its own day; `has_request` is False where the day is over."""
 
     def __init__(self, count: int, contracts: int, bids: int) -> None:
-        widths = {"bid_ad": bids, "ecpm": bids, "bid_ctr": bids, "ctr": contracts, "eligible": contracts}
-        self.requests: dict[str, NDArray[Any]] = {}
-        for name, dtype in REQUEST_TYPES.items():
-            shape = (count, PIECE, widths[name]) if name in widths else (count, PIECE)
-            self.requests[name] = np.zeros(shape, dtype)
+        self.requests = request_arrays(count, PIECE, contracts, bids)
         self.has_request = np.zeros(count, bool)
         self.at = np.zeros(count, np.int64)
         self._end = np.zeros(count, np.int64)

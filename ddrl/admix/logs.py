@@ -24,6 +24,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
+from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import EnvError, MissingExtraError, shortened
 from ddrl.core.files import read_json
 
@@ -371,7 +372,7 @@ class LogDay:
         twice[first] = False
         broken = table.broken_ads()
         broken["time is NaN or outside [0, 1)"] = ~((time >= 0) & (time < 1))
-        for name, limit in zip(("region", "gender", "age"), self.contracts.visitors, strict=True):
+        for name, limit in zip(TRAFFIC_FIELDS, self.contracts.visitors, strict=True):
             broken[f"{name} is outside 0 .. {limit - 1}"] = (values[name] < 0) | (values[name] >= limit)
         broken["ctr is NaN or outside [0, 1]"] = table.rows_with(~((ctr >= 0) & (ctr <= 1)))
         broken["ad names a contract that contracts.json lacks"] = table.rows_with(is_contract & (contract < 0))
@@ -421,7 +422,7 @@ class LogDay:
         usable = (kind == CONTRACT) & (contract >= 0) & eligible[np.arange(k), contract]
         logged = np.where(usable, contract, logged)
         self.counts["exposures of an ad outside its queue"] += int(((kind >= 0) & (logged < 0)).sum())
-        visitors = tuple(values[name][rows] for name in ("region", "gender", "age"))
+        visitors = tuple(values[name][rows] for name in TRAFFIC_FIELDS)
         rng = np.random.default_rng([0xB1, abs(int(ids[0]))])
         return Requests(
             request_id=ids,
@@ -454,11 +455,11 @@ class LogDay:
         """Requests of the log by window and cell [W, cells]; broken ones are left out."""
         shape = (self.windows, *self.contracts.visitors)
         supply = np.zeros(shape)
-        for table in stream(self.folder, "track_log", ("request_id", "time", "region", "gender", "age")):
+        for table in stream(self.folder, "track_log", ("request_id", "time", *TRAFFIC_FIELDS)):
             time = table.values["time"]
             valid = (time >= 0) & (time < 1)
             window = np.where(valid, time * self.windows, 0).astype(np.int64)
-            indices = [window, *(table.values[name] for name in ("region", "gender", "age"))]
+            indices = [window, *(table.values[name] for name in TRAFFIC_FIELDS)]
             for index, count in zip(indices, shape, strict=True):
                 valid &= (index >= 0) & (index < count)
             np.add.at(supply, tuple(index[valid] for index in indices), 1)

@@ -20,9 +20,8 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import load_policy
+from ddrl.acting.policy_file import ActingModel, load_policy
 from ddrl.admix.making import Book
 from ddrl.admix.messages import (
     UNREADABLE,
@@ -36,6 +35,7 @@ from ddrl.admix.messages import (
     PolicyInfo,
 )
 from ddrl.admix.rules import ECPM, Tables
+from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError, RunDirError, shortened
 from ddrl.core.files import decode, read_json, write_atomically
 from ddrl.core.specs import EnvSpec
@@ -254,17 +254,13 @@ class Mixer:
 
     def _cell(self, request: DisplayRequest) -> int:
         """The visitor's cell; ValueError for an attribute value that does not exist."""
-        regions, genders, ages = self._visitors
-        region = request.region
-        gender = request.gender
-        age = request.age
-        if 0 <= region < regions and 0 <= gender < genders and 0 <= age < ages:
-            return (region * genders + gender) * ages + age
-        for name, count in zip(("region", "gender", "age"), self._visitors, strict=True):
-            value = getattr(request, name)
-            if not 0 <= value < count:
+        cell = 0
+        values = (request.region, request.gender, request.age)
+        for name, value, count in zip(TRAFFIC_FIELDS, values, self._visitors, strict=True):
+            if value >= count:
                 raise ValueError(f"{name} = {value} is outside 0 .. {count - 1}")
-        raise AssertionError
+            cell = cell * count + value
+        return cell
 
     def _worth(self, request: DisplayRequest, place: int) -> float:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]

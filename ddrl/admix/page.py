@@ -34,9 +34,9 @@ FAR = 3.0  # times what the policy leaves of the optimum: rules that leave more 
 MIN_EVALUATIONS = 4  # in the second half of training, for a spread
 
 
-def revenue_over_day(account: Account, *, height: int = 380) -> go.Figure:
+def revenue_over_day(account: Account) -> go.Figure:
     """V so far over the first day, by rule; the optimum where the day ends."""
-    figure = new_figure("Revenue so far, less penalties due", "time [days]", "currency", height=height)
+    figure = new_figure("Revenue so far, less penalties due", "time [days]", "currency", height=380)
     for index, rule in enumerate(_ordered(account)):
         _add_rule(figure, account, rule, np.asarray(rule.value), index)
     figure.add_scatter(
@@ -49,10 +49,10 @@ def revenue_over_day(account: Account, *, height: int = 380) -> go.Figure:
     return legend_below(figure, len(account.rules) + 1)
 
 
-def revenue_left(account: Account, *, height: int = 380) -> go.Figure:
+def revenue_left(account: Account) -> go.Figure:
     """What each rule leaves of the revenue of the day's own duals, so far over the first day: 0 is the best fixed
     rule. Lines are those of `revenue_over_day`, which has the legend."""
-    figure = new_figure("Left of the best fixed duals' revenue", "time [days]", "currency", height=height, legend=False)
+    figure = new_figure("Left of the best fixed duals' revenue", "time [days]", "currency", height=380, legend=False)
     best = next((rule for rule in account.rules if rule.name == OPTIMUM), None)
     if best is None:
         return say_nothing_yet(figure, f"the account has no rule {OPTIMUM}")
@@ -86,11 +86,11 @@ def scores_table(account: Account) -> dict[str, list[Any]]:
     }
 
 
-def delivery_ahead(account: Account, *, height: int = 0) -> go.Figure:
+def delivery_ahead(account: Account) -> go.Figure:
     """Billed impressions of every contract against its play curve, over the first day, as a share of its demand."""
     count = len(account.contracts)
     figure = new_figure(
-        "Delivery ahead of the play curve", "time [days]", "contract", height=height or 150 + 14 * count, legend=False
+        "Delivery ahead of the play curve", "time [days]", "contract", height=150 + 14 * count, legend=False
     )
     ahead = np.array(
         [(np.asarray(one.billed) - np.asarray(one.due)) / max(one.demand, 1.0) for one in account.contracts]
@@ -111,10 +111,10 @@ def delivery_ahead(account: Account, *, height: int = 0) -> go.Figure:
     return figure
 
 
-def delivery(account: Account, place: int, *, height: int = 320) -> go.Figure:
+def delivery(account: Account, place: int) -> go.Figure:
     """Impressions of one contract over the first day: due by its play curve, billed, and its whole demand."""
     one = account.contracts[place]
-    figure = new_figure(f"Delivery of contract {one.ad}", "time [days]", "impressions", height=height)
+    figure = new_figure(f"Delivery of contract {one.ad}", "time [days]", "impressions", height=320)
     times = np.asarray(account.times)
     add_line(figure, times, np.asarray(one.due), "due by the play curve", 1, dash="dash")
     add_line(figure, times, np.asarray(one.billed), "billed", 0)
@@ -130,10 +130,10 @@ def latest_contract(account: Account) -> int:
 
 
 def duals_of_contracts(
-    ads: Sequence[int], penalty: Sequence[float], alphas: Mapping[str, Sequence[float]], *, height: int = 340
+    ads: Sequence[int], penalty: Sequence[float], alphas: Mapping[str, Sequence[float]]
 ) -> go.Figure:
     """What one more billed impression of each contract is worth: {by whom: [C]}, below its penalty [C]; in eCPM."""
-    figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=height)
+    figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=340)
     names = [str(ad) for ad in ads]
     figure.add_bar(x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35)
     for index, (name, alpha) in enumerate(alphas.items()):
@@ -143,14 +143,14 @@ def duals_of_contracts(
     return legend_below(figure, 1 + len(alphas))
 
 
-def rule_scores(scores: Mapping[str, Sequence[float]], *, height: int = 0) -> go.Figure:
+def rule_scores(scores: Mapping[str, Sequence[float]]) -> go.Figure:
     """Normalised scores by rule, the best on top: the mean over the days as a bar, the days as points."""
     order = sorted(scores, key=lambda name: -float(np.mean(scores[name])))
     figure = new_figure(
         "Share of what contracts can add to bids alone",
         "(V - V_bid_only) / (V_opt - V_bid_only)",
         "",
-        height=height or 110 + 26 * len(order),
+        height=110 + 26 * len(order),
         legend=False,
     )
     names = [name.replace("_", " ") for name in order]
@@ -172,14 +172,12 @@ def rule_scores(scores: Mapping[str, Sequence[float]], *, height: int = 0) -> go
     return figure
 
 
-def why_chosen(decision: Mapping[str, Any], *, height: int = 0) -> go.Figure:
+def why_chosen(decision: Mapping[str, Any]) -> go.Figure:
     """The scores of one decision's candidates, the highest on top, and why some could not be shown.
 
     `decision`: a `ddrl.serve.Decision` with an explanation, as JSON gives it."""
     rows = sorted(decision["explanation"]["candidates"], key=lambda one: -(one["score"] or 0.0))
-    figure = new_figure(
-        f"Why ad {decision['ad']} was chosen", "score [eCPM]", "", height=height or 120 + 24 * len(rows)
-    )
+    figure = new_figure(f"Why ad {decision['ad']} was chosen", "score [eCPM]", "", height=120 + 24 * len(rows))
     for kind, name in enumerate(("contract", "bid")):
         own = [one for one in rows if one["kind"] == kind]
         figure.add_bar(
@@ -221,13 +219,11 @@ def oscillation(evaluations: Table, x: str = "env_steps") -> float:
     return float(rest.std(ddof=2))
 
 
-def revenue_swings(
-    evaluations: Mapping[str, Table], labels: Mapping[str, str] | None = None, *, height: int = 340
-) -> go.Figure:
+def revenue_swings(evaluations: Mapping[str, Table], labels: Mapping[str, str] | None = None) -> go.Figure:
     """Evaluated revenue over training of the compared runs; the legend says how much it swings in the second half.
 
     `evaluations`: name -> Run.evaluations(); `labels`: what the legend calls each run (default its name)."""
-    figure = new_figure("Evaluated revenue over training", "environment steps", "return a day", height=height)
+    figure = new_figure("Evaluated revenue over training", "environment steps", "return a day", height=340)
     for index, (name, table) in enumerate(evaluations.items()):
         if not len(table):
             continue

@@ -123,29 +123,26 @@ class App:
         self._open += 1
         try:
             message = await self._next(receive)
-            if not message.get("more_body"):
-                parts = [message["body"]]
-            else:
-                parts = await asyncio.wait_for(self._rest(message, receive, limit), self.config.body_seconds)
+            body = message["body"]
+            if message.get("more_body"):
+                async with asyncio.timeout(self.config.body_seconds):
+                    body = await self._rest(bytearray(body), receive, limit)
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self.config.body_seconds:g} s") from None
         finally:
             self._open -= 1
-        body = b"".join(parts) if len(parts) > 1 else parts[0]
         if len(body) > limit:
             raise Refused(413, f"the body has more than {limit} bytes")
         return body
 
-    async def _rest(self, message: dict[str, Any], receive: Any, limit: int) -> list[bytes]:
-        parts = [message["body"]]
-        size = len(message["body"])
-        while message.get("more_body"):
+    async def _rest(self, body: bytearray, receive: Any, limit: int) -> bytes:
+        """A body whose first part this is; no more than `limit` bytes and one further part are held."""
+        while len(body) <= limit:
             message = await self._next(receive)
-            parts.append(message["body"])
-            size += len(message["body"])
-            if size > limit:
-                raise Refused(413, f"the body has more than {limit} bytes")
-        return parts
+            body += message["body"]
+            if not message.get("more_body"):
+                break
+        return bytes(body)
 
     @staticmethod
     async def _next(receive: Any) -> dict[str, Any]:

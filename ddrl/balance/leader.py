@@ -8,13 +8,9 @@ vectors that have changed since their last request, so they need no optimizer an
 from __future__ import annotations
 
 import math
-import os
-import platform
-import signal
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +18,15 @@ from numpy.typing import NDArray
 
 from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
+    TO_LEADER,
+    Compute,
+    Computed,
     Connection,
+    Failed,
     Fields,
+    Finish,
+    Joined,
     MakeSegment,
-    Reply,
-    Request,
     SharedMemory,
     arrays_of,
     count_rows,
@@ -38,7 +38,6 @@ from ddrl.balance.settings import BalanceConfig
 from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer, make_sizer
 from ddrl.balance.sizes import Cluster, Observation, Sizes, proportional_sizes
 from ddrl.channels.board import CounterRow
-from ddrl.channels.segment import namespace
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 MAX_SLEEP = 0.01  # [s] between polls for messages and for what ends the job
 CHECK_PERIOD = 1.0  # [s] between checks of which nodes live
-STACKS_SIGNAL = signal.SIGUSR2  # makes a node write its stacks to stderr
 END_TIMEOUT = 30.0  # [s] for outstanding gradients when the run ends
 BOOKKEEPING = ("pick_epi", "pick_pos", "policy_version")  # fields of a batch that no gradient depends on
 GRADIENT_COLUMNS = ("norm", "cosine", "loss", "staleness", "dropped")  # of an observation
@@ -63,7 +61,6 @@ UNLIMITED = 1 << 40  # [samples] for a node without balance.max_sizes
 class NodeState:
     """What the leader knows of one node."""
 
-    process: Reply = field(default_factory=Reply)  # what it said of its process
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
     offered_memory: bool = False  # it was sent the shared memory's name
     rings: bool = False  # it has mapped the doorbells
@@ -121,7 +118,7 @@ class PartBatches:
         self._seconds = np.zeros(len(self.nodes))
         self._gradients = {name: np.zeros(len(self.nodes)) for name in GRADIENT_COLUMNS}
 
-    def record(self, node: int, samples: int, seconds: float, reply: Reply, age: int, dropped: bool) -> None:
+    def record(self, node: int, samples: int, seconds: float, reply: Computed, age: int, dropped: bool) -> None:
         """A gradient of `samples` took `seconds`; its vectors were `age` versions old when it arrived."""
         place = self.nodes.index(node)
         self._dealt[place] = samples
@@ -203,6 +200,7 @@ class Leader:
         ended_nodes: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._connection = Connection(comm, counters)
+        self._counters = counters
         self._exchange = exchange
         self._config = config
         self._check_job = check_job
@@ -226,7 +224,7 @@ class Leader:
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss over a batch, from the nodes; None where the algorithm passes the part over.
 
-        JobFailed where no node is left, or one does not answer."""
+        JobFailed where no node is left."""
         if not self._exchange.learner.takes(batch, part):
             return None
         self._wait(lambda: not self._absent)
@@ -257,7 +255,7 @@ class Leader:
         sizes = batches.divide(total, free).tolist()
         updates = tuple(one.updates for one in learner.parts.values())
         entropy = np.random.SeedSequence([self._config.run.seed, *updates, *part.encode()])
-        request = Request(
+        request = Compute(
             part,
             updates,
             seed=int(entropy.generate_state(1)[0]),
@@ -282,7 +280,7 @@ class Leader:
         batches.whole_batch = [(node, version) for node in free] if is_whole_batch else []
 
     def _send_request(
-        self, node: int, request: Request, versions: dict[str, int], sent_vectors: dict[str, Vector], *, copy: bool
+        self, node: int, request: Compute, versions: dict[str, int], sent_vectors: dict[str, Vector], *, copy: bool
     ) -> None:
         """Complete the request for a node and send it with the vectors that changed. `copy` these: where not every
         gradient is awaited, the learner changes its vectors while they are still being sent."""
@@ -355,8 +353,8 @@ class Leader:
             self._connection.sleep(rings, begun, longest, all_ring=all_ring)
 
     def _check_nodes(self) -> bool:
-        """Every CHECK_PERIOD: remove nodes whose processes have died; whether there were any. JobFailed for a node that
-        does not answer."""
+        """Every CHECK_PERIOD: remove nodes whose processes have died; whether there were any. A node that hangs is
+        found by the keeper of its host, which ends the job."""
         now = time.monotonic()
         if now < self._next_check:
             return False
@@ -364,15 +362,8 @@ class Leader:
         dead = [node for node in self._ended_nodes() if node in self.nodes]
         for node in dead:
             self._remove(node, "its process has died")
-        limit = self._config.run.silence_limit
-        for node, state in self.nodes.items():
-            if state.part and self._clock() - state.dealt_at > limit:
-                process = state.process
-                raise JobFailed(
-                    f"node {node} (rank {process.rank}, pid {process.pid} on {process.machine}) has not answered for "
-                    f"{limit:g} s (run.silence_limit): does it hang? {write_stacks(process)} what was "
-                    "learned is saved"
-                )
+        if self._counters is not None:
+            self._counters["heartbeat"].set(time.time())  # a trainer that waits for nodes lives
         return bool(dead)
 
     def _receive(self) -> bool:
@@ -381,21 +372,21 @@ class Leader:
         if received is None:
             return False
         node = received[0] - 1
-        reply, arrays = unpack(received[1], Reply)
+        reply, arrays = unpack(received[1], TO_LEADER)
         if node not in self.nodes:  # it was removed; its rows are dealt again
             return True
-        if reply.failure:
-            self._remove(node, reply.failure)
-        elif reply.signature:
-            self._greet(node, reply)
-        elif reply.gradient:
-            self._accept(node, reply, arrays)
+        match reply:
+            case Joined():
+                self._greet(node, reply)
+            case Computed():
+                self._accept(node, reply, arrays)
+            case Failed():
+                self._remove(node, reply.reason)
         return True
 
-    def _greet(self, node: int, reply: Reply) -> None:
+    def _greet(self, node: int, reply: Joined) -> None:
         """A node has started. ConfigError where its networks are not the trainer's."""
         self._absent.discard(node)
-        self.nodes[node].process = reply
         expected = self._exchange.signature
         for what in sorted(expected.keys() | reply.signature.keys()):
             if expected.get(what) != reply.signature.get(what):
@@ -404,7 +395,7 @@ class Leader:
                     "must hold the same networks; start every rank with the same code and packages"
                 )
 
-    def _accept(self, node: int, reply: Reply, arrays: Fields) -> None:
+    def _accept(self, node: int, reply: Computed, arrays: Fields) -> None:
         """A node's gradient has arrived: keep it for the next update, or drop it."""
         state = self.nodes[node]
         batches = self.parts[state.part]
@@ -479,19 +470,7 @@ class Leader:
         self._check_job = check_deadline
         self._wait(lambda: not self._absent and len(self._free_nodes()) == len(self.nodes))
         for node in self.nodes:
-            self._connection.send(node + 1, Request(), {})
-
-
-def write_stacks(process: Reply) -> str:
-    """Make a silent node's process write its stacks to stderr, where the signal reaches it; what to say of that."""
-    if process.machine != platform.node() or process.pid_namespace != namespace():
-        return "is its machine reachable?"
-    try:
-        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        os.kill(process.pid, STACKS_SIGNAL)
-    except OSError as error:
-        return f"its process: {error.strerror or error};"
-    return "it is stopped (SIGSTOP);" if state == "T" else "its stacks are on stderr;"
+            self._connection.send(node + 1, Finish(), {})
 
 
 def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:

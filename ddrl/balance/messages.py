@@ -37,83 +37,93 @@ Fields = dict[str, NDArray[Any]]
 MakeSegment = Callable[[str, int], Segment]  # from its kind and the bytes of its payload
 
 
-# -- headers -----------------------------------------------------------------------------------------------------------
+# -- what is sent ------------------------------------------------------------------------------------------------------
 
 
-class Request(msgspec.Struct):
-    """Leader to node: compute the gradient of the rows that this carries. Without a part: end.
+class Compute(msgspec.Struct, tag=True):
+    """Leader to node: compute the gradient of the rows that this carries.
 
     The vectors named in `vectors` have changed: they follow as messages, or were changed in the shared memory."""
 
-    part: str = ""
-    updates: tuple[int, ...] = ()  # of each part, that the vectors result from
+    part: str
+    updates: tuple[int, ...]  # of each part, that the vectors result from
+    seed: int
+    statistics: bool  # the algorithm's figures are wanted
+    observed: bool  # the sizer reads the gradient's norm and loss
     vectors: tuple[str, ...] = ()
     in_memory: bool = False  # vectors are read from the shared memory, and the gradient is written there
     memory: str = ""  # name of the shared memory, once, for a node that has not yet tried to map it
     memory_has_vectors: bool = False
     place: tuple[int, int] = (0, 0)  # first of these rows in the batch, rows of the batch
-    seed: int = 0
-    statistics: bool = False  # the algorithm's figures are wanted
-    observed: bool = False  # the sizer reads the gradient's norm and loss
     samples: int = 0  # of this node's previous gradient
     seconds: float = math.nan  # that it took, as measured by the leader
     late: int = 0  # gradients of this node so far
     dropped: int = 0
 
 
-class Reply(msgspec.Struct):
-    """Node to leader: first its signature; then a gradient for each request; `failure` where the node ends."""
+class Finish(msgspec.Struct, tag=True):
+    """Leader to node: end."""
 
-    signature: dict[str, str] = {}
-    machine: str = ""  # with the signature: where its process runs
-    rank: int = 0
-    pid: int = 0
-    pid_namespace: int = 0
-    failure: str = ""
-    gradient: bool = False
-    in_memory: bool = False  # the gradient is in the shared memory: no vector follows
-    rings: bool = False  # the node has mapped the doorbells
+
+class Joined(msgspec.Struct, tag=True):
+    """Node to leader, first of all: what all nodes must agree on."""
+
+    signature: dict[str, str]
+
+
+class Computed(msgspec.Struct, tag=True):
+    """Node to leader: a gradient, with the priorities of its rows where the algorithm gives them."""
+
+    in_memory: bool  # the gradient is in the shared memory: no vector follows
+    rings: bool  # the node has mapped the doorbells
     figures: dict[str, float] = {}
     norm: float = 0.0  # of the gradient, where observed
     loss: float = 0.0  # mean over the rows, where observed
 
 
+class Failed(msgspec.Struct, tag=True):
+    """Node to leader: why the node ends."""
+
+    reason: str
+
+
+Shapes = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each array that a message carries
+TO_NODE = msgspec.msgpack.Decoder(tuple[Compute | Finish, Shapes])
+TO_LEADER = msgspec.msgpack.Decoder(tuple[Joined | Computed | Failed, Shapes])
+
+
 def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """One message: lengths of the encoded header and of the table of arrays, both of these, the arrays."""
-    table = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
-    encoded = msgspec.msgpack.encode(header)
-    encoded_table = msgspec.msgpack.encode(table)
-    begin = 8 + len(encoded) + len(encoded_table)
-    place = begin
+    """One message: the length of its header with the arrays' shapes, encoded; these; the arrays."""
+    shapes: Shapes = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
+    encoded = msgspec.msgpack.encode((header, shapes))
+    place = 8 + len(encoded)
     offsets: list[int] = []
     for array in arrays.values():
         offsets.append(_aligned(place))
         place = offsets[-1] + array.nbytes
     message = np.empty(place, np.uint8)
-    message[:8].view(np.uint32)[:] = (len(encoded), len(encoded_table))
-    message[8:begin] = np.frombuffer(encoded + encoded_table, np.uint8)
+    message[:8].view(np.uint64)[0] = len(encoded)
+    message[8 : 8 + len(encoded)] = np.frombuffer(encoded, np.uint8)
     for offset, array in zip(offsets, arrays.values(), strict=True):
         np.copyto(message[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape), array)
     return message
 
 
-def unpack(message: NDArray[np.uint8], kind: type[Header]) -> tuple[Header, Fields]:
+def unpack(
+    message: NDArray[np.uint8], decoder: msgspec.msgpack.Decoder[tuple[Header, Shapes]]
+) -> tuple[Header, Fields]:
     """Header and arrays (views) of what `pack` made; MessageError for anything else."""
     try:
-        first, second = (int(size) for size in message[:8].view(np.uint32))
-        header = msgspec.msgpack.decode(message[8 : 8 + first].tobytes(), type=kind)
-        place = 8 + first + second
-        table = msgspec.msgpack.decode(
-            message[8 + first : place].tobytes(), type=list[tuple[str, str, tuple[int, ...]]]
-        )
+        place = 8 + int(message[:8].view(np.uint64)[0])
+        header, shapes = decoder.decode(message[8:place].tobytes())
         arrays: Fields = {}
-        for name, dtype, shape in table:
+        for name, dtype, shape in shapes:
             place = _aligned(place)
             size = math.prod(shape) * np.dtype(dtype).itemsize
             arrays[name] = message[place : place + size].view(dtype).reshape(shape)
             place += size
         return header, arrays
-    except (ValueError, TypeError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, IndexError, msgspec.MsgspecError) as error:
         raise MessageError(f"a message between gradient nodes cannot be read: {error}") from None
 
 

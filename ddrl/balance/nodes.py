@@ -8,25 +8,34 @@ publishes, evaluates or records. Where it fails it sends the leader the reason, 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddrl.balance.leader import STACKS_SIGNAL, Leader, make_node_sizer
-from ddrl.balance.messages import Connection, Fields, Reply, Request, Rows, SharedMemory, unpack
+from ddrl.balance.leader import Leader, make_node_sizer
+from ddrl.balance.messages import (
+    TO_NODE,
+    Compute,
+    Computed,
+    Connection,
+    Failed,
+    Fields,
+    Finish,
+    Joined,
+    Rows,
+    SharedMemory,
+    unpack,
+)
 from ddrl.balance.sizes import Observation
 from ddrl.channels.board import Command, CounterRow
-from ddrl.channels.segment import namespace
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, NetworkError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Assignment, Role
+from ddrl.run.keeper import report_stacks
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
@@ -130,38 +139,33 @@ def serve(
 ) -> None:
     """Answer the leader, rank 0 of `comm`, until it ends the work or `job_continues()` is False. A failure is sent to
     the leader."""
-    from mpi4py import MPI
-
     connection = Connection(comm, counters)
-    faulthandler.register(STACKS_SIGNAL)
+    report_stacks(2)
     try:
         exchange = make_exchange()
-        who = Reply(
-            signature=exchange.signature,
-            machine=platform.node(),
-            rank=MPI.COMM_WORLD.Get_rank(),
-            pid=os.getpid(),
-            pid_namespace=namespace(),
-        )
-        connection.send(0, who, {})
+        connection.send(0, Joined(exchange.signature), {})
         node = Node(connection, comm.Get_rank() - 1, exchange, counters)
-        while (message := _await_message(connection, job_continues)) is not None:
-            request, arrays = unpack(message, Request)
-            if not request.part:
+        while (message := _await_message(connection, counters, job_continues)) is not None:
+            request, arrays = unpack(message, TO_NODE)
+            if isinstance(request, Finish):
                 return
             node.answer(request, arrays)
     except DdrlError as error:
-        connection.send(0, Reply(failure=str(error)), {})
+        connection.send(0, Failed(str(error)), {})
     except Exception as error:
-        connection.send(0, Reply(failure=describe(error, f"node {comm.Get_rank() - 1}")), {})
+        connection.send(0, Failed(describe(error, f"node {comm.Get_rank() - 1}")), {})
     finally:
         connection.flush()
 
 
-def _await_message(connection: Connection, job_continues: Callable[[], bool]) -> np.ndarray | None:
-    """The leader's next message; None once the job has failed."""
+def _await_message(
+    connection: Connection, counters: CounterRow | None, job_continues: Callable[[], bool]
+) -> np.ndarray | None:
+    """The leader's next message; None once the job has failed. A node that waits shows that it lives."""
     begun = time.perf_counter()
     while job_continues():
+        if counters is not None:
+            counters["heartbeat"].set(time.time())
         rings = connection.rings
         received = connection.receive()
         if received is not None:
@@ -180,7 +184,7 @@ class Node:
         self._counters = counters
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
 
-    def answer(self, request: Request, arrays: Fields) -> None:
+    def answer(self, request: Compute, arrays: Fields) -> None:
         """Take the vectors that the request names, compute, and send the gradient. NetworkError where the algorithm
         gives none."""
         from ddrl.balance.exchange import norm
@@ -201,7 +205,7 @@ class Node:
         memory = self._connection.memory
         buffer = self._gradients[request.part]
         vector = self._exchange.flat(gradient, buffer)
-        reply = Reply(gradient=True, rings=memory is not None, in_memory=memory is not None and memory.has_vectors)
+        reply = Computed(in_memory=memory is not None and memory.has_vectors, rings=memory is not None)
         if reply.in_memory and vector.ctypes.data != buffer.ctypes.data:
             np.copyto(buffer, vector)
         if request.statistics:
@@ -218,7 +222,7 @@ class Node:
         if self._counters is not None:
             self._count(self._counters, request, seconds)
 
-    def _map(self, request: Request) -> None:
+    def _map(self, request: Compute) -> None:
         """Map the memory that the request names, if this node is on the leader's host."""
         if request.memory:
             ranks = self._connection.ranks
@@ -231,7 +235,7 @@ class Node:
                 if has_vectors:
                     self._gradients = memory.gradients[self._number]
 
-    def _update_vectors(self, request: Request) -> None:
+    def _update_vectors(self, request: Compute) -> None:
         memory = self._connection.memory
         if request.in_memory and memory is not None:
             memory.read(request.vectors)
@@ -242,10 +246,9 @@ class Node:
                 self._exchange.set_vector(name, vector)
         self._exchange.set_updates(request.updates)
 
-    def _count(self, counters: CounterRow, request: Request, seconds: float) -> None:
+    def _count(self, counters: CounterRow, request: Compute, seconds: float) -> None:
         counters["gradients"].add(1)
         counters["gradient_seconds"].add(seconds)
-        counters["heartbeat"].set(time.time())
         counters["gradients_late"].set(request.late)
         counters["gradients_dropped"].set(request.dropped)
         if request.part == next(iter(self._exchange.learner.parts)) and request.samples:

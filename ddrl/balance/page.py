@@ -41,10 +41,9 @@ def sizes_by_node(
     title: str = "Micro-batch of each node",
     *,
     updates: NDArray[np.float64] | None = None,
-    height: int = 300,
 ) -> go.Figure:
     """Samples a node, `sizes` [K, N], over `updates` [K] of a run, or over iterations."""
-    return _by_node(np.asarray(sizes, np.float64), title, "samples", updates, height)
+    return _by_node(np.asarray(sizes, np.float64), title, "samples", updates)
 
 
 def seconds_by_node(
@@ -52,18 +51,15 @@ def seconds_by_node(
     title: str = "Time of each node",
     *,
     updates: NDArray[np.float64] | None = None,
-    height: int = 300,
 ) -> go.Figure:
     """Milliseconds a node, `seconds` [K, N], over `updates` [K] of a run, or over iterations: balanced where the lines
     lie together."""
-    return _by_node(np.asarray(seconds) * 1e3, title, "ms", updates, height)
+    return _by_node(np.asarray(seconds) * 1e3, title, "ms", updates)
 
 
-def _by_node(
-    values: NDArray[np.float64], title: str, unit: str, updates: NDArray[np.float64] | None, height: int
-) -> go.Figure:
+def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArray[np.float64] | None) -> go.Figure:
     count, nodes = values.shape
-    figure = new_figure(title, "iteration" if updates is None else "updates", unit, height=height)
+    figure = new_figure(title, "iteration" if updates is None else "updates", unit, height=300)
     for node in range(nodes):
         add_line(figure, np.arange(count) if updates is None else updates, values[:, node], f"node {node}", node)
     if nodes > MOST_NAMED:
@@ -71,11 +67,9 @@ def _by_node(
     return figure
 
 
-def iteration_times(
-    seconds: Mapping[str, NDArray[np.float64]], title: str = "Time of an iteration", *, height: int = 320
-) -> go.Figure:
+def iteration_times(seconds: Mapping[str, NDArray[np.float64]], title: str = "Time of an iteration") -> go.Figure:
     """Milliseconds of each iteration by sizer, {name: [K]}, on the same noise."""
-    figure = new_figure(title, "iteration", "ms", height=height)
+    figure = new_figure(title, "iteration", "ms", height=320)
     for index, (name, values) in enumerate(seconds.items()):
         add_line(figure, np.arange(len(values)), np.asarray(values) * 1e3, name, index)
     return figure
@@ -85,11 +79,9 @@ def regret_by_kind(
     kinds: Sequence[str],
     regrets: Mapping[str, NDArray[np.float64]],
     half_widths: Mapping[str, NDArray[np.float64]] | None = None,
-    *,
-    height: int = 340,
 ) -> go.Figure:
     """Bars of (T - T_causal) / T_causal by kind of cluster, {sizer: [kinds]}; below 0 a sizer beats the oracle."""
-    figure = new_figure("Regret to the causal oracle", "", "", height=height)
+    figure = new_figure("Regret to the causal oracle", "", "", height=340)
     for index, (name, values) in enumerate(regrets.items()):
         spread = None if half_widths is None else {"type": "data", "array": half_widths[name], "thickness": 1}
         figure.add_bar(
@@ -101,27 +93,27 @@ def regret_by_kind(
 
 
 def measured_regrets(
-    document: Mapping[str, Any], sizers: Sequence[str] = ("last_value", "affine", "ddqn"), *, height: int = 340
+    document: Mapping[str, Any], sizers: Sequence[str] = ("last_value", "affine", "ddqn")
 ) -> go.Figure:
     """`regret_by_kind` of benchmarks/results/microbatch.json, with 95 % intervals."""
     table = document.get("regret", {})
     if not table:
-        return say_nothing_yet(new_figure("Regret to the causal oracle", "", "", height=height), NOT_MEASURED)
+        return say_nothing_yet(new_figure("Regret to the causal oracle", "", "", height=340), NOT_MEASURED)
     names = [f"{kind}*" if row["unseen"] else kind for kind, row in table.items()]
     columns = [
         {name: np.array([row["regret"][name][part] for row in table.values()]) for name in sizers}
         for part in ("mean", "half_width")
     ]
-    figure = regret_by_kind(names, columns[0], columns[1], height=height)
+    figure = regret_by_kind(names, columns[0], columns[1])
     figure.update_layout(title_text="Measured regret (*: unseen kinds)")
     return figure
 
 
-def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropped", *, height: int = 400) -> go.Figure:
+def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropped") -> go.Figure:
     """Two objectives of each point of benchmarks/results/microbatch.json's fronts; both are better upward and to the
     right."""
     found = document.get("pareto", {})
-    figure = new_figure("Objectives of agents and filters", f"{x} (to the right is better)", y, height=height)
+    figure = new_figure("Objectives of agents and filters", f"{x} (to the right is better)", y, height=400)
     if not found:
         return say_nothing_yet(figure, NOT_MEASURED)
     columns = [list(found["objectives"]).index(name) for name in (x, y)]
@@ -140,10 +132,10 @@ def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropp
     return figure
 
 
-def values_of_actions(found: Mapping[str, NDArray[Any]], *, height: int = 400) -> go.Figure:
+def values_of_actions(found: Mapping[str, NDArray[Any]]) -> go.Figure:
     """What an agent expects of each action beside keeping the filter's size, over iterations. Marks below say where
     the node is slow in the coming iteration (`ddrl.balance.simulator`)."""
-    figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=height)
+    figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=400)
     values = found["values"]
     steps = np.arange(len(found["values"]))
     for index, name in enumerate(found["actions"][1:], 1):
@@ -205,9 +197,9 @@ def clairvoyant_regret(course: NodeCourse) -> NDArray[np.float64]:
     return course.seconds.max(1) * (course.sizes / course.seconds).sum(1) / course.sizes.sum(1) - 1.0
 
 
-def regret_over_updates(course: NodeCourse, *, height: int = 300) -> go.Figure:
+def regret_over_updates(course: NodeCourse) -> go.Figure:
     """`causal_regret` and `clairvoyant_regret` at each record, with their medians."""
-    figure = new_figure("Regret to the oracles, estimated", "updates", "", height=height)
+    figure = new_figure("Regret to the oracles, estimated", "updates", "", height=300)
     if len(course.updates) < 2:
         return say_nothing_yet(figure, "needs two records")
     found = {"causal": causal_regret(course), "clairvoyant": clairvoyant_regret(course)[1:]}

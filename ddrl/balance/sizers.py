@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -39,7 +38,7 @@ from ddrl.balance.sizes import (
     water_level,
 )
 from ddrl.core import plugins
-from ddrl.core.config import check_ranges, setting
+from ddrl.core.config import check_ranges, convert, setting
 from ddrl.core.errors import ConfigError
 
 PACKAGE = "ddrl.balance.sizers"
@@ -82,10 +81,7 @@ def make_sizer(name: str, cluster: Cluster, settings: Mapping[str, Any] | None =
     known = set(component.__dataclass_fields__)
     if unknown := set(settings or {}) - known:
         raise ConfigError(f"there is no setting 'balance.{kind.name}.{min(unknown)}'; known are {', '.join(known)}")
-    try:
-        checked = msgspec.convert(dict(settings or {}), component)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"balance.{kind.name}: {error}") from None
+    checked = convert(dict(settings or {}), component, f"balance.{kind.name}", joint=".")
     check_ranges(f"balance.{kind.name}", checked)
     return kind(cluster, checked)
 

@@ -9,17 +9,16 @@ relay mirrors the table of another host by `load`.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl import _kernel
 from ddrl._kernel import Doorbell
-from ddrl.channels.segment import Segment
+from ddrl.channels.segment import Channel, Segment
 from ddrl.core.metrics import COLUMNS
 
 _LINE = 64
@@ -41,10 +40,11 @@ class Command(IntEnum):
 class Slot:
     """A short message from one process of the host to others; the newest replaces the last.
 
-    One writer. Memory: number, length and CRC-32, each uint64, then the bytes. The checksum covers number and bytes, so
-    a reader gets a whole message or none."""
+    One writer. Memory: checksum, number and length, each uint64, then the bytes. The checksum covers everything behind
+    it, so a reader gets a whole message or none."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self._memory = memory
         self._head = memory[:24].view(np.uint64)
         self._data = memory[24:]
 
@@ -52,25 +52,30 @@ class Slot:
         """Replace the message; ValueError where it is too long."""
         if len(data) > len(self._data):
             raise ValueError(f"a message of {len(data)} bytes does not fit into a slot of {len(self._data)}")
-        number = int(self._head[0]) + 1
         self._data[: len(data)] = np.frombuffer(data, np.uint8)
-        self._head[:] = number, len(data), zlib.crc32(data, number)
+        self._head[1] += 1
+        self._head[2] = len(data)
+        self._head[0] = _kernel.checksum(self._memory[8 : 24 + len(data)])
 
     def read(self, after: int = 0) -> tuple[int, bytes] | None:
         """Number and bytes of the newest message, if its number is above `after`; None also while it is written."""
-        number, length, check = self._head.tolist()
-        if number <= after or length > len(self._data):
+        if self._head[1] <= after:
             return None
-        data = self._data[:length].tobytes()
-        return (number, data) if zlib.crc32(data, number) == check else None
+        copy = self._memory.copy()
+        check, number, length = copy[:24].view(np.uint64).tolist()
+        if length > len(self._data) or _kernel.checksum(copy[8 : 24 + length]) != check:
+            return None
+        return number, copy[24 : 24 + length].tobytes()
 
 
-class Board:
+class Board(Channel):
     """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written. `wish`: what the trainer
     wants of the root relay; `plan`: by which plan the root relay sends models."""
 
+    kind: ClassVar[str] = "board"
+
     def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
-        self.segment = segment
+        super().__init__(segment)
         bells = [Doorbell(segment.array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(len(_BELLS))]
         self._command, self._ready, self.trainer_bell, self.relay_bell, self.rollout_bell = bells
         begin = _LINE * len(_BELLS)
@@ -92,12 +97,7 @@ class Board:
             array[end:] = 0  # slots that were never written
 
         nbytes = _LINE * len(_BELLS) + 8 * _NUM_VALUES + _SLOT_BYTES * len(_SLOTS)
-        return cls(Segment.create(name, "board", nbytes, initialize))
-
-    @classmethod
-    def attach(cls, name: str) -> Board:
-        """Map an existing board."""
-        return cls(Segment.attach(name, "board"))
+        return cls(Segment.create(name, cls.kind, nbytes, initialize))
 
     @property
     def command(self) -> Command:
@@ -127,16 +127,11 @@ class Board:
         """Wait until the host has reached `stage`, at most `timeout` [s]; returns whether it has."""
         return self._ready.wait_at_least(stage, timeout)
 
-    def unlink(self) -> None:
-        """Remove its name."""
-        self.segment.unlink()
 
-
-class Blob:
+class Blob(Channel):
     """Bytes written once, read by every process of the host (the acting network and its manifest)."""
 
-    def __init__(self, segment: Segment) -> None:
-        self.segment = segment
+    kind: ClassVar[str] = "blob"
 
     @classmethod
     def create(cls, name: str | None, data: bytes) -> Blob:
@@ -146,26 +141,15 @@ class Blob:
             array[:8].view(np.uint64)[0] = len(data)
             array[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
 
-        return cls(Segment.create(name, "blob", 8 + len(data), initialize))
-
-    @classmethod
-    def attach(cls, name: str) -> Blob:
-        """Map an existing blob."""
-        return cls(Segment.attach(name, "blob"))
+        return cls(Segment.create(name, cls.kind, 8 + len(data), initialize))
 
     def read(self) -> bytes:
         """A copy of the bytes."""
         length = int(self.segment.array[:8].view(np.uint64)[0])
         return self.segment.array[8 : 8 + length].tobytes()
 
-    def unlink(self) -> None:
-        """Remove its name."""
-        self.segment.unlink()
-
 
 # ---- Counters ----
-
-KIND = "counters"
 
 
 class CounterRow(dict[str, _kernel.Counter]):
@@ -184,11 +168,13 @@ class CounterRow(dict[str, _kernel.Counter]):
         return counter
 
 
-class Counters:
-    """A host's table [rows, columns]."""
+class Counters(Channel):
+    """A host's table [rows, columns], which holds the names of its columns."""
+
+    kind: ClassVar[str] = "counters"
 
     def __init__(self, segment: Segment) -> None:
-        self.segment = segment
+        super().__init__(segment)
         header = segment.array[:24].view(np.uint64)
         self.rows, offset, length = (int(value) for value in header)
         self.columns: tuple[str, ...] = tuple(json.loads(bytes(segment.array[24 : 24 + length])))
@@ -209,12 +195,7 @@ class Counters:
             array[24 : 24 + len(names)] = np.frombuffer(names, np.uint8)
             array[offset:].view(np.float64)[:] = np.nan
 
-        return cls(Segment.create(name, KIND, offset + 8 * rows * len(columns), initialize))
-
-    @classmethod
-    def attach(cls, name: str) -> Counters:
-        """Map an existing table; it says its own rows and columns."""
-        return cls(Segment.attach(name, KIND))
+        return cls(Segment.create(name, cls.kind, offset + 8 * rows * len(columns), initialize))
 
     def row(self, index: int) -> CounterRow:
         """The counters of row `index`; only their process writes them."""
@@ -233,7 +214,3 @@ class Counters:
         if table.shape != self._table.shape:
             raise ValueError(f"counters {self.segment.name} are {self._table.shape}, got a table {table.shape}")
         _kernel.store_table(self._table, np.ascontiguousarray(table, np.float64))
-
-    def unlink(self) -> None:
-        """Remove its name."""
-        self.segment.unlink()

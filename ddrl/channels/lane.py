@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ddrl import _kernel
-from ddrl.channels.segment import Segment
+from ddrl.channels.segment import Channel, Segment
 from ddrl.core.errors import ChannelError
 from ddrl.core.rows import RowSchema, buffer_format
 
-KIND = "lane"
 _DIGEST_NBYTES = 64  # the row's digest fills the payload's first cache line, the ring follows
 
 
@@ -28,12 +27,14 @@ def _digest(dtype: np.dtype[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(hashlib.blake2b(repr(dtype).encode(), digest_size=_DIGEST_NBYTES).digest(), np.uint8)
 
 
-class Lane:
+class Lane(Channel):
     """One end of a lane. Make it with `create` (the run) and `attach` (the other process); use each end from one thread
     at a time."""
 
+    kind: ClassVar[str] = "lane"
+
     def __init__(self, segment: Segment, dtype: np.dtype[Any]) -> None:
-        self.segment = segment
+        super().__init__(segment)
         self.dtype = dtype
         self.ring = _kernel.Ring(segment.array[_DIGEST_NBYTES:])
         self._bell: _kernel.Doorbell | None = None
@@ -53,12 +54,12 @@ class Lane:
             _kernel.Ring.initialize(array[_DIGEST_NBYTES:], capacity, dtype.itemsize, full == "drop")
 
         nbytes = _DIGEST_NBYTES + _kernel.Ring.nbytes(capacity, dtype.itemsize)
-        return cls(Segment.create(name, KIND, nbytes, initialize), dtype)
+        return cls(Segment.create(name, cls.kind, nbytes, initialize), dtype)
 
     @classmethod
-    def attach(cls, name: str, dtype: DTypeLike) -> Lane:
+    def attach(cls, name: str, dtype: DTypeLike) -> Lane:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Map an existing lane; ChannelError where its rows are not of `dtype`."""
-        segment = Segment.attach(name, KIND)
+        segment = Segment.attach(name, cls.kind)
         dtype = np.dtype(dtype)
         if not np.array_equal(segment.array[:_DIGEST_NBYTES], _digest(dtype)):
             raise ChannelError(
@@ -137,10 +138,6 @@ class Lane:
         """End it for both ends: a waiting producer wakes, later pushes write nothing; rows inside can still be
         popped."""
         self.ring.close()
-
-    def unlink(self) -> None:
-        """Remove its name."""
-        self.segment.unlink()
 
 
 class LaneSet:
@@ -232,7 +229,8 @@ _ROW = np.dtype([("left", "<u4"), ("data", "u1", (PIECE,))])  # left: bytes of t
 
 
 class MessageLane:
-    """One end of it. `create` for the run, `attach` for the other process; each end has one thread."""
+    """One end of a lane of byte strings. `create` for the run, `attach` for the other process; each end has one
+    thread."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane

@@ -10,16 +10,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl import _kernel
-from ddrl.channels.segment import Segment, is_alive, start_time
+from ddrl.channels.segment import Channel, Segment, is_alive, start_time
 from ddrl.core.errors import ChannelError
 
-KIND = "mailbox"
 NUM_VALUES = 8
 _DEAD_PERIOD = 1.0  # [s] between checks for dead readers, when slots are short
 
@@ -86,7 +85,7 @@ class Pin:
 
     @property
     def slot(self) -> int:
-        """Where it lies."""
+        """The index of its slot."""
         return self._sealed.slot
 
     def valid(self) -> bool:
@@ -137,18 +136,20 @@ class MailboxReader:
         self._mailbox.kernel.release(self.index)
 
 
-class Mailbox:
+class Mailbox(Channel):
     """A host's mailbox, mapped by its writer or by a reader's process. `bell`: rung, besides the mailbox's own, when a
     version is sealed."""
 
+    kind: ClassVar[str] = "mailbox"
+
     def __init__(self, segment: Segment) -> None:
-        self.segment = segment
+        super().__init__(segment)
         self.kernel = _kernel.Mailbox(segment.array)
         self.slots = self.kernel.slots
         self.readers = self.kernel.readers
         self.nbytes = self.kernel.data_nbytes
         self.bell: _kernel.Doorbell | None = None
-        self._look_at_dead = 0.0
+        self._next_dead_check = 0.0
 
     @classmethod
     def create(cls, name: str | None, nbytes: int, slots: int, readers: int) -> Mailbox:
@@ -159,15 +160,11 @@ class Mailbox:
                 f"mailbox {name}: {slots} slots (2 to 255) of {nbytes} bytes (1 or more) for {readers} readers is no "
                 "mailbox"
             )
-        size = _kernel.Mailbox.nbytes(slots, readers, nbytes)
-        return cls(
-            Segment.create(name, KIND, size, lambda array: _kernel.Mailbox.initialize(array, slots, readers, nbytes))
-        )
 
-    @classmethod
-    def attach(cls, name: str) -> Mailbox:
-        """Map an existing mailbox."""
-        return cls(Segment.attach(name, KIND))
+        def initialize(array: NDArray[np.uint8]) -> None:
+            _kernel.Mailbox.initialize(array, slots, readers, nbytes)
+
+        return cls(Segment.create(name, cls.kind, _kernel.Mailbox.nbytes(slots, readers, nbytes), initialize))
 
     # The writer's side: one process, one thread at a time.
 
@@ -216,10 +213,9 @@ class Mailbox:
         if version < 0:
             raise ValueError(f"versions count from 0, got {version}")
         index = self.kernel.begin(False)
-        if (
-            index < 0 and time.monotonic() >= self._look_at_dead
-        ):  # their pins are not worth revoking, but looking costs a file per reader
-            self._look_at_dead = time.monotonic() + _DEAD_PERIOD
+        # Pins of dead readers need no revoking; finding them reads a file for each reader.
+        if index < 0 and time.monotonic() >= self._next_dead_check:
+            self._next_dead_check = time.monotonic() + _DEAD_PERIOD
             if self.release_dead():
                 index = self.kernel.begin(False)
         if index < 0 and revoke:
@@ -277,7 +273,3 @@ class Mailbox:
     def data_address(self, slot: int) -> int:
         """Address of a slot's data in this process."""
         return int(self.slot_view(slot).ctypes.data)
-
-    def unlink(self) -> None:
-        """Remove its name."""
-        self.segment.unlink()

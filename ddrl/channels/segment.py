@@ -1,8 +1,8 @@
-"""Named shared memory of one host, with a header that says whose it is.
+"""Named shared memory of one host, with a header that names its owner.
 
 A segment is a file in /dev/shm: one header page (magic, layout version, kind, payload size, owner's process id and
 start time), then the payload. It appears under its name only when it is complete, all its pages are reserved before
-anyone touches them (so no access can fail later), and it outlives its owner at most until the next `sweep_dead`, which
+they are used (so no access can fail later), and it outlives its owner at most until the next `sweep_dead`, which
 every start of ddrl calls. Without a name the same memory is private to the process and its forks: one code path for
 --serial, tests and shared runs."""
 
@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,9 +92,8 @@ class Segment:
             return segment
         if not name.startswith(PREFIX) or "/" in name or "~" in name:
             raise ValueError(f"segment {name!r}: names begin with {PREFIX!r} and hold neither '/' nor '~'")
-        draft = (
-            SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}~{namespace()}"
-        )  # swept by what its name says, should this process die here
+        # Named so that `sweep_dead` can remove it, should this process die here.
+        draft = SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}~{namespace()}"
         draft.unlink(missing_ok=True)
         try:
             segment = cls(name, kind, _map_new(draft, name, HEADER_NBYTES + nbytes))
@@ -154,13 +154,13 @@ class Segment:
 
     @property
     def owner(self) -> tuple[int, int]:
-        """Process id and start time of who made it."""
+        """Process id and start time of the process that made it."""
         header = _parse(self._mapped[: _HEADER.size].tobytes())
         assert header is not None
         return header[3], header[4]
 
     def close(self) -> None:
-        """Let it go in this process; it is unmapped with the last view of it."""
+        """Drop it in this process; it is unmapped with the last view of it."""
         self._memory = None
 
     @property
@@ -185,6 +185,24 @@ class Segment:
         self._mapped[: len(header)] = np.frombuffer(header, np.uint8)
 
 
+class Channel:
+    """What channels share that are each one segment of their `kind`."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+
+    @classmethod
+    def attach(cls, name: str) -> Self:
+        """Map an existing one; ChannelError as `Segment.attach`."""
+        return cls(Segment.attach(name, cls.kind))
+
+    def unlink(self) -> None:
+        """Remove its name."""
+        self.segment.unlink()
+
+
 def sweep_dead() -> list[str]:
     """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs, users and process
     id namespaces (containers) stay."""
@@ -199,7 +217,8 @@ def sweep_dead() -> list[str]:
 
 
 def unlink_run(run_id: str, host: int | None = None) -> list[str]:
-    """Remove every segment of one run, of one of its hosts where that is given, whoever owns it; their names."""
+    """Remove every segment of one run (of one of its hosts where that is given), also those of living owners; returns
+    their names."""
     removed: list[str] = []
     for path in _segments(f"{run_id}-h" if host is None else f"{run_id}-h{host}-"):
         with contextlib.suppress(OSError):

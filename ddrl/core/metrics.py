@@ -278,6 +278,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("replay_size", "gauge", "transitions", "Records in replay.", _TRAINER),
     Metric("replay_bytes", "gauge", "bytes", "Memory held by replay.", _TRAINER),
     Metric(
+        "records_evicted_unseen",
+        "gauge",
+        "transitions",
+        "Records evicted from replay with episodes that no batch had drawn from.",
+        _TRAINER,
+    ),
+    Metric(
         "lag_p50",
         "gauge",
         "versions",

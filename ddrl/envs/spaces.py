@@ -97,7 +97,7 @@ def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
 
 
 def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dtype: Any) -> EnvError:
-    """The error for an observation that is not what its space says."""
+    """The error for an observation that does not fit its space."""
     given = f"{observation.dtype} {observation.shape}" if is_array(observation) else f"a {type(observation).__name__}"
     return EnvError(
         f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an "

@@ -4,11 +4,9 @@
 namespace nb = nanobind;
 
 void bind_channels(nb::module_& module);
-void bind_chunks(nb::module_& module);
-void bind_codecs(nb::module_& module);
+void bind_distribution(nb::module_& module);
 void bind_learner(nb::module_& module);
 void bind_replay(nb::module_& module);
-void bind_transfers(nb::module_& module);
 
 NB_MODULE(_kernel, module) {
     nb::set_leak_warnings(
@@ -17,9 +15,7 @@ NB_MODULE(_kernel, module) {
         "C++ kernel of ddrl: channels in shared memory, codecs, the replay store, the learner's inner loops, and the "
         "queue of ad mixing.";
     bind_channels(module);
-    bind_chunks(module);
-    bind_codecs(module);
+    bind_distribution(module);
     bind_learner(module);
     bind_replay(module);
-    bind_transfers(module);
 }

@@ -1,18 +1,28 @@
-// Arrays as they cross the border from Python: buffers that are read in place, of a known dtype and shape.
+// Arrays that Python hands to the kernel: buffers that are read in place, of a known dtype and shape.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
 
+namespace nb = nanobind;
+using namespace nb::literals;
+
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+inline std::byte* raw(const Bytes& memory) { return reinterpret_cast<std::byte*>(memory.data()); }
+inline const std::byte* raw(const ConstBytes& memory) { return reinterpret_cast<const std::byte*>(memory.data()); }
+
 namespace ddrl::bind {
 
-namespace nb = nanobind;
 using std::byte;
 
 // One column as Python gives it: the buffer format of its dtype, its shape, and its bytes.

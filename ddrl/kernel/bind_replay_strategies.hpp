@@ -1,23 +1,23 @@
-// Selectors and evictions written in Python, as the kernel sees them. For bind_replay.cpp alone.
+// Selectors and evictions written in Python, as the kernel uses them. For bind_replay.cpp alone.
 //
-// The kernel calls them under the replay's lock and takes the GIL for it. That cannot block for ever: a thread releases
-// the GIL before it takes the lock (Unlocked), so whoever waits for the lock does not hold the GIL. The one way left
+// The kernel calls them under the replay's lock and takes the GIL for it. That cannot deadlock: a thread releases the
+// GIL before it takes the lock (Unlocked), so a thread that waits for the lock does not hold the GIL. The only way left
 // is a strategy that calls the replay it belongs to; Unlocked refuses that.
 //
-// What happens to the pick table or to episodes is noted here and handed over once, before the next draw or victim, so
-// that recording calls no Python. An error of a strategy surfaces from the call that drew or recorded.
+// Changes of the pick table and of episodes are noted here and delivered together before the next draw or victim, so
+// that recording calls no Python. An exception of a strategy is raised by the call that drew or recorded.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
 #include <atomic>
-#include <cmath>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "replay/eviction.hpp"
-#include "replay/selector.hpp"
+#include "replay/evictions.hpp"
+#include "replay/selectors.hpp"
 
 namespace ddrl::replay {
 
@@ -56,13 +56,15 @@ private:
     Strategies& strategies_;
 };
 
-// A numpy array of its own with a copy of `items`.
+// A numpy array that owns its memory.
 template <class T>
-nb::object array_of(const T* items, std::size_t count) {
-    T* copy = new T[count];
-    std::copy(items, items + count, copy);
-    nb::capsule owner(copy, [](void* data) noexcept { delete[] static_cast<T*>(data); });
-    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(copy, {count}, owner));
+using OwnedArray = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <class T>
+OwnedArray<T> array_of(std::vector<T> items) {
+    auto* held = new std::vector<T>(std::move(items));
+    nb::capsule owner(held, [](void* vector) noexcept { delete static_cast<std::vector<T>*>(vector); });
+    return OwnedArray<T>(held->data(), {held->size()}, owner);
 }
 
 template <class T>
@@ -75,42 +77,53 @@ void copy_from(nb::handle object, std::span<T> to, const char* what) {
     std::copy(given.data(), given.data() + to.size(), to.begin());
 }
 
-inline std::vector<byte> state_of(const nb::object& strategy) {
-    const nb::bytes state = nb::cast<nb::bytes>(strategy.attr("state")());
-    const auto* begin = reinterpret_cast<const byte*>(state.c_str());
-    return {begin, begin + state.size()};
-}
-inline void save_state(const nb::object& strategy, Writer& out) {
-    const std::vector<byte> state = state_of(strategy);
-    out.array(state.data(), state.size());
-}
-inline void load_state(const nb::object& strategy, Reader& in) {
-    const std::size_t bytes = in.count(1);
-    const byte* from = in.take(bytes);
-    strategy.attr("load_state")(nb::bytes(from, bytes));
-}
+// A Python object with the methods state() and load_state(), used and released under the GIL.
+class Strategy {
+public:
+    Strategy(nb::object object, Strategies& strategies) : object_(std::move(object)), strategies_(strategies) {}
+    ~Strategy() {
+        nb::gil_scoped_acquire acquire;
+        object_.reset();
+    }
+    Inside enter() const { return Inside(strategies_); }
+    // The caller has entered.
+    template <class... Arguments>
+    nb::object call(const char* method, Arguments&&... arguments) const {
+        return object_.attr(method)(std::forward<Arguments>(arguments)...);
+    }
+    nb::object get(const char* name) const { return object_.attr(name); }
+    void save(Writer& out) const {
+        const nb::bytes state = nb::cast<nb::bytes>(call("state"));
+        out.array(state.c_str(), state.size());
+    }
+    void load(Reader& in) const {
+        const std::size_t bytes = in.count(1);
+        call("load_state", nb::bytes(in.take(bytes), bytes));
+    }
 
-// ddrl.replay.selectors.Selector.
+private:
+    nb::object object_;
+    Strategies& strategies_;
+};
+
+// A ddrl.replay.selectors.Selector.
 class ForeignSelector final : public PickSelector {
 public:
-    ForeignSelector(nb::object strategy, Strategies& strategies)
-        : strategy_(std::move(strategy)), strategies_(strategies) {}
-    ~ForeignSelector() override {
-        nb::gil_scoped_acquire acquire;
-        strategy_.reset();
-    }
+    ForeignSelector(nb::object selector, Strategies& strategies) : strategy_(std::move(selector), strategies) {}
     void picks_added(u32 first, u32 count) override {
         if (!events_.empty() && events_.back().kind == Event::ADDED && events_.back().a + events_.back().b == first)
             events_.back().b += count;
         else
-            events_.push_back({Event::ADDED, first, count, {}});
+            events_.push_back({Event::ADDED, first, count, {}, {}});
         size_ = first + count;
     }
     void picks_moved(std::span<const Move> moves) override {
-        events_.push_back({Event::MOVED, 0, 0, {moves.begin(), moves.end()}});
+        Event event{Event::MOVED, 0, 0, {}, {}};
+        for (const Move& move : moves) event.from.push_back(move.from), event.to.push_back(move.to);
+        events_.push_back(std::move(event));
     }
     void picks_dropped(u32 size) override {
-        events_.push_back({Event::DROPPED, size, 0, {}});
+        events_.push_back({Event::DROPPED, size, 0, {}, {}});
         size_ = size;
     }
     void set_priority(std::span<const u32> index, std::span<const float> priority) override {
@@ -118,15 +131,14 @@ public:
         std::vector<float> values;
         for (std::size_t i = 0; i < index.size(); ++i)
             if (index[i] != NONE) indices.push_back(index[i]), values.push_back(priority[i]);
-        Inside inside(strategies_);
-        hand_over();
-        strategy_.attr("set_priority")(array_of(indices.data(), indices.size()),
-                                       array_of(values.data(), values.size()));
+        const Inside inside = strategy_.enter();
+        deliver();
+        strategy_.call("set_priority", array_of(std::move(indices)), array_of(std::move(values)));
     }
     bool draw(std::span<u32> index, std::span<float> weight) override {
-        Inside inside(strategies_);
-        hand_over();
-        const nb::object drawn = strategy_.attr("draw")(index.size());
+        const Inside inside = strategy_.enter();
+        deliver();
+        const nb::object drawn = strategy_.call("draw", index.size());
         if (drawn.is_none()) return false;
         const nb::tuple parts = nb::cast<nb::tuple>(drawn);
         copy_from(parts[0], index, "indices (uint32)");
@@ -140,70 +152,57 @@ public:
             copy_from(parts[1], weight, "weights (float32)");
         return true;
     }
-    void law(std::span<double> probability) override {
-        Inside inside(strategies_);
-        hand_over();
-        copy_from(strategy_.attr("law")(), probability, "law (float64)");
+    void probabilities(std::span<double> probability) override {
+        const Inside inside = strategy_.enter();
+        deliver();
+        copy_from(strategy_.call("probabilities"), probability, "probabilities (float64)");
     }
     void set_importance_exponent(double exponent) override {
-        Inside inside(strategies_);
-        strategy_.attr("set_importance_exponent")(exponent);
+        const Inside inside = strategy_.enter();
+        strategy_.call("set_importance_exponent", exponent);
     }
     std::size_t nbytes() const override { return sizeof *this; }
     void save(Writer& out, bool) const override {
-        Inside inside(strategies_);
-        hand_over();
-        save_state(strategy_, out);
+        const Inside inside = strategy_.enter();
+        deliver();
+        strategy_.save(out);
     }
     void load(Reader& in) override {
-        Inside inside(strategies_);
+        const Inside inside = strategy_.enter();
         events_.clear();
-        load_state(strategy_, in);
+        strategy_.load(in);
         size_ = NONE;
     }
     std::string check(u32 size) override {
-        if (size_ == NONE) size_ = size;  // just loaded: it draws from the table as it stands
+        if (size_ == NONE) size_ = size;  // just loaded: it draws from the table that was loaded with it
         return size == size_ ? "" : "a selector from outside has lost picks";
     }
 
 private:
     struct Event {
         enum Kind { ADDED, MOVED, DROPPED } kind;
-        u32 a, b;
-        std::vector<Move> moves;
+        u32 a, b;  // ADDED: first and count; DROPPED: size
+        std::vector<u32> from, to;  // MOVED
     };
-    // The caller holds the GIL. Events leave the list one by one: one that raises is not handed over twice.
-    void hand_over() const {
-        std::vector<Event> events = std::exchange(events_, {});
-        for (const Event& event : events) {
-            if (event.kind == Event::ADDED) {
-                strategy_.attr("added")(event.a, event.b);
-            } else if (event.kind == Event::DROPPED) {
-                strategy_.attr("dropped")(event.a);
-            } else {
-                std::vector<u32> from, to;
-                for (const Move& move : event.moves) from.push_back(move.from), to.push_back(move.to);
-                strategy_.attr("moved")(array_of(from.data(), from.size()), array_of(to.data(), to.size()));
+    // The caller has entered. Events leave the list first: one that raises is not delivered again.
+    void deliver() const {
+        for (Event& event : std::exchange(events_, {})) switch (event.kind) {
+                case Event::ADDED: strategy_.call("added", event.a, event.b); break;
+                case Event::DROPPED: strategy_.call("dropped", event.a); break;
+                case Event::MOVED:
+                    strategy_.call("moved", array_of(std::move(event.from)), array_of(std::move(event.to)));
             }
-        }
     }
-    nb::object strategy_;
-    Strategies& strategies_;
+    Strategy strategy_;
     mutable std::vector<Event> events_;
     u32 size_ = 0;  // NONE: unknown until `check`, which follows each load
 };
 
-// ddrl.replay.evictions.Eviction; it names episodes by handle.
+// A ddrl.replay.evictions.Eviction; it names episodes by handle.
 class ForeignEviction final : public Eviction {
 public:
-    ForeignEviction(nb::object strategy, Strategies& strategies)
-        : strategy_(std::move(strategy)),
-          strategies_(strategies),
-          wants_draws_(nb::cast<bool>(strategy_.attr("wants_draws"))) {}
-    ~ForeignEviction() override {
-        nb::gil_scoped_acquire acquire;
-        strategy_.reset();
-    }
+    ForeignEviction(nb::object eviction, Strategies& strategies)
+        : strategy_(std::move(eviction), strategies), wants_draws_(nb::cast<bool>(strategy_.get("wants_draws"))) {}
     void added(u32 episode, const Store& store) override {
         if (handles_.size() <= episode) handles_.resize(episode + std::size_t{1});
         handles_[episode] = store.episode(episode).handle;
@@ -218,9 +217,9 @@ public:
     }
     bool wants_draws() const override { return wants_draws_; }
     u32 victim(const Store& store) override {
-        Inside inside(strategies_);
-        hand_over();
-        const u64 handle = nb::cast<u64>(strategy_.attr("victim")());
+        const Inside inside = strategy_.enter();
+        deliver();
+        const u64 handle = nb::cast<u64>(strategy_.call("victim"));
         const u32 episode = store.find(handle);
         if (episode == NONE || !store.episode(episode).records)
             throw std::invalid_argument("the eviction chose episode " + std::to_string(handle) +
@@ -229,18 +228,17 @@ public:
     }
     std::size_t nbytes() const override { return sizeof *this + handles_.capacity() * sizeof(u64); }
     void save(Writer& out, bool) const override {
-        Inside inside(strategies_);
-        hand_over();
+        const Inside inside = strategy_.enter();
+        deliver();
         out.array(handles_.data(), handles_.size());
-        save_state(strategy_, out);
+        strategy_.save(out);
     }
     void load(Reader& in) override {
-        Inside inside(strategies_);
+        const Inside inside = strategy_.enter();
         added_.clear(), ended_.clear(), removed_.clear(), drawn_.clear();
         handles_.resize(in.count(sizeof(u64)));
-        const byte* from = in.take(handles_.size() * sizeof(u64));
-        if (!handles_.empty()) std::memcpy(handles_.data(), from, handles_.size() * sizeof(u64));
-        load_state(strategy_, in);
+        for (u64& handle : handles_) handle = in.value<u64>();
+        strategy_.load(in);
     }
     std::string check(const Store& store) const override {
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer)
@@ -249,19 +247,13 @@ public:
     }
 
 private:
-    // The caller holds the GIL.
-    void hand_over() const {
+    // The caller has entered.
+    void deliver() const {
         if (added_.empty() && ended_.empty() && removed_.empty() && drawn_.empty()) return;
-        const auto list = [](std::vector<u64>& handles) {
-            const nb::object array = array_of(handles.data(), handles.size());
-            handles.clear();
-            return array;
-        };
-        const nb::object added = list(added_), ended = list(ended_), drawn = list(drawn_), removed = list(removed_);
-        strategy_.attr("changed")(added, ended, drawn, removed);
+        strategy_.call("changed", array_of(std::exchange(added_, {})), array_of(std::exchange(ended_, {})),
+                       array_of(std::exchange(drawn_, {})), array_of(std::exchange(removed_, {})));
     }
-    nb::object strategy_;
-    Strategies& strategies_;
+    Strategy strategy_;
     bool wants_draws_;
     std::vector<u64> handles_;  // of the episode at each index
     mutable std::vector<u64> added_, ended_, removed_, drawn_;

@@ -1,4 +1,4 @@
-// A 64-bit checksum of bytes at the speed of memory, alone or fused with a copy.
+// A 64-bit checksum of bytes at the speed of memory: of a whole, fused with a copy, or of bytes that come in parts.
 //
 // Eight lanes take 64 bytes at a time by the step of XXH3 (Yann Collet 2019): a 32 x 32 -> 64 bit multiplication, which
 // every vector unit has, and the bytes themselves added to the lane beside it. Keys differ by place within a block of 1
@@ -7,6 +7,7 @@
 // length, and is the same on every little-endian machine, whatever unit took it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
@@ -67,8 +68,8 @@ struct alignas(64) Lanes {
         for (size_t i = 0; i < num_lanes; ++i) lane[i] = (lane[i] ^ lane[i] >> 47 ^ keys[num_stripes + i]) * prime;
     }
 
-    // The end: what is left after whole blocks; zeros fill the last stripe. `total` distinguishes them from zeros of
-    // the data.
+    // The checksum, given what is left after whole blocks; zeros fill the last stripe, and `total` distinguishes them
+    // from zeros of the data.
     uint64_t finish(const std::byte* rest, size_t rest_bytes, size_t total) {
         size_t place = 0;
         for (; rest_bytes >= stripe_bytes; rest_bytes -= stripe_bytes, rest += stripe_bytes) stripe(rest, place++);
@@ -83,8 +84,8 @@ struct alignas(64) Lanes {
     }
 };
 
-// What happens to the bytes besides. `stream`: stores past the caches, which read nothing from the destination first
-// (aligned to 64 bytes).
+// What is done with the bytes besides. `stream`: stores that bypass the caches and read nothing from the destination
+// first (it must be aligned to 64 bytes).
 enum class To { nothing, copy, stream };
 inline constexpr size_t ahead =
     2048;  // [bytes] a stream prefetches; the processor by itself stops at the end of a page
@@ -187,16 +188,16 @@ inline uint64_t whole(Blocks blocks, std::byte* out, const std::byte* data, size
 }  // namespace checksum_detail
 
 inline constexpr size_t stream_bytes =
-    4 << 20;  // from here on a copy is no longer in a core's own cache when its readers come
+    4 << 20;  // from here on a copy is no longer in a core's own cache when it is read
 
 inline uint64_t checksum(const std::byte* data, size_t bytes) {
     static const checksum_detail::Blocks blocks = checksum_detail::fastest_blocks<checksum_detail::To::nothing>();
     return checksum_detail::whole(blocks, nullptr, data, bytes);
 }
 
-// Copy and return the checksum of what was read, in one pass over memory. `out` and `data` must not overlap. Large
-// copies to aligned places (a mailbox's slots) go past the caches: nothing is read from `out` first, so it takes less
-// than memcpy.
+// Copies and returns the checksum of what was read, in one pass over memory. `out` and `data` must not overlap. Large
+// copies to aligned memory (a mailbox's slots) bypass the caches: nothing is read from `out` first, so it takes less
+// time than memcpy.
 inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t bytes) {
     using checksum_detail::To;
     static const checksum_detail::Blocks copy = checksum_detail::fastest_blocks<To::copy>();
@@ -204,5 +205,35 @@ inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t
     const bool past = bytes >= stream_bytes && reinterpret_cast<uintptr_t>(out) % 64 == 0;
     return checksum_detail::whole(past ? stream : copy, out, data, bytes);
 }
+
+// The checksum of bytes that come in parts, whatever their sizes.
+class Checksum {
+public:
+    void add(const void* data, size_t bytes) {
+        using namespace checksum_detail;
+        static const Blocks blocks = fastest_blocks<To::nothing>();
+        const auto* from = static_cast<const std::byte*>(data);
+        total_ += bytes;
+        if (held_bytes_) {
+            const size_t part = std::min(bytes, block_bytes - held_bytes_);
+            std::memcpy(held_ + held_bytes_, from, part);
+            held_bytes_ += part;
+            from += part;
+            bytes -= part;
+            if (held_bytes_ < block_bytes) return;
+            blocks(lanes_, nullptr, held_, 1);
+        }
+        const size_t whole = bytes - bytes % block_bytes;
+        blocks(lanes_, nullptr, from, whole / block_bytes);
+        held_bytes_ = bytes - whole;
+        if (held_bytes_) std::memcpy(held_, from + whole, held_bytes_);
+    }
+    uint64_t value() const { return checksum_detail::Lanes(lanes_).finish(held_, held_bytes_, total_); }
+
+private:
+    checksum_detail::Lanes lanes_;
+    std::byte held_[checksum_detail::block_bytes];
+    size_t held_bytes_ = 0, total_ = 0;
+};
 
 }  // namespace ddrl

@@ -1,14 +1,17 @@
-// Fewer bytes for a model's float32 values on their way: halves (bf16), bytes with a scale a block (int8), and the
-// difference from another version, byte plane by byte plane, for a general compressor to shorten.
+// How a model travels: codecs that make its float32 values smaller, and the headers of its chunks.
 //
-// Every function reads and writes each byte once and needs no alignment. Decoding uses one multiplication or a shift,
-// nothing that compilers or machines may round differently, so the same bytes give the same values everywhere.
+// Codecs: halves (bf16), bytes with a scale a block (int8), and the difference from another version, byte plane by byte
+// plane, for a general compressor to shorten. Every function reads and writes each byte once and needs no alignment.
+// Decoding uses one multiplication or a shift, which no compiler or machine rounds differently, so the same bytes give
+// the same values everywhere.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+
+#include "checksum.hpp"
 
 namespace ddrl {
 
@@ -29,7 +32,7 @@ inline constexpr uint32_t magnitude = 0x7fffffff, infinity = 0x7f800000;
 
 }  // namespace codec_detail
 
-// bfloat16: the upper half of a float32, rounded to nearest, ties to even. A number that is none stays one.
+// bfloat16: the upper half of a float32, rounded to nearest, ties to even. NaN stays NaN.
 inline void encode_bf16(std::byte* out, const std::byte* in, size_t values) {
     using namespace codec_detail;
     for (size_t i = 0; i < values; ++i) {
@@ -46,10 +49,10 @@ inline void decode_bf16(std::byte* out, const std::byte* in, size_t values) {
 }
 
 // int8: blocks of 256 values of a tensor share one float32 scale, the largest magnitude / 127; value = scale * byte,
-// off by half a scale at most. Any stretch of a tensor can be coded by itself, and decodes to the same values as the
-// whole: blocks count from the tensor's first value, and one that reaches beyond the stretch keeps its scale. Bytes:
-// the scales of all blocks touched, then the values. A block with a number that is not finite decodes to NaN
-// throughout; below 1e-35 everything is 0.
+// with an error of half a scale at most. Any range of a tensor can be encoded by itself, and decodes to the same values
+// as the whole: blocks count from the tensor's first value, and the scale of a block that the range covers in part is
+// that of the whole block. Bytes: the scales of all blocks touched, then the values. A block with a number that is not
+// finite decodes to NaN throughout; magnitudes below 1e-35 decode to 0.
 inline constexpr size_t int8_block = 256;
 
 inline size_t int8_blocks(size_t first, size_t count) {  // touched by values [first, first + count)
@@ -104,9 +107,9 @@ inline void decode_int8(std::byte* out, const std::byte* in, size_t first, size_
     }
 }
 
-// The words of `in` XOR those of `base` (null: as they are), lowest bytes of all words first, highest last; up to 3
-// bytes that make no word follow. What is alike in two versions, signs and exponents above all, becomes long runs of
-// zeros.
+// The 32-bit words of `in` XOR those of `base` (null: unchanged), the lowest bytes of all words first, the highest
+// last; up to 3 bytes that make no word follow. Bits that are alike in two versions, above all signs and exponents,
+// become long runs of zeros.
 inline void split_planes(std::byte* out, const std::byte* in, const std::byte* base, size_t bytes) {
     using namespace codec_detail;
     const size_t words = bytes / 4;
@@ -140,5 +143,52 @@ inline void join_planes(std::byte* out, const std::byte* in, const std::byte* ba
     }
     for (size_t i = 4 * words; i < bytes; ++i) out[i] = in[i] ^ (base ? base[i] : std::byte{0});
 }
+
+// Headers of a model's chunks, written by the root and verified by every receiver; ddrl/distribution/chunks.py explains
+// the fields and the bytes before the first header.
+struct ChunkHeader {
+    uint32_t sequence, index, length;
+    uint16_t epoch, back;
+    uint64_t checksum;  // of the chunk, and of the fields before this one
+};
+static_assert(sizeof(ChunkHeader) == 24);
+
+// Headers and chunks of one model; chunk i is data[edges[i] .. edges[i + 1]]. `first_bytes`: bytes before the first
+// header, which its checksum covers.
+struct Chunks {
+    std::byte* headers;
+    size_t first_bytes;
+    const std::byte* data;
+    const int64_t* edges;
+
+    ChunkHeader header(size_t index) const {
+        ChunkHeader found;
+        std::memcpy(&found, place(index), sizeof found);
+        return found;
+    }
+    uint64_t checksum_of(size_t index) const {
+        const size_t own = sizeof(ChunkHeader) - sizeof(uint64_t), before = index ? 0 : first_bytes;
+        return checksum(data + edges[index], static_cast<size_t>(edges[index + 1] - edges[index])) ^
+               checksum(place(index) - before, before + own);
+    }
+    // Fills in length and checksum; the other fields are kept.
+    void seal(size_t index) {
+        ChunkHeader made = header(index);
+        made.length = static_cast<uint32_t>(edges[index + 1] - edges[index]);
+        std::memcpy(place(index), &made, sizeof made);
+        made.checksum = checksum_of(index);
+        std::memcpy(place(index), &made, sizeof made);
+    }
+    // Whether it is this chunk of that model, as the root sent it.
+    bool sound(size_t index, uint16_t epoch, uint32_t sequence) const {
+        const ChunkHeader found = header(index);
+        return found.epoch == epoch && found.sequence == sequence && found.index == index &&
+               found.length == static_cast<uint64_t>(edges[index + 1] - edges[index]) &&
+               found.checksum == checksum_of(index);
+    }
+
+private:
+    std::byte* place(size_t index) const { return headers + first_bytes + index * sizeof(ChunkHeader); }
+};
 
 }  // namespace ddrl

@@ -1,11 +1,11 @@
 // A mailbox: slots of bytes, one writer, many readers that use a slot in place. A reader gets one whole version or
 // none; the writer never waits.
 //
-// Every sealing gives its slot a fresh ticket. `newest` holds ticket and slot of the newest version; a reader pins it
-// by storing that word in its own line (a hazard pointer) and then looking at `newest` again: unchanged means that the
-// writer, who never takes the newest slot and reads all hazards after it has sealed a newer one, cannot miss the pin
-// (all of these are sequentially consistent). Where every other slot is pinned the writer takes the oldest one from its
-// readers: it sets the ticket to 0 before it writes a byte, so the reader's valid() is false from then on. Pins of
+// Each sealed version gives its slot a fresh ticket. `newest` holds ticket and slot of the newest version; a reader
+// pins it by storing that word in its own line (a hazard pointer) and then reading `newest` again: unchanged means that
+// the writer, which never takes the newest slot and reads all hazards after it has sealed a newer one, cannot miss the
+// pin (all of these are sequentially consistent). Where every other slot is pinned the writer takes the oldest one from
+// its readers: it sets the ticket to 0 before it writes a byte, so the reader's valid() is false from then on. Pins of
 // `firm` readers (a network transfer reads the slot) are never taken away.
 #pragma once
 
@@ -16,9 +16,9 @@
 #include <new>
 #include <vector>
 
-#include "doorbell.hpp"
+#include "shared_memory.hpp"
 
-// Between two steps of the protocol. The kernel's tests let other threads run here; everywhere else it is nothing.
+// Between two steps of the protocol. The kernel's tests let other threads run here; otherwise it does nothing.
 #ifndef DDRL_MAILBOX_PAUSE
 #define DDRL_MAILBOX_PAUSE() static_cast<void>(0)
 #endif
@@ -32,7 +32,7 @@ struct MailboxHeader {
     uint64_t stride;  // bytes between the data of two slots
     alignas(64) std::atomic<uint64_t> newest;  // ticket * 256 + slot; 0: nothing sealed yet
     std::atomic<int64_t> newest_version;  // -1: nothing sealed yet
-    std::atomic<uint64_t> next_ticket;  // the writer's alone
+    std::atomic<uint64_t> next_ticket;  // used by the writer alone
     std::atomic<uint64_t> revoked;  // pins taken away
     alignas(64) Doorbell sealed;  // rung when a newer version is there
 };
@@ -238,7 +238,7 @@ private:
     SlotHeader* slots_;
     ReaderLine* readers_;
     std::byte* data_;
-    std::vector<uint8_t> open_;  // slots between begin() and seal() or abandon(); the writer's alone
+    std::vector<uint8_t> open_;  // slots between begin() and seal() or abandon(); used by the writer alone
 };
 
 }  // namespace ddrl

@@ -1,9 +1,5 @@
-// A ring of fixed-size rows: one producer, one consumer, in memory that the caller supplies (heap or shared between
-// processes).
-//
-// The producer owns `tail`, the consumer owns `head`; both only grow, so their difference is the fill and no row is
-// ever ambiguous. Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the
-// producer wait (futex) or drop new rows.
+// A ring of fixed-size rows with one producer and one consumer, in memory that the caller supplies (heap or shared
+// between processes), and the set of rings that one consumer drains.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +8,16 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <utility>
+#include <vector>
 
-#include "doorbell.hpp"
+#include "shared_memory.hpp"
 
 namespace ddrl {
 
+// The producer owns `tail`, the consumer owns `head`; both only grow, so their difference is the number of rows held.
+// Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the producer wait (futex)
+// or drop new rows.
 struct RingHeader {
     alignas(64) uint64_t capacity;  // [rows]
     uint64_t row_bytes;
@@ -161,6 +162,51 @@ private:
     uint64_t cached_head_;  // head as the producer read it last
     uint64_t cached_tail_;  // tail as the consumer read it last
     Doorbell* bell_ = nullptr;
+};
+
+// Rings that one consumer drains into one block of rows, fairly and in order within each ring.
+class LaneSet {
+public:
+    explicit LaneSet(std::vector<Ring*> rings) : rings_(std::move(rings)) {}
+
+    // Rows in all rings together.
+    size_t pending() const {
+        size_t rows = 0;
+        for (const Ring* ring : rings_) rows += ring->size();
+        return rows;
+    }
+
+    // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, space that
+    // some leave free is given to the others, and the ring that is first changes with each call. O(rings + bytes): each
+    // round fills `out` or empties a ring.
+    size_t drain(std::byte* out, size_t count) {
+        if (rings_.empty() || count == 0) return 0;
+        const size_t row_bytes = rings_[0]->row_bytes();
+        holding_.clear();
+        for (size_t turn = 0; turn < rings_.size(); ++turn) {
+            Ring* ring = rings_[(first_ + turn) % rings_.size()];
+            if (ring->filled(count) > 0) holding_.push_back(ring);
+        }
+        first_ = (first_ + 1) % rings_.size();
+        size_t moved = 0;
+        while (!holding_.empty() && moved < count) {
+            const size_t share = std::max<size_t>(1, (count - moved) / holding_.size());
+            size_t remaining = 0;
+            for (Ring* ring : holding_) {
+                const size_t wanted = std::min(share, count - moved);
+                const size_t taken = ring->pop(out + moved * row_bytes, wanted);
+                moved += taken;
+                if (taken == wanted) holding_[remaining++] = ring;
+            }
+            holding_.resize(remaining);
+        }
+        return moved;
+    }
+
+private:
+    std::vector<Ring*> rings_;
+    std::vector<Ring*> holding_;  // rings with rows left, within one drain
+    size_t first_ = 0;  // the ring that comes first
 };
 
 }  // namespace ddrl

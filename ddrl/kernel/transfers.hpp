@@ -1,8 +1,6 @@
-// The messages of one plan on one host: receives posted ahead, what has arrived passed on at once, in the plan's order.
-//
-// MPI is called through the addresses of its C functions, which mpi4py has loaded: nothing is linked. A handle of MPI
-// is a pointer in some libraries and an int in others, so all of it is made for either. Knows no models: a message is a
-// datatype that gathers its bytes from wherever they stand, made by the caller.
+// The messages of one plan on one host: receives are posted ahead, and what has arrived is forwarded at once, in the
+// plan's order. A message is an MPI datatype, made by the caller, that gathers its bytes from wherever they are; this
+// file knows no models.
 #pragma once
 
 #include <algorithm>
@@ -11,16 +9,117 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
+#include <queue>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "mpi_calls.hpp"
-#include "outbox.hpp"
-
 namespace ddrl {
+
+// MPI's C functions, by the addresses that mpi4py has loaded: nothing is linked. A handle of MPI is a pointer in some
+// libraries and an int in others, so what uses it is a template.
+template <class Handle>
+struct MpiCalls {
+    int (*isend)(const void*, int, Handle, int, int, Handle, Handle*);
+    int (*issend)(const void*, int, Handle, int, int, Handle, Handle*);
+    int (*irecv)(void*, int, Handle, int, int, Handle, Handle*);
+    int (*testsome)(int, Handle*, int*, int*, void*);
+    int (*grequest_start)(int (*)(void*, void*), int (*)(void*), int (*)(void*, int), void*, Handle*);
+    int (*grequest_complete)(Handle);
+    Handle comm;
+    void* ignored;  // MPI_STATUSES_IGNORE
+};
+
+// Which of a host's ready messages is sent next: the first in the plan's order, old versions before new ones.
+//
+// At most `window` bytes are handed to MPI and not yet received, so that this order decides and not the socket's, and
+// at most `share` of them to one target, so that a slow target delays only its own messages. MPI reports a small
+// message as sent when it has copied it; so from time to time one is sent synchronously, which is complete only when it
+// has been received, and with it all messages before it. Up to half of a share, and of the window over all targets, may
+// be under way without such a report: otherwise a host with very many targets could have a little under way to each,
+// and far too much in all.
+//
+// A receiver takes messages in the plan's order. One that became ready late may precede all that are under way, and
+// these may wait for it to be received first: so it is sent even where the window is full.
+class Outbox {
+public:
+    using Entry = std::pair<int64_t, int>;  // (sequence, place among the host's own messages): the smaller goes first
+
+    // Bytes under way from this host, and of these to one target, at which no more are sent.
+    Outbox(int64_t window, int64_t share) : window_(window), share_(share) {}
+
+    // A message may be sent.
+    void add(Entry entry, int target) { ready_.emplace(entry, target); }
+
+    // The next message that has room.
+    std::optional<Entry> take() {
+        while (!ready_.empty()) {
+            const auto [entry, target] = ready_.top();
+            const bool first = before_all(entry);
+            if (under_way_ + unasked_ >= window_ && !first) break;
+            ready_.pop();
+            Target& to = targets_[target];
+            if (to.under_way < share_ || first) return entry;
+            to.waits.insert(entry);
+        }
+        return std::nullopt;
+    }
+
+    // Whether this message must be sent synchronously.
+    bool asks(int target, int64_t bytes) {
+        return 2 * (targets_[target].unasked + bytes) > share_ || 2 * (unasked_ + bytes) > window_;
+    }
+
+    // A message was sent, and MPI will not report when it is received.
+    void copied(int target, int64_t bytes) {
+        targets_[target].under_way += bytes;
+        targets_[target].unasked += bytes;
+        unasked_ += bytes;
+    }
+
+    // A message was sent whose completion will be reported; returns the bytes that will have been received then.
+    int64_t sent(Entry entry, int target, int64_t bytes) {
+        Target& to = targets_[target];
+        to.under_way += bytes;
+        unasked_ -= to.unasked;
+        bytes += std::exchange(to.unasked, 0);
+        under_way_ += bytes;
+        gone_.insert(entry);
+        return bytes;
+    }
+
+    // Such a message, and with it `bytes`, have been received.
+    void taken(Entry entry, int target, int64_t bytes) {
+        under_way_ -= bytes;
+        targets_[target].under_way -= bytes;
+        gone_.erase(entry);
+        for (auto& [each, to] : targets_) {
+            if (to.waits.empty() || (each != target && !before_all(*to.waits.begin()))) continue;
+            for (const Entry& waiting : std::exchange(to.waits, {})) ready_.emplace(waiting, each);
+        }
+    }
+
+private:
+    struct Target {
+        int64_t under_way = 0;
+        int64_t unasked = 0;  // of these, those whose receipt will not be reported
+        std::set<Entry> waits;  // ready too, but the target has its share
+    };
+    using Ready = std::pair<Entry, int>;  // with the target
+
+    bool before_all(const Entry& entry) const { return gone_.empty() || entry < *gone_.begin(); }
+
+    int64_t window_, share_;
+    int64_t under_way_ = 0;  // bytes whose receipt will be reported
+    int64_t unasked_ = 0;  // bytes whose receipt will not be reported, over all targets
+    std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
+    std::unordered_map<int, Target> targets_;
+    std::set<Entry> gone_;  // sent, receipt to be reported
+};
 
 // A plan as one host sees it. `source`, `target`, `first`, `count` of every message (its chunks); `mine`, `incoming`:
 // messages that this host sends and receives, in the plan's order.
@@ -49,8 +148,8 @@ public:
         int64_t sequence;
         int message;
     };
-    // For versions whose messages differ in size: called before a message is sent, it gives its datatype and bytes, and
-    // as soon as one has arrived, before it is passed on.
+    // For versions whose messages differ in size: `prepare` gives the datatype and bytes of a message before it is
+    // sent, `arrived` is called as soon as one has arrived, before it is forwarded, and gives its bytes.
     struct Hooks {
         std::function<std::pair<uint64_t, int64_t>(int)> prepare;
         std::function<int64_t(int)> arrived;
@@ -61,15 +160,15 @@ public:
     // order of `mine` and `incoming`; `holds`: this host has all of it.
     virtual void open(int64_t sequence, const std::vector<uint64_t>& sends, const std::vector<uint64_t>& receives,
                       bool holds, Hooks hooks) = 0;
-    // Move whatever can be moved, without waiting; whether anything moved. Afterwards MPI knows of nothing that this
-    // does not: what is next stands in its sockets.
+    // Move whatever can be moved, without waiting; whether anything moved. Afterwards this object has seen every
+    // completion that MPI has: whatever comes next is still in MPI's sockets.
     virtual bool move() = 0;
-    // Hand all requests that stand over, receives or sends; they are the caller's then.
+    // Hand all open requests, receives or sends, to the caller.
     virtual std::vector<uint64_t> give_up(bool receives) = 0;
     // Nothing of the version is needed any more.
     virtual void forget(int64_t sequence) = 0;
 
-    // Whether there is something that the caller should hear of soon.
+    // Whether there is something that the caller should fetch soon.
     bool due() const { return arrivals_.size() >= batch || !sent_.empty() || whole_; }
     // Since the last call: messages that have arrived; versions of which this host has sent all.
     std::vector<Arrival> take_arrivals() {
@@ -82,7 +181,7 @@ public:
     Clock::time_point moved_at() const { return moved_at_; }
 
 protected:
-    static constexpr size_t batch = 64;  // arrivals that are heard of together, so that caches stay warm
+    static constexpr size_t batch = 64;  // arrivals that the caller fetches together, so that caches stay warm
 
     bool whole_ = false;  // all messages of some version have arrived
     std::vector<Arrival> arrivals_;
@@ -95,8 +194,8 @@ protected:
 template <class Handle>
 class Transfers : public TransfersBase {
 public:
-    // `bytes` of each message; `tags`: versions that may travel at once, twice; `posted`: receives that stand for each
-    // source; `noted`: keep notes.
+    // `bytes` of each message; `tags`: twice the versions that may travel at once; `posted`: receives posted for each
+    // source at a time; `noted`: keep notes.
     Transfers(MpiCalls<Handle> mpi, HostPlan plan, std::vector<int64_t> bytes, int64_t window, int64_t share, int tags,
               int posted, bool noted)
         : mpi_(mpi),
@@ -130,13 +229,13 @@ public:
             source.due.emplace_back(sequence, static_cast<int>(place));
         }
         for (auto& [rank, source] : sources_)
-            while (source.standing < posted_ && post(source)) {
+            while (source.posted < posted_ && post(source)) {
             }
     }
 
     bool move() override {
         indices_.resize(requests_.size() + 1);
-        // Where nothing has ended, this call lets MPI work.
+        // Where nothing has completed, this call lets MPI make progress.
         int ended = requests_.empty() ? 0 : testsome(requests_.data(), requests_.size());
         bool moved = false;
         for (;; moved = true, indices_.resize(requests_.size() + 1), ended = 0) {
@@ -177,7 +276,7 @@ private:
         Hooks hooks;
     };
     struct Source {
-        int standing = 0;  // receives posted
+        int posted = 0;  // receives
         std::deque<std::pair<int64_t, int>> due;  // receives to post, in the plan's order
     };
     struct What {
@@ -205,8 +304,9 @@ private:
         check(mpi_.testsome(static_cast<int>(count), requests, &ended, indices_.data(), mpi_.ignored), "MPI_Testsome");
         return ended;
     }
-    // How many have ended, without letting MPI work: Open MPI's call works only when it finds nothing, and what came of
-    // that would stay unseen while its caller sleeps. So one that has ended already stands among them.
+    // How many requests have completed, without letting MPI make progress: Open MPI's MPI_Testsome makes progress only
+    // when it finds nothing completed, and completions that follow from it would not be noticed while the caller
+    // sleeps. So a request that is complete already is added for the call.
     int seen() {
         Handle over;
         check(mpi_.grequest_start([](void*, void*) { return 0; }, [](void*) { return 0; }, [](void*, int) { return 0; },
@@ -238,7 +338,7 @@ private:
               "MPI_Irecv");
         requests_.push_back(request);
         what_.push_back({sequence, place, 0});
-        ++source.standing;
+        ++source.posted;
         return true;
     }
 
@@ -264,7 +364,7 @@ private:
 
     void arrived(int64_t sequence, int message) {
         Source& source = sources_[plan_.source[at(message)]];
-        --source.standing;
+        --source.posted;
         post(source);
         Flight& flight = flights_.at(sequence);
         totals_.bytes_received += flight.hooks.arrived ? flight.hooks.arrived(message) : bytes_[at(message)];
@@ -279,7 +379,7 @@ private:
         if (--flight.unreceived == 0) whole_ = true;
     }
 
-    // Hand ready messages to MPI while they have room; whether any went.
+    // Hand ready messages to MPI while there is room; whether any was sent.
     bool issue() {
         bool issued = false;
         while (const auto entry = outbox_.take()) {

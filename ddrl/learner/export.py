@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import MissingExtraError, NetworkError
 from ddrl.core.rows import ParameterLayout

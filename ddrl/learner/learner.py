@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import NetworkError, first_line

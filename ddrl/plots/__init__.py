@@ -9,18 +9,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ddrl.plots.devices import cpu_by_role, gpu_use, memory_by_role
 from ddrl.plots.distribution import (
     bytes_against_bound,
+    gantt,
+    measured_gantt,
+    measured_schemes,
     relay_bandwidth,
     seal_times,
+    times_against_hosts,
     version_age_heatmap,
     version_flow,
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
-from ddrl.plots.overview import learning_curve, series_over, trainer_time
-from ddrl.plots.plans import gantt, measured_gantt, measured_schemes, times_against_hosts
-from ddrl.plots.ranks import heartbeat_ages, rank_table
+from ddrl.plots.machines import cpu_by_role, gpu_use, heartbeat_ages, memory_by_role, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
     cost_against_size,
@@ -33,8 +34,7 @@ from ddrl.plots.replay import (
     survivors,
     who_waits,
 )
-from ddrl.plots.settings import differing_labels, settings_table
-from ddrl.plots.sketch import sketch
+from ddrl.plots.runs import differing_labels, learning_curve, series_over, settings_table, sketch, trainer_time
 from ddrl.plots.values import predicted_returns, state_value
 
 __all__ = [

@@ -1,28 +1,44 @@
-"""How the model reaches every host: bandwidth of the relays, versions in flight, their age at every rank, bytes against
-the bound."""
+"""How the model reaches every host: bandwidth of the relays, versions in flight, their age at every rank, bytes and
+seconds against their bounds; and a distribution plan as simulated and as it ran."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from ddrl.core.roles import Role
-from ddrl.plots.frame import COLORS, SCALE, add_line, minutes, new_figure, rates, say_nothing_yet
+from ddrl.plots.frame import (
+    COLORS,
+    LEGEND_AT_RIGHT,
+    add_heatmap,
+    add_level,
+    add_line,
+    is_positive,
+    lines_over_time,
+    new_figure,
+    rates,
+    say_nothing_yet,
+    time_unit,
+)
+from ddrl.plots.machines import MAX_LINES
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES
 
-# more relays than this are shown as a heatmap, or as median and extremes: lines that nobody can tell apart tell nothing
-_MOST_LINES = 14
 _TABLE_SECONDS = 1.0  # counters of other hosts arrive four times a second: rates over less than this jump
+NOT_MEASURED = "not measured yet: python -m benchmarks.distribution"
 
 
-def _of_role(processes: Processes, role: Role) -> np.ndarray:
-    """Indices of the processes that have that role at the newest moment."""
-    return (
-        np.flatnonzero(processes.column("role")[-1] == ROLES.index(role)) if len(processes) else np.zeros(0, np.int64)
-    )
+def _of_role(processes: Processes, role: Role) -> NDArray[np.int64]:
+    """Indices of the processes that have that role at the newest moment, by host and rank."""
+    if not len(processes):
+        return np.zeros(0, np.int64)
+    found = np.flatnonzero(processes.column("role")[-1] == ROLES.index(role))
+    keys = (processes.column("rank")[-1, found], processes.column("host")[-1, found])
+    return found[np.lexsort(keys)]
 
 
 def _whole_numbers(rows: int) -> dict[str, int | str]:
@@ -30,44 +46,29 @@ def _whole_numbers(rows: int) -> dict[str, int | str]:
     return {"tick0": 0, "dtick": max(1, -(-rows // 12)), "tickformat": "d"}
 
 
-def relay_bandwidth(processes: Processes, direction: str = "sent", *, height: int = 300) -> go.Figure:
+def relay_bandwidth(processes: Processes, direction: str = "sent") -> go.Figure:
     """MB/s that each relay sends or receives (`direction`), all its MPI bytes: a line each, or a heatmap where they are
     many. Root is host 0."""
-    x, label = minutes(processes.wall_seconds)
-    figure = new_figure(f"MPI bytes {direction} by each relay", label, "MB/s", height=height)
+    title = f"MPI bytes {direction} by each relay"
     relays = _of_role(processes, Role.RELAY)
+    wall_seconds = processes.wall_seconds[1:]
     values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.time, over=_TABLE_SECONDS) / 1e6
-    if not relays.size or not np.isfinite(values).any():
-        return say_nothing_yet(figure, "no bytes over MPI so far" if len(processes) else "no records yet")
-    hosts = processes.column("host")[-1, relays]
-    if len(relays) <= _MOST_LINES:
-        for index, column in enumerate(np.argsort(hosts)):
-            add_line(
-                figure,
-                x[1:],
-                values[:, column],
-                f"host {hosts[column]:.0f}" + (" (root)" if hosts[column] == 0 else ""),
-                index,
-            )
-        return figure
-    order = np.argsort(hosts)
-    figure.add_heatmap(
-        x=x[1:],
-        y=hosts[order],
-        z=values[:, order].T.astype(np.float32),
-        colorscale=SCALE,
-        zmin=0,
-        colorbar={"title": {"text": "MB/s"}, "thickness": 12},
-        hovertemplate="host %{y:.0f}: %{z:.3g} MB/s<extra></extra>",
-    )
-    figure.update_layout(hovermode="closest", yaxis={"title": {"text": "host (0: root)"}, **_whole_numbers(len(order))})
-    return figure
+    hosts = processes.column("host")[-1, relays] if relays.size else np.zeros(0)
+    if len(relays) <= MAX_LINES or not np.isfinite(values).any():
+        names = ["host 0 (root)" if host == 0 else f"host {host:.0f}" for host in hosts]
+        nothing = "no bytes over MPI so far" if len(processes) else "no records yet"
+        return lines_over_time(title, "MB/s", wall_seconds, zip(names, values.T, strict=True), nothing)
+    scale, label = time_unit(wall_seconds)
+    figure = new_figure(title, label, "host (0: root)")
+    hover = "host %{y:.0f}: %{z:.3g} MB/s<extra></extra>"
+    add_heatmap(figure, wall_seconds * scale, hosts, values.T, "MB/s", hovertemplate=hover)
+    return figure.update_layout(yaxis=_whole_numbers(len(hosts)))
 
 
-def version_age_heatmap(processes: Processes, *, height: int = 460) -> go.Figure:
+def version_age_heatmap(processes: Processes) -> go.Figure:
     """Versions that every rollout is behind the trainer's newest: one row a rank, one column a moment."""
-    x, label = minutes(processes.wall_seconds)
-    figure = new_figure("Version age of every rollout", label, "rank", height=height, legend=False)
+    scale, label = time_unit(processes.wall_seconds)
+    figure = new_figure("Version age of every rollout", label, "rank", height=460, legend=False)
     rollouts = _of_role(processes, Role.ROLLOUT)
     trainer = _of_role(processes, Role.TRAINER)
     if not rollouts.size or not trainer.size:
@@ -78,111 +79,200 @@ def version_age_heatmap(processes: Processes, *, height: int = 460) -> go.Figure
         return say_nothing_yet(figure, "no rollout has taken a version yet")
     ranks = processes.column("rank")[-1, rollouts]
     top = max(float(np.nanquantile(ages, 0.99)), 1.0)
-    figure.add_heatmap(
-        x=x,
-        y=ranks,
-        z=ages.T.astype(np.float32),
-        colorscale=SCALE,
-        zmin=0,
-        zmax=top,
-        colorbar={"title": {"text": "versions<br>behind"}, "thickness": 12},
-        hovertemplate="rank %{y:.0f}: %{z:.0f} behind<extra></extra>",
-    )
-    figure.update_layout(hovermode="closest", yaxis=_whole_numbers(len(ranks)))
-    return figure
+    hover = "rank %{y:.0f}: %{z:.0f} behind<extra></extra>"
+    x = processes.wall_seconds * scale
+    add_heatmap(figure, x, ranks, ages.T, "versions<br>behind", zmax=top, hovertemplate=hover)
+    return figure.update_layout(yaxis=_whole_numbers(len(ranks)))
 
 
-def version_flow(runs: Mapping[str, Table], *, x: str = "wall_seconds", height: int = 260) -> go.Figure:
+def version_flow(table: Table) -> go.Figure:
     """Versions published but not yet sealed on the slowest host, and the age of the versions that rollouts act with.
-
-    `runs`: name -> Run.series() with versions_in_flight, version_age_p50, version_age_max.
-    """
-    figure = new_figure("Versions on their way", "", "versions", height=height)
-    lines = 0
-    for name, table in runs.items():
-        position, label = minutes(table["wall_seconds"]) if x == "wall_seconds" else (table[x], x)
-        figure.update_xaxes(title_text=label)
-        for series, words in (
-            ("versions_in_flight", "in flight"),
-            ("version_age_p50", "median age"),
-            ("version_age_max", "oldest"),
-        ):
-            if len(table) and np.isfinite(table[series]).any():
-                add_line(figure, position, table[series], f"{name}: {words}" if len(runs) > 1 else words, lines)
-                lines += 1
-    figure.update_yaxes(rangemode="tozero")
-    return figure if lines else say_nothing_yet(figure, "no version has been published yet")
+    `table`: Run.series() with versions_in_flight, version_age_p50, version_age_max."""
+    names = {"versions_in_flight": "in flight", "version_age_p50": "median age", "version_age_max": "oldest"}
+    lines = ((words, table[series]) for series, words in names.items())
+    nothing = "no version has been published yet"
+    return lines_over_time("Versions on their way", "versions", table["wall_seconds"], lines, nothing)
 
 
-def bytes_against_bound(processes: Processes, *, height: int = 260) -> go.Figure:
+def bytes_against_bound(processes: Processes) -> go.Figure:
     """Bytes that leave the trainer's host and that each host receives a version, as shares of the least possible (S
-    each).
-
-    1.0 is the bound: every byte crosses each wire once (with the direct scheme the root sends n times S).
-    """
-    figure = new_figure("Bytes a version against the bound", "", "bytes / S", height=height, legend=False)
+    each). 1.0 is the bound: every byte crosses each wire once (with the direct scheme the root sends n times S)."""
+    figure = new_figure("Bytes a version against the bound", "", "bytes / S", height=260, legend=False)
     relays = _of_role(processes, Role.RELAY)
     trainer = _of_role(processes, Role.TRAINER)
-    if not relays.size or not trainer.size:
-        return say_nothing_yet(figure, "one host: nothing travels" if trainer.size else "no records yet")
-    last = processes.values[-1]
-    column = processes.columns.index
-    size = last[trainer[0], column("model_nbytes")] if "model_nbytes" in processes.columns else np.nan
-    sealed = last[relays, column("versions_sealed")]
-    hosts = last[relays, column("host")]
-    order = np.argsort(hosts)
+    if not len(processes) or not trainer.size:
+        return say_nothing_yet(figure, "no records yet")
+    if len(relays) < 2:
+        return say_nothing_yet(figure, "one host: nothing travels")
+    size = processes.column("model_nbytes")[-1, trainer[0]]
+    hosts = processes.column("host")[-1, relays]
+    sealed = processes.column("versions_sealed")[-1, relays]
     # The root seals nothing itself: what it has sent is counted against the versions that have arrived.
-    arrived = float(np.nan_to_num(sealed[hosts != 0]).max(initial=0.0))
+    arrived = np.where(hosts == 0, np.nan_to_num(sealed[hosts != 0]).max(initial=0.0), sealed)
+    sent = processes.column("model_bytes_sent")[-1, relays]
+    received = processes.column("model_bytes_received")[-1, relays]
     with np.errstate(all="ignore"):
-        received = last[relays, column("model_bytes_received")] / (sealed * size)
-        sent = last[relays, column("model_bytes_sent")] / (arrived * size)
-    names = []
-    values = []
-    colors = []
-    for index in order:
-        if hosts[index] == 0:
-            names.append("root out")
-            values.append(sent[index])
-            colors.append(COLORS[1])
-        else:
-            names.append(f"host {hosts[index]:.0f}")
-            values.append(received[index])
-            colors.append(COLORS[0])
+        values = np.where(hosts == 0, sent, received) / (arrived * size)
     finite = np.isfinite(values)
-    if not finite.any() or len(relays) < 2:
-        return say_nothing_yet(
-            figure, "one host: nothing travels" if len(relays) < 2 else "no version has been sent yet"
-        )
-    if len(names) > _MOST_LINES + 1:
-        others = np.array(values[1:])[finite[1:]]
+    if not finite.any():
+        return say_nothing_yet(figure, "no version has been sent yet")
+    names = ["root out" if host == 0 else f"host {host:.0f}" for host in hosts]
+    if len(names) > MAX_LINES + 1:
         names = ["root out", "least", "median", "most"]
-        colors = [COLORS[1], *[COLORS[0]] * 3]
-        values = [values[0], *np.quantile(others, (0.0, 0.5, 1.0))]
+        values = np.concatenate([values[:1], np.quantile(values[1:][finite[1:]], (0.0, 0.5, 1.0))])
+    colors = [COLORS[1] if name == "root out" else COLORS[0] for name in names]
     figure.add_bar(x=names, y=values, marker={"color": colors}, hovertemplate="%{x}: %{y:.3f} S<extra></extra>")
     figure.add_hline(y=1.0, line={"dash": "dash", "color": COLORS[5]}, annotation_text="bound: S")
     return figure
 
 
-def seal_times(processes: Processes, *, height: int = 260) -> go.Figure:
+def seal_times(processes: Processes) -> go.Figure:
     """Milliseconds from the trainer's publish to the sealing on each host, median and slowest, against the least
     possible.
 
     The bound is that of the measured links (cluster.scheme = "auto" measures them): processors that have other work
     take longer."""
-    x, label = minutes(processes.wall_seconds)
-    figure = new_figure("From publish to sealed", label, "ms", height=height)
     relays = _of_role(processes, Role.RELAY)
     values = processes.column("seal_seconds")[:, relays] * 1e3
-    if not values.size or not np.isfinite(values).any():
-        return say_nothing_yet(figure, "not reported yet" if relays.size != 1 else "one host: nothing travels")
     kept = np.isfinite(values).any(axis=1)
-    slowest = np.nanmax(values[kept], axis=1)
-    add_line(figure, x[kept], np.nanmedian(values[kept], axis=1), "median host", 0)
-    add_line(figure, x[kept], slowest, "slowest host", 5)
-    bound = processes.column("plan_bound_seconds")[-1, relays] * 1e3
+    values = values[kept] if kept.any() else np.zeros((0, 1))
+    lines = [("median host", np.nanmedian(values, axis=1)), ("slowest host", np.nanmax(values, axis=1))]
+    nothing = "not reported yet" if relays.size != 1 else "one host: nothing travels"
+    figure = lines_over_time("From publish to sealed", "ms", processes.wall_seconds[kept], lines, nothing)
+    bound = processes.column("plan_bound_seconds")[-1:, relays] * 1e3
     bound = bound[np.isfinite(bound)]
-    if bound.size:
-        words = f"least that the links allow: {bound[0]:.3g} ms"
-        add_line(figure, x[kept][[0, -1]], np.repeat(bound[:1], 2), words, 2, dash="dash")
-    figure.update_yaxes(rangemode="tozero")
+    if bound.size and len(values):
+        add_level(figure, bound[0], f"least that the links allow: {bound[0]:.3g} ms", 2)
     return figure
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+# Figures from a simulator's trace, and from tables of seconds.
+
+
+def gantt(
+    trace: NDArray[np.float64], title: str = "Who sends when", *, measured: NDArray[np.float64] | None = None
+) -> go.Figure:
+    """Every send of a simulation, one row a host: the root's, and what relays pass on.
+
+    `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
+    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran
+    (`explore.measured_trace`); its sends begin at the dots, and its hosts are complete at the diamonds."""
+    figure = new_figure(title, "ms", "host that sends (0: root)", height=340)
+    if not len(trace):
+        return say_nothing_yet(figure, "nothing is sent")
+    hosts = int(trace[:, 3:5].max())
+    thick = float(np.clip(220 / (hosts + 1), 2, 16))
+    is_root = trace[:, 3] == 0
+    for sends, name, color in (
+        (trace[is_root], "root sends its shards", COLORS[1]),
+        (trace[~is_root], "relays pass them on", COLORS[0]),
+    ):
+        x = np.stack([sends[:, 0], sends[:, 1], np.full(len(sends), np.nan)], axis=1).ravel() * 1e3
+        y = np.repeat(sends[:, 3], 3)
+        figure.add_scatter(x=x, y=y, mode="lines", name=name, line={"color": color, "width": thick})
+
+    def mark(x: NDArray[np.float64], y: NDArray[Any], name: str, symbol: str, size: float, color: str) -> None:
+        marker = {"symbol": symbol, "size": size, "color": color}
+        figure.add_scatter(x=x * 1e3, y=y, mode="markers", name=name, marker=marker)
+
+    def complete(sends: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When the last message arrives at each host but the root."""
+        return np.array([sends[sends[:, 4] == host, 2].max(initial=-np.inf) for host in range(1, hosts + 1)])
+
+    rows = np.arange(1, hosts + 1)
+    mark(complete(trace), rows, "has the whole model", "line-ns-open", max(thick, 8), COLORS[5])
+    if measured is not None and len(measured):
+        mark(measured[:, 0], measured[:, 3], "measured sends", "circle", 4, COLORS[2])
+        mark(complete(measured), rows, "measured: has the whole model", "diamond-open", max(thick, 9), COLORS[2])
+    figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
+    return figure.update_layout(hovermode="closest")
+
+
+def measured_gantt(found: tuple[NDArray[np.float64], Any] | None) -> go.Figure:
+    """`gantt` of what `explore.measured_trace` gives: the simulation of a plan, and the same plan as it really
+    ran."""
+    if found is None or not len(found[0]):
+        figure = new_figure("One model, simulated and measured", "ms", "host that sends (0: root)", height=340)
+        return say_nothing_yet(figure, NOT_MEASURED)
+    sends, simulation = found
+    title = f"One model: simulated {simulation.seconds * 1e3:.0f} ms, measured {sends[:, 2].max() * 1e3:.0f} ms"
+    return gantt(simulation.trace, title, measured=sends)
+
+
+def times_against_hosts(
+    hosts: Sequence[int] | NDArray[np.int64],
+    seconds: Mapping[str, NDArray[np.float64]],
+    points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None,
+) -> go.Figure:
+    """Milliseconds until the last host has the model, against the number of hosts: {scheme: [hosts]}; "bound" is drawn
+    as such.
+
+    `points`: name -> (hosts, seconds), drawn as markers, e.g. {"sharded, measured": ...}, in the color of the scheme
+    that the name begins with."""
+    points = points or {}
+    height = max(380, 110 + 20 * (len(seconds) + len(points)))
+    figure = new_figure("Until the last host has the model", "hosts", "ms", height=height)
+    colors: dict[str, str] = {}
+    for index, (name, values) in enumerate(seconds.items()):
+        if name == "bound":
+            line = {"color": "#808080", "dash": "dash", "width": 2}
+            figure.add_scatter(x=list(hosts), y=values * 1e3, name="lower bound", mode="lines", line=line)
+        else:
+            add_line(figure, np.asarray(hosts), values * 1e3, name, index)
+            colors[name] = COLORS[index % len(COLORS)]
+    for index, (name, (x, y)) in enumerate(points.items()):
+        marker = {
+            "size": 10,
+            "symbol": index,  # a sign of its own for each
+            "color": colors.get(name.partition(",")[0], COLORS[5]),
+            "line": {"width": 1, "color": "#808080"},
+        }
+        figure.add_scatter(x=x, y=y * 1e3, mode="markers", name=name, marker=marker)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return figure.update_layout(legend=LEGEND_AT_RIGHT)
+
+
+def measured_schemes(document: Mapping[str, Any], mode: str = "sealed loop", *, most: int = 16) -> go.Figure:
+    """Efficiency (bound / measured) of the best `most` schemes that a benchmark ran, the simulator's word for it, and
+    MPI's own ways; best first.
+
+    `document`: benchmarks/results/distribution.json (`explore.measured`): rows with scheme, mode, efficiency, and
+    where known seconds, low, high, simulated. Rows that lack them are left out."""
+    rows = [row for row in document.get("rows", []) if isinstance(row, Mapping) and row.get("mode") == mode]
+    rows = sorted((row for row in rows if is_positive(row.get("efficiency"))), key=lambda row: -row["efficiency"])
+    rows = rows[:most]
+    about = f", {document['hosts']} hosts at {document['rate']}" if "hosts" in document and "rate" in document else ""
+    size = f", {document['bytes'] / 1e6:g} MB" if is_positive(document.get("bytes")) else ""
+    height = 110 + 24 * max(len(rows), 4)
+    figure = new_figure(f"Measured, {mode}{about}{size}", "efficiency: least possible time / time", "", height=height)
+    if not rows:
+        return say_nothing_yet(figure, NOT_MEASURED)
+    ours = [row for row in rows if is_positive(row.get("simulated"))]
+    others = [row for row in rows if not is_positive(row.get("simulated"))]
+    for kept, name, color in ((ours, "ddrl", COLORS[0]), (others, "MPI, gloo", "#808080")):
+        figure.add_bar(
+            y=[row["scheme"] for row in kept],
+            x=[row["efficiency"] for row in kept],
+            orientation="h",
+            name=name,
+            text=[f"{row['seconds'] * 1e3:.0f} ms" if is_positive(row.get("seconds")) else "" for row in kept],
+            textposition="inside",
+            insidetextanchor="start",
+            insidetextfont={"color": "white"},
+            marker={"color": color},
+            hovertemplate="%{y}: %{x:.0%} (%{text})<extra></extra>",
+        )
+    timed = [row for row in ours if is_positive(row.get("seconds"))]
+    figure.add_scatter(
+        y=[row["scheme"] for row in timed],
+        x=[row["efficiency"] * row["seconds"] / row["simulated"] for row in timed],
+        mode="markers",
+        name="simulated",
+        marker={"symbol": "diamond-open", "size": 9, "color": COLORS[1], "line": {"width": 2}},
+    )
+    order = [row["scheme"] for row in reversed(rows)]
+    figure.update_xaxes(range=[0, 1.05], tickformat=".0%")
+    figure.update_yaxes(categoryorder="array", categoryarray=order, automargin=True, showgrid=False)
+    return figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay")

@@ -1,13 +1,11 @@
-"""What every figure has in common: size, margins, colors that color-blind readers can tell apart, and words on the
-axes.
+"""What all figures share: size, margins, colors that color-blind readers can tell apart, and the shapes that return.
 
 Colors are Okabe and Ito's (2008), the light ones darkened so that each has a contrast of at least 3 to 1 on white and
-on black; lines that must be told apart also differ in dash.
-Background and text are left to the page's theme."""
+on black; lines that must be told apart also differ in dash. Background and text are left to the page's theme."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,22 +21,15 @@ except ImportError:
 COLORS = ("#0072B2", "#C77800", "#008F68", "#B8578F", "#2E93CC", "#D55E00", "#808080")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
+LEGEND_AT_RIGHT = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
 
 
 def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = True) -> go.Figure:
-    """An empty figure with a title and named axes."""
+    """An empty figure with a title and named axes. `height`: pixels."""
     axis = {"gridcolor": "rgba(128,128,128,0.25)", "zerolinecolor": "rgba(128,128,128,0.4)"}
+    heading = {"text": title, "font": {"size": 15}, "x": 0, "xanchor": "left", "y": 1, "yanchor": "top"}
     layout: dict[str, Any] = {
-        "title": {
-            "text": title,
-            "font": {"size": 15},
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "pad": {"t": 8},
-        },
+        "title": {**heading, "yref": "container", "pad": {"t": 8}},
         "height": height,
         "margin": {"l": 60, "r": 16, "t": 44, "b": 88 if legend else 48},
         "xaxis": {"title": {"text": x, "standoff": 6}, **axis},
@@ -47,7 +38,7 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
         # below the axis: above, it would reach the title where the figure is narrow
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"},
         "hovermode": "x unified",
-        "uirevision": title,  # what the reader zoomed or hid stays so when new data comes
+        "uirevision": title,  # what the reader zoomed or hid stays so when new data arrive
     }
     return go.Figure(layout=layout)
 
@@ -61,6 +52,49 @@ def add_line(
     figure.add_scatter(
         x=np.asarray(x, np.float64), y=np.asarray(y, np.float64), name=name, mode="lines", line=style, **options
     )
+
+
+def add_level(figure: go.Figure, level: float, name: str, index: int = 5) -> None:
+    """A dashed horizontal line as long as the figure's first line."""
+    first: Any = figure.data[0]
+    add_line(figure, first.x[[0, -1]], np.repeat(level, 2), name, index, dash="dash")
+
+
+def lines_over_time(
+    title: str,
+    unit: str,
+    wall_seconds: NDArray[np.float64],
+    lines: Iterable[tuple[str, NDArray[np.float64]]],
+    nothing: str,
+    *,
+    shares: bool = False,
+) -> go.Figure:
+    """(name, values [T]) as lines over wall time [T], from zero on; those without a finite value are left out, and
+    `nothing` says why there is none. `shares`: the axis is from 0 to 100 %."""
+    scale, label = time_unit(wall_seconds)
+    figure = new_figure(title, label, unit, height=280)
+    for index, (name, values) in enumerate(lines):
+        if np.isfinite(values).any():
+            add_line(figure, wall_seconds * scale, values, name, index)
+    if shares:
+        share_axis(figure)
+    else:
+        figure.update_yaxes(rangemode="tozero")
+    return figure if figure.data else say_nothing_yet(figure, nothing)
+
+
+def share_axis(figure: go.Figure) -> None:
+    """Have the y axis show shares, 0 to 100 %."""
+    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
+
+
+def add_heatmap(
+    figure: go.Figure, x: NDArray[Any], y: Sequence[Any] | NDArray[Any], z: NDArray[Any], unit: str, **options: Any
+) -> None:
+    """A heatmap from zero on. y: [rows]; z: [rows, len(x)]; `unit` is written on its color bar."""
+    colorbar = {"title": {"text": unit}, "thickness": 12}
+    figure.add_heatmap(x=x, y=y, z=z.astype(np.float32), colorscale=SCALE, zmin=0, colorbar=colorbar, **options)
+    figure.update_layout(hovermode="closest")
 
 
 def set_up_notebook() -> str:
@@ -85,7 +119,7 @@ def set_up_notebook() -> str:
 
 
 def legend_below(figure: go.Figure, lines: int) -> go.Figure:
-    """Make room below the axis for a legend of so many lines, which it has where the figure is narrow."""
+    """Make room below the axis for a legend of `lines` lines, which it has where the figure is narrow."""
     below = 46 + 19 * lines
     height = figure.layout.height + below - figure.layout.margin.b
     figure.update_layout(height=height, margin={"b": below})
@@ -109,9 +143,8 @@ def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     """Words in place of data."""
     figure.update_xaxes(showticklabels=False, zeroline=False, title_text="")
     figure.update_yaxes(showticklabels=False, zeroline=False)
-    figure.add_annotation(
-        text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font={"size": 14, "color": "#808080"}
-    )
+    font = {"size": 14, "color": "#808080"}
+    figure.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False, font=font)
     return figure
 
 
@@ -129,16 +162,15 @@ def rates(values: NDArray[np.float64], times: NDArray[np.float64], over: float =
     return np.where((gained >= 0) & np.isfinite(found), found, np.nan)
 
 
-def minutes(wall_seconds: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
-    """Wall time in a unit that reads well, and the unit's name."""
+def time_unit(wall_seconds: NDArray[np.float64]) -> tuple[float, str]:
+    """The factor from seconds to a unit that suits the last of `wall_seconds`, and the axis' title."""
     longest = float(wall_seconds[-1]) if len(wall_seconds) else 0.0
-    if longest < 180:
-        return wall_seconds, "wall time [s]"
-    if longest < 3 * 3600:
-        return wall_seconds / 60, "wall time [min]"
-    return wall_seconds / 3600, "wall time [h]"
+    for limit, scale, unit in ((180.0, 1.0, "s"), (3 * 3600.0, 60.0, "min")):
+        if longest < limit:
+            return 1 / scale, f"wall time [{unit}]"
+    return 1 / 3600, "wall time [h]"
 
 
-def names_of(values: NDArray[np.float64], words: Sequence[str]) -> list[str]:
-    """Codes as words; "-" for NaN."""
-    return ["-" if np.isnan(value) else words[int(value)] for value in values]
+def is_positive(value: object) -> bool:
+    """Whether a value of a benchmark's document is a number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

@@ -1,96 +1,97 @@
-"""What replay holds and who waits for whom."""
+"""What replay holds, how it is drawn from, who waits for whom, and what it costs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from ddrl.plots.frame import COLORS, add_line, minutes, new_figure, rates, say_nothing_yet
+from ddrl.plots.frame import (
+    COLORS,
+    LEGEND_AT_RIGHT,
+    add_level,
+    add_line,
+    lines_over_time,
+    new_figure,
+    rates,
+    say_nothing_yet,
+    share_axis,
+)
 from ddrl.telemetry.reading import Table
 
+NOT_MEASURED = "not measured yet: python -m benchmarks.replay"
 
-def replay_fill(table: Table, capacity: int, *, height: int = 280) -> go.Figure:
+
+def replay_fill(table: Table, capacity: int) -> go.Figure:
     """Transitions held against `capacity`, and how many seconds of experience that is at the rate of recording (right
-    axis).
-
-    `table`: Run.series() with replay_size and rows_recorded.
-    """
-    x, label = minutes(table["wall_seconds"])
-    figure = new_figure("Replay: fill and age", label, "transitions", height=height)
-    if not len(table) or not np.isfinite(table["replay_size"]).any():
-        return say_nothing_yet(figure, "nothing recorded yet")
-    add_line(figure, x, table["replay_size"], "held", 0)
-    add_line(figure, x[[0, -1]], np.repeat(capacity, 2), "capacity", 5, dash="dash")
-    add_line(figure, x, _seconds_held(table), "age of the oldest (right)", 1, yaxis="y2")
-    figure.update_layout(
-        yaxis2={
-            "overlaying": "y",
-            "side": "right",
-            "title": {"text": "age [s]", "standoff": 8},
-            "rangemode": "tozero",
-            "showgrid": False,
-            "tickmode": "auto",
-        },
-        yaxis={"rangemode": "tozero"},
-        margin={"r": 64},
-    )
-    return figure
-
-
-def _seconds_held(table: Table) -> NDArray[np.float64]:
-    """Age of the oldest record at each moment: how long ago rows_recorded stood `replay_size` lower (first in, first
-    out)."""
+    axis). `table`: Run.series() with replay_size and rows_recorded."""
+    wall_seconds = table["wall_seconds"]
+    lines = [("held", table["replay_size"])]
+    figure = lines_over_time("Replay: fill and age", "transitions", wall_seconds, lines, "nothing recorded yet")
+    if not figure.data:
+        return figure
+    add_level(figure, capacity, "capacity")
+    # First in, first out: the oldest was recorded when rows_recorded was lower by what is held.
     recorded = np.nan_to_num(table["rows_recorded"])
-    wall = table["wall_seconds"]
-    began = np.interp(np.maximum(recorded - table["replay_size"], 0.0), recorded, wall) if len(wall) else wall
-    return wall - began
+    began = np.interp(np.maximum(recorded - table["replay_size"], 0.0), recorded, wall_seconds)
+    held: Any = figure.data[0]
+    add_line(figure, held.x, wall_seconds - began, "age of the oldest (right)", 1, yaxis="y2")
+    right = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False, "tickmode": "auto"}
+    return figure.update_layout(yaxis2={**right, "title": {"text": "age [s]", "standoff": 8}}, margin={"r": 64})
 
 
-def sample_balance(table: Table, wanted: float, *, height: int = 260) -> go.Figure:
+def sample_balance(table: Table, wanted: float) -> go.Figure:
     """Transitions learned from per transition recorded: over the window, and what the config asks for (`wanted`, 0:
     nothing)."""
-    x, label = minutes(table["wall_seconds"])
-    figure = new_figure("Samples per insert", label, "samples / transition", height=height)
-    if not len(table) or not np.isfinite(table["samples_per_insert"]).any():
-        return say_nothing_yet(figure, "no updates yet")
-    add_line(figure, x, table["samples_per_insert"], "measured", 0)
-    if wanted > 0:
-        add_line(figure, x[[0, -1]], np.repeat(wanted, 2), f"asked for: {wanted:g}", 5, dash="dash")
-    figure.update_yaxes(rangemode="tozero")
+    lines = [("measured", table["samples_per_insert"])]
+    unit = "samples / transition"
+    figure = lines_over_time("Samples per insert", unit, table["wall_seconds"], lines, "no updates yet")
+    if wanted > 0 and figure.data:
+        add_level(figure, wanted, f"asked for: {wanted:g}")
     return figure
 
 
-def who_waits(table: Table, *, height: int = 280) -> go.Figure:
+def who_waits(table: Table) -> go.Figure:
     """Who waits for whom: the trainer for data, rollouts at full lanes, and how often they are held back on purpose,
     for samples_per_insert."""
-    x, label = minutes(table["wall_seconds"])
-    figure = new_figure("Who waits for whom", label, "share of time", height=height)
-    for index, (name, words) in enumerate(
-        (
-            ("trainer_wait_share", "trainer for data"),
-            ("rollout_wait_share", "rollouts at full lanes"),
-            ("rollout_hold", "rollouts held back"),
-        )
-    ):
-        if len(table) and np.isfinite(table[name]).any():
-            add_line(figure, x, table[name], words, index)
-    figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
-    return figure if figure.data else say_nothing_yet(figure, "no records yet")
+    names = {
+        "trainer_wait_share": "trainer for data",
+        "rollout_wait_share": "rollouts at full lanes",
+        "rollout_hold": "rollouts held back",
+    }
+    lines = ((words, table[name]) for name, words in names.items())
+    nothing = "no records yet"
+    return lines_over_time("Who waits for whom", "share of time", table["wall_seconds"], lines, nothing, shares=True)
 
 
-def priority_law(priorities: NDArray[np.float64], exponent: float, *, height: int = 320) -> go.Figure:
+def recording_rates(table: Table) -> go.Figure:
+    """Transitions a second: recorded, and learned from. `table`: Run.series() with rows_recorded and samples."""
+    wall_seconds = table["wall_seconds"]
+    lines = [
+        (words, rates(table[name], wall_seconds))
+        for name, words in (("rows_recorded", "recorded"), ("samples", "learned from"))
+    ]
+    if "learn_share" in table.columns:  # which is not reported after the stop: what is drained then is no speed
+        lines = [(words, np.where(np.isfinite(table["learn_share"][1:]), values, np.nan)) for words, values in lines]
+    title = "Recorded and learned from"
+    figure = lines_over_time(title, "transitions / s", wall_seconds[1:], lines, "no records yet")
+    positive = np.concatenate([values[values > 0] for _, values in lines])
+    most = positive.max(initial=1.0)
+    least = positive.min(initial=most)
+    figure.update_yaxes(type="log", dtick=1, range=[np.floor(np.log10(least)), np.ceil(np.log10(most * 1.01))])
+    return figure
+
+
+def priority_law(priorities: NDArray[np.float64], exponent: float) -> go.Figure:
     """How often each transition is drawn under mass = priority ** exponent (Schaul et al. 2016, eq. 1), against uniform
     drawing.
 
     `priorities` [N]: raw priorities, e.g. absolute TD errors. Shown sorted: the share of all draws that the first k
     percent take."""
-    figure = new_figure(
-        f"Priority law, exponent {exponent:g}", "transitions, highest priority first", "share of draws", height=height
-    )
+    figure = new_figure(f"Priority law, exponent {exponent:g}", "transitions, highest priority first", "share of draws")
     if not len(priorities):
         return say_nothing_yet(figure, "no priorities yet")
     x = np.linspace(0, 1, 201)
@@ -100,15 +101,15 @@ def priority_law(priorities: NDArray[np.float64], exponent: float, *, height: in
         share = np.concatenate([[0.0], np.cumsum(mass) / mass.sum()])
         add_line(figure, x, np.interp(x, np.linspace(0, 1, len(share)), share), words, index)
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
-    figure.update_yaxes(tickformat=".0%", range=[0, 1.02])
+    share_axis(figure)
     return figure
 
 
 def cost_against_size(
-    sizes: Sequence[int], microseconds: Mapping[str, NDArray[np.float64]], *, batch_size: int, height: int = 320
+    sizes: Sequence[int], microseconds: Mapping[str, NDArray[np.float64]], *, batch_size: int
 ) -> go.Figure:
     """Microseconds to draw a batch against records held: {selector: [sizes]}."""
-    figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us", height=height)
+    figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us")
     for index, (name, values) in enumerate(microseconds.items()):
         add_line(figure, np.asarray(sizes, float), values, name, index)
     figure.update_xaxes(type="log")
@@ -116,32 +117,24 @@ def cost_against_size(
     return figure
 
 
-def draws_against_law(counts: NDArray[np.int64], law: NDArray[np.float64], *, height: int = 320) -> go.Figure:
-    """How often each transition was drawn against the probability that the law gives it; the band holds 99 % of honest
-    draws."""
-    figure = new_figure("Draws against the law", "probability by the law", "share of draws", height=height)
-    order = np.argsort(law)
-    law = law[order]
-    share = counts[order] / counts.sum()
-    draws = counts.sum()
-    spread = 2.576 * np.sqrt(law * (1 - law) / draws)
-    add_line(figure, law, law, "the law", 1)
-    for edge, name in ((law + spread, "99 % above"), (np.maximum(law - spread, 0), "99 % below")):
-        figure.add_scatter(
-            x=law,
-            y=edge,
-            mode="lines",
-            name=name,
-            line={"color": COLORS[1], "width": 1, "dash": "dot"},
-            showlegend=False,
-        )
-    figure.add_scatter(x=law, y=share, mode="markers", name="drawn", marker={"color": COLORS[0], "size": 5})
+def draws_against_law(counts: NDArray[np.int64], probabilities: NDArray[np.float64]) -> go.Figure:
+    """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
+    figure = new_figure("Draws against probabilities", "probability", "share of draws")
+    order = np.argsort(probabilities)
+    x = probabilities[order]
+    spread = 2.576 * np.sqrt(x * (1 - x) / counts.sum())
+    add_line(figure, x, x, "probability", 1)
+    line = {"color": COLORS[1], "width": 1, "dash": "dot"}
+    for edge, name in ((x + spread, "99 % above"), (np.maximum(x - spread, 0), "99 % below")):
+        figure.add_scatter(x=x, y=edge, mode="lines", name=name, line=line, showlegend=False)
+    marker = {"color": COLORS[0], "size": 5}
+    figure.add_scatter(x=x, y=counts[order] / counts.sum(), mode="markers", name="drawn", marker=marker)
     return figure
 
 
-def survivors(ages: Mapping[str, NDArray[np.float64]], *, height: int = 340) -> go.Figure:
+def survivors(ages: Mapping[str, NDArray[np.float64]]) -> go.Figure:
     """Which episodes each eviction policy has kept, by age in episodes: {policy: [kept]}; one row a policy."""
-    figure = new_figure("Episodes still held", "age, in episodes recorded since", "", height=height, legend=False)
+    figure = new_figure("Episodes still held", "age, in episodes recorded since", "", legend=False)
     for index, (name, values) in enumerate(ages.items()):
         figure.add_scatter(
             x=values,
@@ -154,78 +147,46 @@ def survivors(ages: Mapping[str, NDArray[np.float64]], *, height: int = 340) -> 
     return figure
 
 
-def recording_rates(table: Table, *, height: int = 260) -> go.Figure:
-    """Transitions a second: recorded, and learned from. `table`: Run.series() with rows_recorded and samples."""
-    x, label = minutes(table["wall_seconds"])
-    figure = new_figure("Recorded and learned from", label, "transitions / s", height=height)
-    if len(table) < 2:
-        return say_nothing_yet(figure, "no records yet")
-    # What is drained after the stop is no speed.
-    going = np.isfinite(table["learn_share"][1:]) if "learn_share" in table.columns else np.ones(len(x) - 1, bool)
-    seen: list[NDArray[np.float64]] = []
-    for index, (name, words) in enumerate((("rows_recorded", "recorded"), ("samples", "learned from"))):
-        values = np.where(going, rates(table[name], table["wall_seconds"]), np.nan)
-        seen.append(values[np.isfinite(values) & (values > 0)])
-        add_line(figure, x[1:], values, words, index)
-    most, least = (
-        float(edge(np.concatenate(seen), initial=1.0 if edge is np.max else np.inf)) for edge in (np.max, np.min)
-    )
-    figure.update_yaxes(
-        type="log", dtick=1, range=[np.floor(np.log10(min(least, most))), np.ceil(np.log10(most * 1.01))]
-    )
-    return figure
+# -- costs -------------------------------------------------------------------------------------------------------------
+# Figures of benchmarks/results/replay.json. What a document lacks is left out.
 
 
-def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000", *, height: int = 340) -> go.Figure:
+def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000") -> go.Figure:
     """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the
     same bytes take.
 
     `document`: benchmarks/results/replay.json (`explore.measured`); its part "grid" is a list of cells with
-    records and, by contestant, the operation's median. Cells that lack them are left out."""
+    records and, by contestant, the operation's median."""
     titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
-    figure = new_figure(titles.get(what, what), "records held", "us", height=height)
-    found: dict[str, list[tuple[float, float]]] = {}
-    for cell in _part(document, "grid") or []:
-        for name, timing in (cell.get(what) or {}).items() if isinstance(cell, Mapping) else ():
-            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing and "records" in cell:
-                found.setdefault(name, []).append((float(cell["records"]), float(timing["median"])))
-    for index, (name, points) in enumerate(found.items()):
-        sizes = sorted({records for records, _ in points})
-        middle = [float(np.median([time for records, time in points if records == size])) for size in sizes]
-        add_line(figure, np.array(sizes), np.array(middle), name, index, marker={"symbol": index, "size": 7})
+    figure = new_figure(titles.get(what, what), "records held", "us", height=340)
+    cells = [cell for cell in _part(document, "grid") or [] if isinstance(cell, Mapping) and "records" in cell]
+    points = _by_contestant((float(cell["records"]), cell.get(what)) for cell in cells)
+    for index, (name, found) in enumerate(points.items()):
+        sizes = sorted({records for records, _ in found})
+        medians = [np.median([time for records, time in found if records == size]) for size in sizes]
+        marker = {"symbol": index, "size": 7}
+        add_line(figure, np.array(sizes), np.array(medians), name, index, marker=marker)
         figure.data[-1].mode = "lines+markers"
     figure.update_xaxes(type="log", dtick=1)
     figure.update_yaxes(type="log", dtick=1)
-    figure.update_layout(
-        legend={"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}, margin={"t": 44}
-    )
-    return figure if found else say_nothing_yet(figure, "not measured yet: python -m benchmarks.replay")
+    figure.update_layout(legend=LEGEND_AT_RIGHT)
+    return figure if points else say_nothing_yet(figure, NOT_MEASURED)
 
 
 def operations_beside_peers(document: Mapping[str, Any]) -> go.Figure:
     """Microseconds of each operation on a replay of a million records: ours, plain copies of the same bytes, and other
     libraries.
 
-    `document`: benchmarks/results/replay.json; its part "rows" is {operation: {contestant: {"median": us}}}.
-    """
-    found: dict[str, list[tuple[str, float]]] = {}
-    part = _part(document, "rows")
-    operations = (
-        {name: timings for name, timings in part.items() if isinstance(timings, Mapping)}
-        if isinstance(part, Mapping)
-        else {}
-    )
-    for operation, timings in operations.items():
-        for name, timing in timings.items():
-            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing:
-                found.setdefault(name, []).append((operation, float(timing["median"])))
-    figure = new_figure(
-        "A million records, measured", "us, lower is better", "", height=130 + 46 * max(len(operations), 2)
-    )
-    for index, (name, points) in enumerate(found.items()):
+    `document`: benchmarks/results/replay.json; its part "rows" is {operation: {contestant: {"median": us}}}."""
+    rows = _part(document, "rows")
+    points = _by_contestant(rows.items() if isinstance(rows, Mapping) else ())
+    operations = {operation for found in points.values() for operation, _ in found}
+    height = 130 + 46 * max(len(operations), 2)
+    figure = new_figure("A million records, measured", "us, lower is better", "", height=height)
+    for index, (name, found) in enumerate(points.items()):
         figure.add_scatter(
-            x=[time for _, time in points],
-            y=[operation for operation, _ in points],
+            x=[time for _, time in found],
+            y=[operation for operation, _ in found],
             mode="markers",
             name=name,
             marker={"symbol": index, "size": 11, "color": COLORS[index % len(COLORS)]},
@@ -234,10 +195,20 @@ def operations_beside_peers(document: Mapping[str, Any]) -> go.Figure:
     figure.update_xaxes(type="log", dtick=1)
     figure.update_yaxes(autorange="reversed", automargin=True)
     figure.update_layout(hovermode="closest")
-    return figure if found else say_nothing_yet(figure, "not measured yet: python -m benchmarks.replay")
+    return figure if points else say_nothing_yet(figure, NOT_MEASURED)
 
 
 def _part(document: Mapping[str, Any], name: str) -> Any:
-    """A part of a benchmark's figures, which may stand in a frame of its own."""
+    """A part of a benchmark's figures, which may have a frame of its own."""
     part = document.get(name)
     return part.get("figures", part) if isinstance(part, Mapping) else part
+
+
+def _by_contestant(cells: Iterable[tuple[Any, Any]]) -> dict[str, list[tuple[Any, float]]]:
+    """Contestant -> (place, median) of cells (place, {contestant: {"median": us}}); ratios are no contestants."""
+    points: dict[str, list[tuple[Any, float]]] = {}
+    for place, timings in cells:
+        for name, timing in timings.items() if isinstance(timings, Mapping) else ():
+            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing:
+                points.setdefault(name, []).append((place, float(timing["median"])))
+    return points

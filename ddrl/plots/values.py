@@ -15,15 +15,11 @@ BINS = 40
 NOT_YET = "drawn when the run ends, for algorithms that learn distributions"
 
 
-def predicted_returns(
-    values: Mapping[str, Any] | None, moment: int = 0, number: int = 0, *, of: str = "", height: int = 320
-) -> go.Figure:
+def predicted_returns(values: Mapping[str, Any] | None, moment: int = 0, number: int = 0, *, of: str = "") -> go.Figure:
     """The distribution predicted for the states met at one moment, beside the returns that followed.
 
     `values`: Run.snapshot("values"); `number`: which of several numbers a reward has, called `of` in the title."""
-    figure = new_figure(
-        f"Return predicted and observed{of and ', '}{of}", "discounted return", "share a bin", height=height
-    )
+    figure = new_figure(f"Return predicted and observed{of and ', '}{of}", "discounted return", "share a bin")
     if not values:
         return say_nothing_yet(figure, NOT_YET)
     predicted = _of(values, values["predicted"][moment][number])
@@ -46,12 +42,12 @@ def predicted_returns(
 
 
 def state_value(
-    values: Mapping[str, Any] | None, moment: int = 0, number: int = 0, *, names: Sequence[str] = (), height: int = 320
+    values: Mapping[str, Any] | None, moment: int = 0, number: int = 0, *, names: Sequence[str] = ()
 ) -> go.Figure:
     """The distribution of one state's return: a line for each action; of continuous actions, for the policy's.
 
     `values`: Run.snapshot("values"); `number`: which of several numbers a reward has; `names`: of actions."""
-    figure = new_figure("Return of one state", "discounted return", "share a bin", height=height)
+    figure = new_figure("Return of one state", "discounted return", "share a bin")
     if not values:
         return say_nothing_yet(figure, NOT_YET)
     discrete = values["discrete"]

@@ -1,11 +1,12 @@
 """What replay hands out: the batches as named tuples of arrays, and the fresh arrays behind them.
 
-Written by the kernel, read by learners. A batch owns its memory; once nobody holds the tuple or any of its arrays
+Written by the kernel, read by learners. A batch owns its memory; once nothing refers to the tuple or any of its arrays
 (views included), the arrays are used again for a later batch. Observations are one array, or a dict of named arrays
 where the row schema has several. `columns` holds every further column by name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ class Sequences(NamedTuple):
     states after.
 
     Row b uses states 0 .. burn_len + length + (states after) - 1 of its axis; position t of the pick (t < length)
-    stands at index burn_len + t, its bootstrap state at index burn_len + t + ahead[t]. What lies past is zero."""
+    has index burn_len + t, its bootstrap state index burn_len + t + ahead[t]. What lies past is zero."""
 
     state: Any  # [B, burn_in + L + n_step, *observation]
     action: NDArray[Any]  # [B, burn_in + L, *action]
@@ -74,92 +75,112 @@ class Sequences(NamedTuple):
     # [B, L, ...], n-step sums; MEMORY [B, ...], recorded with the first state (before burn-in)
 
 
+def as_observation(schema: RowSchema, arrays: Mapping[str, Any], end: str = "") -> Any:
+    """The observation among arrays by column: one array, or the named ones by name. `end`: of the columns' names."""
+    if f"{STATE}{end}" in arrays:
+        return arrays[f"{STATE}{end}"]
+    return {schema.array_name(column): arrays[f"{column.name}{end}"] for column in schema.observation}
+
+
+def as_transitions(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Transitions:
+    """Arrays [B, ...] by the columns of `core.rows.transition_columns` as a batch; all weights 1."""
+    size = len(columns["discount_t"])
+    further = [name for one in schema.further for name in (one.name, f"{one.name}_next") if name in columns]
+    return Transitions(
+        as_observation(schema, columns),
+        columns["action"],
+        columns["reward"],
+        columns["discount_t"],
+        as_observation(schema, columns, "_next"),
+        np.zeros(size, np.uint64),
+        np.zeros(size, np.uint32),
+        np.ones(size, np.float32),
+        columns["policy_version"],
+        {name: columns[name] for name in further},
+    )
+
+
 class BatchShapes:
     """Makes fresh arrays for the batches of one replay; called by the kernel when no used batch is free.
 
-    Each method gives a batch and its arrays in the kernel's order: handles, positions and weights of the picks, one
-    for each stored column (None: not wanted), then what the method's last lines add."""
+    Each method gives a batch and its arrays in the kernel's order: handles, positions and weights of the picks, one for
+    each stored column (None: not wanted), then what the method's docstring names."""
 
     def __init__(self, schema: RowSchema, *, pick_len: int, n_step: int, burn_in: int) -> None:
         self._schema = schema
         self._pick_len = pick_len
         self._n_step = n_step
         self._burn_in = burn_in
-        self._states = schema.of(ColumnRole.STATE)
 
     def windows(self, size: int) -> tuple[tuple[Windows, dict[str, NDArray[Any]]], Outputs]:
-        """Arrays for get_batch; behind the columns: next states, lengths."""
+        """Arrays for get_batch; after the columns: next states, lengths."""
         lead = (size, self._pick_len)
-        first = {
-            column.name: self._array((size,) if column.role is ColumnRole.MEMORY else lead, column)
-            for column in self._schema.stored
-            if column.name != "policy_version"
-        }
-        after = self._next(lead)
+        arrays = self._columns({ColumnRole.MEMORY: (size,)}, lead)
+        del arrays["policy_version"]
+        after = self._next_states(lead)
         length = np.empty(size, np.uint32)
         next_length = np.empty(size, np.uint32)
-        handle, position = _picks(size)
+        handle = np.empty(size, np.uint64)
+        position = np.empty(size, np.uint32)
         batch = Windows(
-            self._observation(first),
-            first["action"],
-            first["reward"],
-            self._observation(after),
+            as_observation(self._schema, arrays),
+            arrays["action"],
+            arrays["reward"],
+            as_observation(self._schema, after),
             length,
             next_length,
             handle,
             position,
         )
-        outputs = (handle, position, None, *self._outputs(first), *after.values(), length, next_length)
-        return (batch, self._further(first, after)), outputs
+        outputs = (handle, position, None, *self._outputs(arrays), *after.values(), length, next_length)
+        return (batch, self._further(arrays, after)), outputs
 
     def transitions(self, size: int) -> tuple[Transitions, Outputs]:
-        """Arrays for sample; behind the columns: next states, discounts."""
-        first = {column.name: self._array((size,), column) for column in self._schema.stored}
-        after = self._next((size,))
+        """Arrays for sample; after the columns: next states, discounts."""
+        arrays = self._columns({}, (size,))
+        after = self._next_states((size,))
         discount = np.empty(size, np.float32)
         weight = np.empty(size, np.float32)
-        handle, position = _picks(size)
+        handle = np.empty(size, np.uint64)
+        position = np.empty(size, np.uint32)
         batch = Transitions(
-            self._observation(first),
-            first["action"],
-            first["reward"],
+            as_observation(self._schema, arrays),
+            arrays["action"],
+            arrays["reward"],
             discount,
-            self._observation(after),
+            as_observation(self._schema, after),
             handle,
             position,
             weight,
-            first["policy_version"],
-            self._further(first, after),
+            arrays["policy_version"],
+            self._further(arrays, after),
         )
-        return batch, (handle, position, weight, *self._outputs(first), *after.values(), discount)
+        return batch, (handle, position, weight, *self._outputs(arrays), *after.values(), discount)
 
     def sequences(self, size: int) -> tuple[Sequences, Outputs]:
-        """Arrays for sample_sequences; behind the columns: what is given of the pick's first record alone, discounts,
-        steps ahead, lengths."""
+        """Arrays for sample_sequences; after the columns: values of the pick's first record alone, one for each column,
+        discounts, steps ahead, lengths."""
         room = self._burn_in + self._pick_len
         lead = (size, self._pick_len)
         leads = {
             ColumnRole.STATE: (size, room + self._n_step),
-            ColumnRole.STEP: (size, room),
             ColumnRole.REWARD: lead,
             ColumnRole.MEMORY: (size,),
         }
-        run = {
-            column.name: self._array(leads[column.role], column)
-            for column in self._schema.stored
-            if column.name != "policy_version"
-        }
+        arrays = self._columns(leads, (size, room))
+        del arrays["policy_version"]
         at_pick = {"policy_version": np.empty(size, np.uint64)}
         discount = np.empty(lead, np.float32)
         weight = np.empty(size, np.float32)
         ahead = np.empty(lead, np.uint32)
         burn = np.empty(size, np.uint32)
         length = np.empty(size, np.uint32)
-        handle, position = _picks(size)
+        handle = np.empty(size, np.uint64)
+        position = np.empty(size, np.uint32)
         batch = Sequences(
-            self._observation(run),
-            run["action"],
-            run["reward"],
+            as_observation(self._schema, arrays),
+            arrays["action"],
+            arrays["reward"],
             discount,
             ahead,
             burn,
@@ -168,32 +189,29 @@ class BatchShapes:
             position,
             weight,
             at_pick["policy_version"],
-            self._further(run, {}),
+            self._further(arrays, {}),
         )
         picks = (handle, position, weight)
-        return batch, (*picks, *self._outputs(run), *self._outputs(at_pick), discount, ahead, burn, length)
+        return batch, (*picks, *self._outputs(arrays), *self._outputs(at_pick), discount, ahead, burn, length)
+
+    def _columns(self, leads: Mapping[ColumnRole, tuple[int, ...]], lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+        """An array for each stored column; its leading axes are those of its role in `leads`, else `lead`."""
+        return {column.name: self._array(leads.get(column.role, lead), column) for column in self._schema.stored}
+
+    def _next_states(self, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+        states = self._schema.of(ColumnRole.STATE)
+        return {column.name: self._array(lead, column) for column in self._schema.stored if column in states}
 
     def _array(self, lead: tuple[int, ...], column: Column) -> NDArray[Any]:
         stacked = self._schema.frame_stack > 1 and column in self._schema.observation
         stack = (self._schema.frame_stack,) if stacked else ()
         return np.empty(lead + stack + column.shape, column.dtype)
 
-    def _next(self, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-        return {column.name: self._array(lead, column) for column in self._schema.stored if column in self._states}
-
-    def _outputs(self, arrays: dict[str, NDArray[Any]]) -> Outputs:
+    def _outputs(self, arrays: Mapping[str, NDArray[Any]]) -> Outputs:
         return tuple(arrays.get(column.name) for column in self._schema.stored)
 
-    def _observation(self, arrays: dict[str, NDArray[Any]]) -> Any:
-        if STATE in arrays:
-            return arrays[STATE]
-        return {self._schema.array_name(column): arrays[column.name] for column in self._schema.observation}
-
-    def _further(self, first: dict[str, NDArray[Any]], after: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        columns = {column.name: first[column.name] for column in self._schema.further}
+    def _further(
+        self, arrays: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
         names = [column.name for column in self._schema.further]
-        return columns | {f"{name}_next": after[name] for name in names if name in after}
-
-
-def _picks(size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
-    return np.empty(size, np.uint64), np.empty(size, np.uint32)
+        return {name: arrays[name] for name in names} | {f"{name}_next": after[name] for name in names if name in after}

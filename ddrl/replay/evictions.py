@@ -1,4 +1,4 @@
-"""Evictions: which episode goes when replay is full, reached by the setting replay.eviction.
+"""Evictions: which episode is removed when replay is full, chosen by the setting replay.eviction.
 
 A built-in eviction names one of the kernel's. One from outside is a Python class with the methods of `Eviction`,
 written package.module:Class and constructed with its own settings (the table `[replay.<name>]`).
@@ -6,7 +6,7 @@ written package.module:Class and constructed with its own settings (the table `[
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,16 @@ Handles = NDArray[np.uint64]
 class Eviction(Protocol):
     """An eviction in Python. Constructed as cls(settings). It names episodes by handle.
 
-    The kernel calls it under the replay's lock, once where an episode must go and once a snapshot; it must not call
-    the replay. An exception surfaces from the call that recorded.
+    The kernel calls it under the replay's lock, where an episode must be evicted and for a snapshot; it must not call
+    the replay. An exception is raised by the call that recorded.
     """
 
     name: ClassVar[str]
     wants_draws: ClassVar[bool]  # whether `changed` is given the episodes whose picks were drawn
 
     def changed(self, added: Handles, ended: Handles, drawn: Handles, removed: Handles) -> None:
-        """What happened since the last call: episodes that got their first records, that ended, whose picks were drawn
-        (one entry a pick), and that left. An episode can be in several of them."""
+        """Changes since the last call: episodes that got their first records, that ended, whose picks were drawn (one
+        entry a pick), and that were removed. An episode can be in several of them."""
         ...
 
     def victim(self) -> int:
@@ -49,34 +49,34 @@ class Eviction(Protocol):
 
 
 class KernelEviction:
-    """The kernel's eviction of that `name`."""
+    """The kernel's eviction of that `name`; none of them has settings."""
 
     name: ClassVar[str]
 
-    def __init__(self, settings: Any) -> None:
-        """Take the checked `Settings` of the class: None, for none of the kernel's has any."""
+    def __init__(self, settings: None) -> None:
+        """`settings`: what every plug-in is constructed with."""
 
 
 class Fifo(KernelEviction):
-    """First in, first out: the episode that began first goes."""
+    """First in, first out: the episode that began first is removed."""
 
     name = "fifo"
 
 
 class SecondChance(KernelEviction):
-    """First in, first out, but an episode that was drawn since the pointer passed it last is passed over once."""
+    """First in, first out, but an episode that was drawn since the pointer passed it is skipped once."""
 
     name = "second_chance"
 
 
 class Lru(KernelEviction):
-    """The episode whose last draw is longest ago goes; running episodes only where no ended one is there."""
+    """The episode whose last draw is longest ago is removed; running episodes only where none has ended."""
 
     name = "lru"
 
 
 class Lfu(KernelEviction):
-    """The episode drawn least goes; running episodes only where no ended one is there."""
+    """The episode drawn least is removed; running episodes only where none has ended."""
 
     name = "lfu"
 

@@ -1,6 +1,6 @@
 """Pacing: how much may be recorded and whether a batch may be drawn, so that recording and learning keep in step.
 
-Nothing here blocks: pacing answers questions and counts; who records or draws waits by itself.
+Nothing here blocks: pacing answers questions and counts; the caller waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNLIMITED = 1 << 40
 
 
 class Pacing(Protocol):
-    """What a source of experience says about the rate of recording and drawing."""
+    """The rates of recording and drawing that a source of experience allows."""
 
     def insertable(self) -> int:
         """Rows that may be recorded now; UNLIMITED where nothing limits."""
@@ -26,7 +26,7 @@ class Pacing(Protocol):
         ...
 
     def change(self, samples_per_insert: float) -> None:
-        """Aim at this ratio of transitions learned from to transitions recorded, where the source keeps one."""
+        """Keep this ratio of transitions learned from to transitions recorded, where the source keeps one."""
         ...
 
 
@@ -38,8 +38,8 @@ class RateLimiter:
         draw up to n samples   while  error + n <= tolerance * samples_per_insert     (the learner is not too far ahead)
         insert n transitions   while  error - samples_per_insert * n >= -tolerance * samples_per_insert
 
-    For n small beside the tolerance one of the two always holds, so nobody waits for ever (Cassirer et al. 2021,
-    "Reverb", has the same equation in other words). Before min_size inserts nothing may be drawn and everything may be
+    For n small beside the tolerance one of the two always holds, so recording and drawing never both wait (the equation
+    is that of Reverb, Cassirer et al. 2021). Before min_size inserts nothing may be drawn and everything may be
     inserted. samples_per_insert = 0: inserts never wait, and draws only wait for min_size.
 
     As a `Pacing`: a batch takes up to `batch` samples, and `available` says whether there is anything to draw. While
@@ -74,25 +74,16 @@ class RateLimiter:
         return self.samples_per_insert * (self.inserts - self.min_size) - self.samples
 
     def insertable(self) -> int:
-        """How many transitions may be recorded now, one at a time; UNLIMITED where nothing limits."""
+        """How many transitions may be recorded now; UNLIMITED where nothing limits."""
         if self.samples_per_insert == 0 or not self._available():
             return UNLIMITED
         room = self.tolerance - self.samples_behind / self.samples_per_insert
-        return max(0, math.floor(room), self.min_size - self.inserts)
+        one = room >= min(1.0, self.tolerance)  # a tolerance below 1 must not block both sides
+        return max(int(one), math.floor(min(max(room, 0.0), UNLIMITED)), self.min_size - self.inserts)
 
     def ready(self) -> bool:
         """Whether a batch may be drawn, and there is something to draw."""
         return self.can_sample(self._batch) and self._available()
-
-    def can_insert(self, count: int = 1) -> bool:
-        """Whether `count` more transitions may be recorded now.
-
-        More at once than the tolerance spans both ways may be recorded whenever one could: blocks of any size get
-        through."""
-        if self.samples_per_insert == 0 or self.inserts + count <= self.min_size:
-            return True
-        band = self.tolerance * self.samples_per_insert
-        return self.samples_behind + self.samples_per_insert * min(count, self.tolerance) <= band
 
     def can_sample(self, count: int = 1) -> bool:
         """Whether `count` more transitions may be drawn now."""
@@ -112,13 +103,13 @@ class RateLimiter:
         self.samples += count
 
     def change(self, samples_per_insert: float) -> None:
-        """Aim at another ratio from now on; what was drawn and recorded until now counts as even."""
+        """Keep another ratio from now on; what was drawn and recorded until now counts as balanced."""
         if samples_per_insert < 0:
             raise ConfigError(f"samples_per_insert ({samples_per_insert}) must be at least 0")
         if samples_per_insert != self.samples_per_insert:
-            self._aim_at(samples_per_insert)
+            self._restart(samples_per_insert)
 
-    def _aim_at(self, samples_per_insert: float) -> None:
+    def _restart(self, samples_per_insert: float) -> None:
         self.samples_per_insert = float(samples_per_insert)
         self.samples = round(self.samples_per_insert * max(0, self.inserts - self.min_size))
 
@@ -134,8 +125,8 @@ class RateLimiter:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from a checkpoint.
 
-        A ratio that was changed during the run is kept; where the settings name another one than they did then, the
-        settings' holds, as after `change`."""
+        A ratio that was changed during the run is kept; where the settings name another one than they did then, that
+        of the settings is used, as after `change`."""
         try:
             inserts = int(state["inserts"])
             samples = int(state["samples"])
@@ -148,4 +139,4 @@ class RateLimiter:
         if configured == self._configured:
             self.samples_per_insert = ratio
         else:
-            self._aim_at(self._configured)
+            self._restart(self._configured)

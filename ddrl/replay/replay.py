@@ -1,9 +1,9 @@
-"""ExperienceReplay: the replay kernel's face in Python.
+"""ExperienceReplay: the Python side of the replay kernel (ddrl/kernel/replay).
 
-Written by whoever records (drains of lanes, or a loop by hand), read by the learner. Any thread may call any method;
-the kernel locks, and the GIL is released while it works. Follows "Design of experience replay module with high
+Written by the process that records (from lanes, or in a loop of its own), read by the learner. Any thread may call any
+method; the kernel locks, and the GIL is released while it works. Follows "Design of experience replay module with high
 performance" (J. Computer Applications 39(11), 2019): whole episodes of (state, action, reward), picks checked when they
-are recorded, drawing in time that does not grow with the records held. Beyond it: n-step windows, frame stacking,
+are recorded, draws in time that does not grow with the records held. Beyond it: n-step windows, frame stacking,
 sequences with burn-in, the version of the policy that acted, snapshots. Must not import torch or another stage.
 """
 
@@ -20,14 +20,19 @@ from numpy.typing import ArrayLike, NDArray
 from ddrl._kernel import Misfit, ReplayCore
 from ddrl.core.errors import CheckpointError
 from ddrl.core.files import replacement
-from ddrl.core.rows import STATE, RowSchema, row_schema, schema_of
-from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
+from ddrl.core.rows import STATE, RowSchema, schema_of
+from ddrl.core.specs import ArraySpec, Column, ColumnRole
 from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows
 from ddrl.replay.evictions import Eviction, KernelEviction
-from ddrl.replay.selectors import KernelSelector, Selector
+from ddrl.replay.selectors import KernelSelector, Selector, check_selector
 
-# -- arrays ------------------------------------------------------------------------------------------------------------
-# Arrays on their way into replay: what a caller gives, in the form that the kernel reads in place.
+LIVE = 0  # endings of an episode, as the kernel numbers them
+TERMINATED = 1
+TRUNCATED = 2
+MAX_CAPACITY = 1 << 30  # [records]
+SNAPSHOT_HEAD = 1 << 16  # [bytes] that hold a snapshot's description
+
+Progress = Callable[[int, int], object]  # called with bytes done and bytes in all
 
 
 class RecordArrays:
@@ -36,19 +41,10 @@ class RecordArrays:
     `lead` is () for one record and (n,) for n of them."""
 
     def __init__(self, schema: RowSchema) -> None:
-        self._arrays = {schema.array_name(column): column.array for column in schema.observation}
+        self._schema = schema
         self._named = schema.observation[0].name != STATE
-        self._action = schema.column("action").array
-        self._reward = schema.column("reward").array
         self._further = {column.name: column for column in schema.further}
-        self._observation = [column.name for column in schema.observation]
-        self._further_states = [column.name for column in schema.further if column.role is ColumnRole.STATE]
-        self._stored = [column.name for column in schema.stored]
-
-    @property
-    def plain(self) -> bool:
-        """Whether a record is one state array, an action and a reward, and nothing further."""
-        return not self._named and not self._further
+        self.plain = not self._named and not self._further  # one state array, an action, a reward, nothing further
 
     def values(
         self,
@@ -61,35 +57,36 @@ class RecordArrays:
         lead: tuple[int, ...],
     ) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
         """One array for each stored column, in their order, and one for each of role STATE after the last record
-        (None: the episode goes on)."""
+        (None: the episode continues)."""
         ends = final_state is not None
-        arrays: dict[str, Any] = self.further(columns, lead, ends)
-        arrays |= dict(zip(self._observation, self.observation(state, lead), strict=True))
-        arrays["action"] = conform(action, self._action, lead, "action")
-        arrays["reward"] = conform(np.asarray(reward, np.float32), self._reward, lead, "reward")
+        schema = self._schema
+        arrays = self._further_arrays(columns, lead, ends) | self._observation(state, lead)
+        arrays["action"] = conform(action, schema.column("action").array, lead, "action")
+        arrays["reward"] = conform(np.asarray(reward, np.float32), schema.column("reward").array, lead, "reward")
         arrays["policy_version"] = version
-        values = tuple(arrays[name] for name in self._stored)
+        values = tuple(arrays[column.name] for column in schema.stored)
         if not ends:
             return values, None
-        return values, (*self.observation(final_state, ()), *(arrays[f"{name}_next"] for name in self._further_states))
-
-    def observation(self, state: Any, lead: tuple[int, ...]) -> tuple[NDArray[Any], ...]:
-        """A state: one array, or a dict (or structured array) of the named ones."""
-        if not self._named:
-            return (conform(state, self._arrays["observation"], lead, STATE),)
-        names: Any = (
-            cast(Any, state) if isinstance(state, Mapping) else getattr(getattr(state, "dtype", None), "names", ())
+        finals = {f"{name}_next": array for name, array in self._observation(final_state, ()).items()} | arrays
+        return values, tuple(
+            finals[f"{column.name}_next"] for column in schema.stored if column.role is ColumnRole.STATE
         )
-        if set(names or ()) != set(self._arrays):
-            raise ValueError(f"a state of this replay is a dict of {', '.join(self._arrays)}")
-        return tuple(conform(state[name], array, lead, name) for name, array in self._arrays.items())
 
-    def further(
+    def _observation(self, state: Any, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+        """A state by column: one array, or a dict (or structured array) of the named ones."""
+        columns = self._schema.observation
+        if not self._named:
+            return {STATE: conform(state, columns[0].array, lead, STATE)}
+        names = {self._schema.array_name(column): column for column in columns}
+        given: Any = getattr(getattr(state, "dtype", None), "names", None) or state
+        if not isinstance(given, Mapping | tuple) or set(cast(Any, given)) != set(names):
+            raise ValueError(f"a state of this replay is a dict of {', '.join(names)}")
+        return {column.name: conform(state[name], column.array, lead, name) for name, column in names.items()}
+
+    def _further_arrays(
         self, columns: Mapping[str, ArrayLike] | None, lead: tuple[int, ...], ends: bool
     ) -> dict[str, NDArray[Any]]:
         """The further columns by name; one of role STATE also as name_next where the episode ends."""
-        if not self._further and not columns:
-            return {}
         given = dict(columns or {})
         made: dict[str, NDArray[Any]] = {}
         for name, column in self._further.items():
@@ -119,13 +116,6 @@ def conform(value: Any, spec: ArraySpec, lead: tuple[int, ...], name: str) -> ND
     return np.ascontiguousarray(array, spec.dtype).reshape(lead + spec.shape)
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
-# Options of a replay and of the kernel's selectors, checked, and the size of a chunk that follows from them.
-
-
-MAX_CAPACITY = 1 << 30  # [records]
-
-
 class Options(TypedDict, total=False):
     """Options of a replay, see `ExperienceReplay`."""
 
@@ -139,7 +129,7 @@ class Options(TypedDict, total=False):
 
 
 def check_options(capacity: int, pick_len: int, n_step: int, burn_in: int, seed: int) -> None:
-    """Raise ValueError where a replay cannot be."""
+    """Raise ValueError where these cannot be the options of a replay."""
     for name, value, least in (
         ("capacity", capacity, 1),
         ("pick_len", pick_len, 1),
@@ -159,7 +149,7 @@ def check_options(capacity: int, pick_len: int, n_step: int, burn_in: int, seed:
 
 def selector_options(kind: str, options: Mapping[str, Any]) -> dict[str, float]:
     """The options of a kind of the kernel's selectors, with its defaults; ValueError for one that it does not take."""
-    defaults = dict(ReplayCore.selector_defaults(kind))
+    defaults = ReplayCore.selector_defaults(kind)
     if unknown := set(options) - set(defaults):
         raise ValueError(
             f"a {kind} selector takes no {', '.join(sorted(unknown))}; it takes {', '.join(defaults) or 'no options'}"
@@ -180,96 +170,7 @@ def chunk_shift(record_bytes: int, capacity: int, pick_len: int) -> int:
     return max(0, min(shift, capacity.bit_length() - 1))
 
 
-# -- snapshots ---------------------------------------------------------------------------------------------------------
-# Snapshots of a replay: bytes, or files written whole or not at all.
-
-
-Progress = Callable[[int, int], object]
-
-
-class Snapshots:
-    """What `ExperienceReplay` does with snapshots. A snapshot names the configuration and the selectors it needs."""
-
-    _core: ReplayCore
-    _configuration: dict[str, Any]
-    _selectors: list[dict[str, Any]]
-
-    def new_pick_selector(self, selector: Any, **options: Any) -> int:
-        """Make a way of drawing picks."""
-        raise NotImplementedError
-
-    def serialize(self, progress: Progress | None = None) -> bytes:
-        """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may
-        go on meanwhile."""
-        return cast(bytes, self._core.serialize(self._describe(self._selectors), progress))
-
-    def unserialize(self, data: bytes, progress: Progress | None = None) -> None:
-        """Become the replay that `serialize` wrote; the same draws follow.
-
-        A replay without selectors gets the snapshot's. Raises CheckpointError, with nothing changed, for input that is
-        truncated, corrupt, foreign, or of another configuration. `progress` is called with bytes done and in all."""
-        self._restore(
-            data[: 1 << 16], "the snapshot", lambda configuration: self._core.unserialize(data, configuration, progress)
-        )
-
-    def save(self, path: str | Path, progress: Progress | None = None, *, increment: bool = False) -> None:
-        """A snapshot in a file, whole or not at all (a temporary file is renamed).
-
-        With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and
-        is loaded after it: load(first, *increments). Raises CheckpointError where it cannot be written, or there is
-        nothing to build on."""
-        try:
-            with replacement(Path(path)) as temporary:
-                self._core.save(str(temporary), self._describe(self._selectors), increment, progress)
-        except (RuntimeError, OSError) as error:
-            raise CheckpointError(f"{path}: {error}") from None
-
-    def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
-        """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as
-        `unserialize`."""
-        try:
-            with Path(path).open("rb") as file:
-                head = file.read(1 << 16)
-        except OSError as error:
-            raise CheckpointError(f"cannot read the snapshot {path}: {error.strerror or error}") from None
-        self._restore(
-            head,
-            str(path),
-            lambda configuration: self._core.load([str(each) for each in (path, *increments)], configuration, progress),
-        )
-
-    def _restore(self, head: bytes, source: str, read: Callable[[str], None]) -> None:
-        before = len(self._selectors)
-        try:
-            selectors: list[dict[str, Any]] = []
-            if not self._selectors:
-                length = int.from_bytes(head[8:12], "little")
-                described = (
-                    msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
-                )
-                selectors = described.get("selectors", [])
-            for selector in selectors:
-                if "foreign" in selector:
-                    raise ValueError(f"make its selector {selector['selector']} first: it is not one of the kernel's")
-                self.new_pick_selector(**selector)
-            read(self._describe(self._selectors))
-        except (RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
-            self._core.keep_selectors(before)
-            del self._selectors[before:]
-            raise CheckpointError(f"{source} cannot be loaded: {error}") from None
-
-    def _describe(self, selectors: list[dict[str, Any]]) -> str:
-        return msgspec.json.encode({**self._configuration, "selectors": selectors}).decode()
-
-
-# -- experience --------------------------------------------------------------------------------------------------------
-
-LIVE = 0
-TERMINATED = 1
-TRUNCATED = 2
-
-
-class ExperienceReplay(Snapshots):
+class ExperienceReplay:
     """Experience of many episodes, at most `capacity` records, drawn by any number of pick selectors.
 
     state: shape and dtype of what is recorded a step (one frame where frame_stack > 1), a record of named arrays, or a
@@ -310,13 +211,6 @@ class ExperienceReplay(Snapshots):
         replay._begin(schema, capacity, **options)
         return replay
 
-    @classmethod
-    def for_env(
-        cls, spec: EnvSpec, capacity: int, columns: Sequence[Column] = (), **options: Unpack[Options]
-    ) -> ExperienceReplay:
-        """A replay of what an environment's rows hold, with the further columns of an algorithm or chooser."""
-        return cls.of(row_schema(spec, columns), capacity, **options)
-
     def _begin(
         self,
         schema: RowSchema,
@@ -332,9 +226,9 @@ class ExperienceReplay(Snapshots):
     ) -> None:
         check_options(capacity, pick_len, n_step, burn_in, seed)
         self.schema = schema
+        self.row_dtype = schema.dtype  # that record_rows takes
         self._arrays = RecordArrays(schema)
         self._plain = self._arrays.plain
-        self._row_dtype = schema.dtype
         self._pick_len = pick_len
         self._n_step = n_step
         table = {entry[0]: entry for entry in schema.table}
@@ -355,8 +249,8 @@ class ExperienceReplay(Snapshots):
         self._make_windows = shapes.windows
         self._make_transitions = shapes.transitions
         self._make_sequences = shapes.sequences
-        self._selectors = []
-        self._configuration = {
+        self._selectors: list[dict[str, Any]] = []  # as snapshots describe them
+        self._configuration: dict[str, Any] = {
             "columns": [[column.name, list(column.shape), column.dtype, column.role] for column in schema.stored],
             "capacity": capacity,
             "pick_len": pick_len,
@@ -389,7 +283,7 @@ class ExperienceReplay(Snapshots):
         truncated). `columns` holds the further columns by name; where the episode ends, one of role STATE also comes
         as name_next, for the final state.
 
-        Returns the handle to go on with: a new one when the episode had been evicted. Amortized O(1), evictions
+        Returns the handle to use next: a new one when the episode had been evicted. Amortized O(1), evictions
         included. Raises ValueError for a handle that never was or has ended, TypeError or ValueError for an array that
         does not fit."""
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
@@ -419,18 +313,18 @@ class ExperienceReplay(Snapshots):
         actions = np.asarray(actions)
         if actions.ndim < 1:
             raise ValueError("actions need a leading axis, the steps")
-        lead = actions.shape[:1]
+        count = len(actions)
         if self._plain and columns is None:
             try:
                 finals = None if final_state is None else (final_state,)
-                return self._core.record(handle, lead[0], (states, actions, rewards, policy_version), finals, ending)
+                return self._core.record(handle, count, (states, actions, rewards, policy_version), finals, ending)
             except Misfit:
                 pass  # as in `record`
         version = policy_version
         if not isinstance(version, int):
-            version = conform(version, ArraySpec((), "uint64"), lead, "policy_version")
-        values, finals = self._arrays.values(states, actions, rewards, version, final_state, columns, lead)
-        return self._core.record(handle, lead[0], values, finals, ending)
+            version = conform(version, ArraySpec((), "uint64"), (count,), "policy_version")
+        values, finals = self._arrays.values(states, actions, rewards, version, final_state, columns, (count,))
+        return self._core.record(handle, count, values, finals, ending)
 
     def record_rows(self, rows: NDArray[Any]) -> int:
         """Record rows of many interleaved streams (structured, [n] of `row_dtype`), in their order; the number of steps
@@ -438,8 +332,8 @@ class ExperienceReplay(Snapshots):
 
         Step 0 of a stream begins an episode. A gap in `step` closes the old episode without a final state and begins
         another. Rows of kind TERMINATED and TRUNCATED end the episode with their state."""
-        if rows.dtype is not self._row_dtype and rows.dtype != self._row_dtype:
-            raise TypeError(f"rows of dtype {rows.dtype} do not fit this replay's row dtype {self._row_dtype}")
+        if rows.dtype is not self.row_dtype and rows.dtype != self.row_dtype:
+            raise TypeError(f"rows of dtype {rows.dtype} do not fit this replay's row dtype {self.row_dtype}")
         return self._core.record_rows(rows if rows.flags.c_contiguous else np.ascontiguousarray(rows))
 
     def cut(self, handle: int) -> None:
@@ -449,11 +343,6 @@ class ExperienceReplay(Snapshots):
     def cut_streams(self) -> None:
         """End every live episode of `record_rows` without a final state, as before a checkpoint or after a resume."""
         self._core.cut_streams()
-
-    @property
-    def row_dtype(self) -> np.dtype[Any]:
-        """The dtype that `record_rows` takes: that of the schema."""
-        return self._row_dtype
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -467,11 +356,12 @@ class ExperienceReplay(Snapshots):
         if not isinstance(selector, str):
             if isinstance(selector, KernelSelector):
                 return self.new_pick_selector(selector.name, **(selector.options | options))
+            check_selector(selector)
             handle = self._core.add_foreign_selector(selector)
             self._selectors.append({"selector": selector.name, "foreign": True})
             return handle
         chosen = selector_options(selector, options)
-        handle = self._core.add_selector(selector, list(chosen.items()))
+        handle = self._core.add_selector(selector, chosen)
         self._selectors.append({"selector": selector, **chosen})
         return handle
 
@@ -482,7 +372,7 @@ class ExperienceReplay(Snapshots):
     def get_batch(self, batch_size: int, selector: int) -> Windows:
         """Draw windows of pick_len records: eight arrays. O(batch_size * pick_len). ValueError where nothing can be
         drawn."""
-        return self.get_batch_with_columns(batch_size, selector)[0]
+        return self._core.get_batch(batch_size, selector, self._make_windows)[0]
 
     def get_batch_with_columns(self, batch_size: int, selector: int) -> tuple[Windows, dict[str, NDArray[Any]]]:
         """As `get_batch`, and the further columns by name: [B, L, ...]; MEMORY [B, ...], of the first record; STATE
@@ -545,14 +435,75 @@ class ExperienceReplay(Snapshots):
 
     def picks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Every pick that can be drawn, in table order: handles and positions."""
-        count = self._core.picks
-        handles = np.zeros(count, np.uint64)
-        positions = np.zeros(count, np.uint32)
-        self._core.list_picks(handles, positions)
-        return handles, positions
+        return self._core.list_picks()
 
-    def law(self, selector: int) -> NDArray[np.float64]:
+    def probabilities(self, selector: int) -> NDArray[np.float64]:
         """The probability with which the selector's next draw takes each pick of `picks()`."""
-        probability = np.zeros(self._core.picks, np.float64)
-        self._core.law(selector, probability)
-        return probability
+        return self._core.probabilities(selector)
+
+    @property
+    def evicted_unseen(self) -> int:
+        """Records evicted so far with episodes of which no pick was ever drawn."""
+        return self._core.evicted_unseen
+
+    # -- snapshots ---------------------------------------------------------------------------------------------------
+
+    def serialize(self, progress: Progress | None = None) -> bytes:
+        """Everything as bytes: records, structure, the selectors with their priorities and random states. Recording may
+        continue meanwhile."""
+        return cast(bytes, self._core.serialize(self._describe(), progress))
+
+    def unserialize(self, data: bytes, progress: Progress | None = None) -> None:
+        """Become the replay that `serialize` wrote; the same draws follow.
+
+        A replay without selectors gets the snapshot's. Raises CheckpointError, with nothing changed, for input that is
+        truncated, corrupt, foreign, or of another configuration. `progress` is called with bytes done and in all."""
+        head = data[:SNAPSHOT_HEAD]
+        self._restore(head, "the snapshot", lambda needed: self._core.unserialize(data, needed, progress))
+
+    def save(self, path: str | Path, progress: Progress | None = None, *, increment: bool = False) -> None:
+        """A snapshot in a file, whole or not at all (a temporary file is renamed).
+
+        With `increment` it holds what changed since the last save (or load) alone, at the cost of the new records, and
+        is loaded after it: load(first, *increments). Raises CheckpointError where it cannot be written, or there is
+        nothing to build on."""
+        try:
+            with replacement(Path(path)) as temporary:
+                self._core.save(str(temporary), self._describe(), increment, progress)
+        except (RuntimeError, OSError) as error:
+            raise CheckpointError(f"{path}: {error}") from None
+
+    def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
+        """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as
+        `unserialize`."""
+        try:
+            with Path(path).open("rb") as file:
+                head = file.read(SNAPSHOT_HEAD)
+        except OSError as error:
+            raise CheckpointError(f"cannot read the snapshot {path}: {error.strerror or error}") from None
+        paths = [str(each) for each in (path, *increments)]
+        self._restore(head, str(path), lambda needed: self._core.load(paths, needed, progress))
+
+    def _restore(self, head: bytes, source: str, read: Callable[[str], None]) -> None:
+        before = len(self._selectors)
+        try:
+            selectors: list[dict[str, Any]] = []
+            if not self._selectors:
+                length = int.from_bytes(head[8:12], "little")
+                described = (
+                    msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
+                )
+                selectors = described.get("selectors", [])
+            for selector in selectors:
+                if "foreign" in selector:
+                    raise ValueError(f"make its selector {selector['selector']} first: it is not one of the kernel's")
+                self.new_pick_selector(**selector)
+            read(self._describe())
+        except (RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
+            self._core.keep_selectors(before)
+            del self._selectors[before:]
+            raise CheckpointError(f"{source} cannot be loaded: {error}") from None
+
+    def _describe(self) -> str:
+        """What a snapshot names: the configuration and the selectors that it needs."""
+        return msgspec.json.encode({**self._configuration, "selectors": self._selectors}).decode()

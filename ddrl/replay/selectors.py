@@ -1,4 +1,4 @@
-"""Selectors: ways of drawing picks, reached by the setting replay.selector.
+"""Selectors: ways of drawing picks, chosen by the setting replay.selector.
 
 A built-in selector names one of the kernel's and gives its options (`KernelSelector`). One from outside is a Python
 class with the methods of `Selector`, written package.module:Class. Both are made with their own settings (the table
@@ -71,19 +71,20 @@ class Selector(Protocol):
     """A selector in Python. Constructed as cls(settings, common).
 
     The pick table is dense: picks have indices 0 .. size - 1. The kernel calls a selector under the replay's lock, at
-    most once a batch for each method; it must not call the replay. What happened to the table since the last call comes
-    in order, before a draw, a law, priorities or a snapshot. An exception surfaces from the call that asked for it.
+    most once a batch for each method; it must not call the replay. Changes of the table since the last call are
+    reported in order, before a draw, probabilities, priorities or a snapshot. An exception is raised by the call that
+    needed it.
     """
 
     name: ClassVar[str]
     uses_priorities: ClassVar[bool]  # whether the learner's priorities are handed to set_priority
 
     def added(self, first: int, count: int) -> None:
-        """The table grew by picks first .. first + count - 1, in order of their making."""
+        """The table grew by picks first .. first + count - 1, in the order in which they were made."""
         ...
 
     def moved(self, source: NDArray[np.uint32], target: NDArray[np.uint32]) -> None:
-        """Pick source[i] now stands at index target[i]; in this order."""
+        """Pick source[i] now has index target[i]; applied in this order."""
         ...
 
     def dropped(self, size: int) -> None:
@@ -102,7 +103,7 @@ class Selector(Protocol):
         """Indices [count], with replacement, and their importance weights (None: all 1); None: nothing to draw."""
         ...
 
-    def law(self) -> NDArray[np.float64]:
+    def probabilities(self) -> NDArray[np.float64]:
         """The probability [size] with which the next draw takes each pick."""
         ...
 
@@ -115,8 +116,15 @@ class Selector(Protocol):
         ...
 
 
+def check_selector(selector: Selector) -> None:
+    """Raise TypeError where a selector in Python has the interface of earlier versions."""
+    if not hasattr(selector, "probabilities"):
+        renamed = ": rename its method `law`" if hasattr(selector, "law") else ""
+        raise TypeError(f"selector {selector.name} has no method probabilities() -> float64 [size]{renamed}")
+
+
 class Uniform(KernelSelector):
-    """Every pick alike."""
+    """Every pick with the same probability."""
 
     name = "uniform"
     uses_priorities = False

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -26,9 +26,9 @@ from ddrl.core import algorithm, plugins
 from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.files import replacement
-from ddrl.core.rows import STATE, RowKind, RowSchema
+from ddrl.core.rows import RowKind, RowSchema
 from ddrl.core.specs import Column, ColumnRole
-from ddrl.replay.batches import Sequences, Transitions
+from ddrl.replay.batches import Sequences, Transitions, as_observation, as_transitions
 from ddrl.replay.evictions import make_eviction
 from ddrl.replay.pacing import Pacing, RateLimiter
 from ddrl.replay.replay import ExperienceReplay
@@ -38,18 +38,19 @@ SNAPSHOT = "replay.snapshot"
 AREAS_FILE = "areas.npz"
 TRAJECTORIES_FILE = "trajectories.npy"
 MIN_BATCHES = 2  # batches that a queue of trajectories holds: one to draw, one to fill
-MAX_DRAW_SECONDS = 10.0  # then a draw from areas that are written over all the time is given up
+MAX_DRAW_SECONDS = 10.0  # limit of a draw from areas whose blocks are overwritten all the time
 
 
 class Used(NamedTuple):
-    """What a batch was, once an update has used it."""
+    """What an update has used of a batch."""
 
     transitions: int
     versions: NDArray[np.uint64]  # [n], of the policies that acted in it
 
 
 class Experience(Protocol):
-    """What a trainer learns from. One thread calls it.
+    """What a trainer learns from. One thread calls it. A source may derive from it: the methods with a body are for
+    sources to which they do not apply.
 
     Constructed as cls(config, schema, experience, areas): `experience` is what the algorithm declares, `areas` the
     sample areas that the rollouts write (none where rows go through lanes).
@@ -57,7 +58,7 @@ class Experience(Protocol):
 
     # Whether rollouts write transitions into sample areas instead of rows into lanes; such a class also has
     # `spare_blocks`, those of an area beyond areas.blocks.
-    through_areas: ClassVar[bool]
+    through_areas: ClassVar[bool] = False
 
     @property
     def pacing(self) -> Pacing:
@@ -71,7 +72,7 @@ class Experience(Protocol):
 
     def arrived(self) -> int:
         """Steps that arrived through sample areas since the last call; 0 for other sources."""
-        ...
+        return 0
 
     def sample(self) -> Any:
         """One draw of the configured size."""
@@ -83,11 +84,9 @@ class Experience(Protocol):
 
     def anneal(self, progress: float) -> None:
         """Move what is annealed to `progress` of the run, 0 to 1."""
-        ...
 
     def cut(self) -> None:
         """End all running episodes: their environments are reset (a checkpoint, a resume)."""
-        ...
 
     def figures(self) -> dict[str, float]:
         """Gauges by name (replay_size, replay_bytes, ...)."""
@@ -135,13 +134,11 @@ def rate_limiter(config: Config, batch: int, available: Callable[[], bool]) -> R
     return RateLimiter(settings.samples_per_insert, settings.min_size, settings.samples_tolerance, batch, available)
 
 
-class ReplaySource:
+class ReplaySource(Experience):
     """Draws learner.batch_size transitions, or sequences where the experience's pick_len is above 1.
 
     Recording and drawing are held together by replay.samples_per_insert, counted in transitions: a sequence counts
     each of its positions in use."""
-
-    through_areas: ClassVar[bool] = False
 
     def __init__(
         self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
@@ -181,10 +178,6 @@ class ReplaySource:
         self.limiter.inserted(recorded)
         return recorded
 
-    def arrived(self) -> int:
-        """Everything comes through `record`."""
-        return 0
-
     def sample(self, size: int = 0) -> Transitions | Sequences:
         """One draw, of `size` instead of learner.batch_size where it is given. ValueError where nothing can be
         drawn."""
@@ -220,12 +213,16 @@ class ReplaySource:
         self.replay.cut_streams()
 
     def probabilities(self) -> NDArray[np.float64] | None:
-        """The probability of each pick in the next draw; None where all are alike or there is none."""
-        return self.replay.law(self.selector) if self._uses_priorities and len(self.replay) else None
+        """The probability of each pick in the next draw; None where all are equal or there is none."""
+        return self.replay.probabilities(self.selector) if self._uses_priorities and len(self.replay) else None
 
     def figures(self) -> dict[str, float]:
-        """Records held and their memory [bytes]."""
-        return {"replay_size": len(self.replay), "replay_bytes": self.replay.nbytes}
+        """Records held, their memory [bytes], and records evicted with episodes that were never drawn from."""
+        return {
+            "replay_size": len(self.replay),
+            "replay_bytes": self.replay.nbytes,
+            "records_evicted_unseen": self.replay.evicted_unseen,
+        }
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the replay with its selector; the rate limiter's state."""
@@ -259,7 +256,7 @@ class _Run:
     step: int = 0  # of the newest row
 
 
-class TrajectorySource:
+class TrajectorySource(Experience):
     """Experience that is learned from once: a bounded queue of trajectories, in the order of recording.
 
     A trajectory is `length` consecutive steps of one stream with the state after them. An episode's end, a gap in
@@ -267,8 +264,6 @@ class TrajectorySource:
     learner.batch_size; a full one takes no rows (`insertable` is 0), so that lanes hold the rollouts back. With
     max_policy_lag a trajectory that holds a step older than that many versions is dropped and counted, when it is
     recorded and again when it would be handed out. It is its own pacing."""
-
-    through_areas: ClassVar[bool] = False
 
     def __init__(
         self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
@@ -320,10 +315,6 @@ class TrajectorySource:
             self._continue(stream, step, kind != RowKind.STEP, rows[place])
         return int((kinds == RowKind.STEP).sum())
 
-    def arrived(self) -> int:
-        """Everything comes through `record`."""
-        return 0
-
     def ready(self) -> bool:
         """Whether the queue holds a batch of trajectories, none of them too old."""
         fresh = [one for one in self._queue if not self._too_old(one)]
@@ -341,9 +332,6 @@ class TrajectorySource:
         """Nothing is kept of a trajectory that was learned from."""
         versions = batch.policy_version[np.arange(self._length) < batch.length[:, None]]
         return Used(int(batch.length.sum()), versions)
-
-    def anneal(self, progress: float) -> None:
-        """Nothing is annealed."""
 
     def cut(self) -> None:
         """End all running trajectories; the state after the last step is unknown, so that step is not learned from."""
@@ -428,9 +416,8 @@ class TrajectorySource:
     def _assemble(self, chosen: list[NDArray[Any]]) -> Trajectories:
         length = np.array([len(one) - 1 for one in chosen], np.uint32)
         made = {column.name: self._column(column, chosen) for column in self._schema.stored}
-        observation = {self._schema.array_name(one): made[one.name] for one in self._schema.observation}
         return Trajectories(
-            made.get("state", observation),
+            as_observation(self._schema, made),
             made["action"],
             made["reward"],
             np.array([one[-1]["kind"] == RowKind.TERMINATED for one in chosen]),
@@ -449,11 +436,9 @@ class TrajectorySource:
         return array
 
 
-class TransitionSource:
+class TransitionSource(Experience):
     """What sources of single transitions share: batches of learner.batch_size of them, each as likely as any other, as
     often as replay.samples_per_insert allows. The sources add where transitions are held."""
-
-    through_areas: ClassVar[bool] = False
 
     def __init__(self, config: Config, schema: RowSchema, experience: algorithm.Experience, stream: int) -> None:
         """`stream` separates the random draws of one kind of source from another's. ConfigError where the experience is
@@ -482,9 +467,6 @@ class TransitionSource:
         self._limiter.sampled(len(batch.pick_epi))
         return Used(len(batch.pick_epi), batch.policy_version)
 
-    def anneal(self, progress: float) -> None:
-        """Nothing is annealed."""
-
     def _state(self) -> dict[str, Any]:
         """The rate limiter's, and the state of the random draws."""
         return self._limiter.state() | {"rng": json.dumps(self._rng.bit_generator.state)}
@@ -501,9 +483,9 @@ class AreaSource(TransitionSource):
     """Experience that rollouts write into sample areas (ddrl/channels/area.py). Each batch is drawn from one area, the
     areas in turn; neither side waits for the other.
 
-    A batch comes from the blocks that are complete in an area that is full enough (areas.min_fill); where a block was
-    written over during the draw, the draw is repeated. replay.samples_per_insert holds the learner back where what is
-    written is too little for another batch; in a serial run the rollout acts while the learner has drawn its share."""
+    A batch comes from the complete blocks of an area that is full enough (areas.min_fill); where a block was
+    overwritten during the draw, the draw is repeated. replay.samples_per_insert makes the learner wait where too little
+    was written for another batch; in a serial run the rollout acts while the learner has drawn its share."""
 
     through_areas: ClassVar[bool] = True
     spare_blocks: ClassVar[int] = 1
@@ -535,7 +517,7 @@ class AreaSource(TransitionSource):
         return steps
 
     def _available(self) -> bool:
-        """Whether an area can be read. The areas are asked in turn, from the one after that of the last batch on."""
+        """Whether an area can be read. The areas are tried in turn, from the one after that of the last batch on."""
         for offset in range(len(self._areas)):
             index = (self._turn + offset) % len(self._areas)
             if self._readable(self._areas[index]):
@@ -547,8 +529,8 @@ class AreaSource(TransitionSource):
         return area.update() >= self._min_blocks
 
     def sample(self) -> Transitions:
-        """A batch of the area whose turn it is, or, where rollouts have written over too much of it since, of the next
-        that can be read. ChannelError where none can for MAX_DRAW_SECONDS."""
+        """A batch of the area whose turn it is, or, where rollouts have overwritten too much of it since, of the next
+        that can be read. ChannelError where none can be for MAX_DRAW_SECONDS."""
         end = time.monotonic() + MAX_DRAW_SECONDS
         while time.monotonic() < end:
             if not self._limiter.ready():
@@ -559,7 +541,7 @@ class AreaSource(TransitionSource):
                 continue
             self.drawn[self._turn] += 1
             self._turn = (self._turn + 1) % len(self._areas)
-            return as_batch(self._schema, columns)
+            return as_transitions(self._schema, columns)
         raise ChannelError(
             f"no sample area could be read for {MAX_DRAW_SECONDS:g} s: rollouts write over what is drawn; raise "
             "areas.blocks or areas.block"
@@ -573,9 +555,6 @@ class AreaSource(TransitionSource):
         columns, whole = area.draw(self._rng.integers(0, complete * area.block, self._batch_size))
         self.repeated += not whole
         return columns if whole else None
-
-    def cut(self) -> None:
-        """Samples are whole transitions; rollouts drop what they have not written."""
 
     def figures(self) -> dict[str, float]:
         """Samples in complete blocks, areas that can be read, repeated draws, and torn batches (none here)."""
@@ -606,27 +585,3 @@ class AreaSource(TransitionSource):
         self._counted = [area.written for area in self._areas]
         self._load_state(state)
         self._turn = int(state.get("turn", 0)) % max(len(self._areas), 1)
-
-
-def as_batch(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Transitions:
-    """Arrays [B, ...] by the columns of `core.rows.transition_columns` as a batch; all weights 1."""
-    size = len(columns["discount_t"])
-    further = [name for one in schema.further for name in (one.name, f"{one.name}_next") if name in columns]
-    return Transitions(
-        _observation(schema, columns, ""),
-        columns["action"],
-        columns["reward"],
-        columns["discount_t"],
-        _observation(schema, columns, "_next"),
-        np.zeros(size, np.uint64),
-        np.zeros(size, np.uint32),
-        np.ones(size, np.float32),
-        columns["policy_version"],
-        {name: columns[name] for name in further},
-    )
-
-
-def _observation(schema: RowSchema, columns: Mapping[str, NDArray[Any]], end: str) -> Any:
-    if f"{STATE}{end}" in columns:
-        return columns[f"{STATE}{end}"]
-    return {schema.array_name(one): columns[f"{one.name}{end}"] for one in schema.observation}

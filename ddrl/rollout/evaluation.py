@@ -54,7 +54,7 @@ def play_episodes(
     """Play `episodes` greedily with the parameters `vector`; the same seed plays the same.
 
     `env` may be a factory; what it makes is closed again. `vector` must not change meanwhile: pass a copy of a
-    mailbox's slot. `stop` is asked at each vector step; where it says yes, InterruptedError is raised, for a result of
+    mailbox's slot. `stop` is called at each vector step; where it returns True, InterruptedError is raised: a result of
     the episodes ended so far would be biased."""
     if episodes < 1:
         raise ValueError(f"episodes ({episodes}) must be at least 1")

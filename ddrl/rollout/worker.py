@@ -1,7 +1,8 @@
 """The rollout's loop: act with the newest parameters, step the environments, record every step in the lane.
 
 Reads a mailbox and the board; writes a lane and its own row of counters. A vector step takes tens of microseconds, so
-whatever can be done for many at once is: random numbers are drawn ahead, and counters are stored some times a second.
+work is done for many steps at once where possible: random numbers are drawn ahead, and counters are stored a few times
+a second.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ddrl.core.specs import EnvStep, VectorEnv
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
 ROOM_WAIT = 0.2  # [s] between checks of the board while the lane is full: a stop is noticed that late
-ENV_STEPS = 0  # where a published version's values say how far all rollouts were, and their epsilon
-EPSILON = 1
+ENV_STEPS = 0  # index in a published version's values: steps of all rollouts
+EPSILON = 1  # and their epsilon
 
 
 @dataclass(frozen=True)
@@ -199,13 +200,13 @@ class RolloutWorker:
         forbid_torch()
         board = self._board
         bell = self._board.rollout_bell
-        heard = bell.value
+        last_ring = bell.value
         command = board.command
         try:
             while True:
                 rung = bell.value  # rung after each new command
-                if rung != heard or self._writer.pending:  # a full lane was left at a new command, before its bell
-                    heard = rung
+                if rung != last_ring or self._writer.pending:  # a full lane was left at a new command, before its bell
+                    last_ring = rung
                     command = board.command
                 if command is Command.RUN:
                     self.step()
@@ -235,7 +236,7 @@ class RolloutWorker:
         self._next_report = time.perf_counter() + REPORT_PERIOD
 
     def release(self) -> None:
-        """Let go of the mailbox's slot; the next step pins again."""
+        """Unpin the mailbox's slot; the next step pins again."""
         self._pin = self._vector = None
         self._reader.unpin()
         self._policy.release()

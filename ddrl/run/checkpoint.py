@@ -23,8 +23,7 @@ from typing import Annotated, Any, cast
 import msgspec
 import numpy as np
 
-from ddrl.acting.model import ActingModel
-from ddrl.acting.policy_file import load_policy, save_policy
+from ddrl.acting.policy_file import ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.run.directory import Disk, RunDirectory, read_text, write_json

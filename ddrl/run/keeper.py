@@ -191,14 +191,21 @@ def report_stacks(descriptor: int) -> None:
     faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True)
 
 
-def end_stranger(pid: int) -> None:
-    """Kill a process that is no child of this one, once it has had the time to write its stacks to its own standard
-    error."""
+def ask_for_stacks(pid: int) -> str:
+    """Make a process that is no child of this one write its stacks to its own standard error; what to say of that."""
+    state, caught = _state_of(pid)
+    if not caught or state not in "RS":
+        return f"its process {STATES.get(state, 'is in state ' + state)}"
     with contextlib.suppress(ProcessLookupError):
-        state, caught = _state_of(pid)
-        if caught and state in "RS":
-            os.kill(pid, STACKS_SIGNAL)
-            time.sleep(STACKS_TIMEOUT)
+        os.kill(pid, STACKS_SIGNAL)
+    return "its stacks are on its standard error"
+
+
+def end_stranger(pid: int) -> None:
+    """Kill a process that is no child of this one, once it has had the time to write its stacks."""
+    ask_for_stacks(pid)
+    time.sleep(STACKS_TIMEOUT)
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
@@ -232,7 +239,7 @@ WORDS_AFTER = 0.1  # of the limit: the user is told
 RANK, ROLE, HOST, PID, HEARTBEAT, ENDED, PHASE = map(
     COLUMNS.index, ("rank", "role", "host", "pid", "heartbeat", "ended", "phase")
 )
-WATCHED = [list(Role).index(role) for role in (Role.TRAINER, Role.ROLLOUT, Role.EVALUATOR, Role.RELAY)]
+WATCHED = [list(Role).index(role) for role in (Role.TRAINER, Role.ROLLOUT, Role.EVALUATOR, Role.RELAY, Role.NODE)]
 LONG_PHASE_LIMIT = 1800.0  # [s] without a heartbeat while saving: a large replay on a slow disk
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.area import AreaWriter
 from ddrl.channels.board import Command, CounterRow
 from ddrl.channels.lane import StepWriter

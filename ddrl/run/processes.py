@@ -39,6 +39,7 @@ from ddrl.run.keeper import (
     Place,
     Silence,
     Silent,
+    ask_for_stacks,
     end_stranger,
     import_for_members,
     without_launcher,
@@ -260,12 +261,14 @@ class Job:
             self.fail(f"{child.name} {ended.how}{_below(ended.words)}")
 
     def _note_silence(self, silent: Silent) -> None:
-        what = "it" if silent.role in (Role.RELAY, Role.TRAINER) else "its environment"
+        what = "its environment" if silent.role in (Role.ROLLOUT, Role.EVALUATOR) else "it"
         if not silent.final:
             self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
             return
         child = next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
         stacks = "" if child is None else f"\n{child.name}:\n{child.stacks()}"
+        if silent.role is Role.NODE and silent.pid > 0:  # a rank, which its launcher ends
+            stacks = f"\nprocess {silent.pid} on {socket.gethostname()}: {ask_for_stacks(silent.pid)}"
         if child is not None and self._deaths.after_silence(child):
             self.keeper.restart(child)
             assert self._silence is not None
@@ -273,9 +276,9 @@ class Job:
             times = f"({child.incarnation + 1} of {self._deaths.max_restarts} times)"
             self.note(f"{silent.words}: it was started again {times}{stacks}", silent.rank)
             return
-        saved = "what was learned since the last checkpoint is lost" if what == "it" else "what was learned is saved"
-        if silent.role is Role.RELAY:
-            saved = "what was learned is saved"
+        saved = "what was learned is saved"
+        if silent.role in (Role.TRAINER, Role.NODE):  # without a node's gradient the trainer is not between two draws
+            saved = "what was learned since the last checkpoint is lost"
         setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
         text = (
             f"{silent.words} ({setting}): {what} hangs, or its host; {saved}. Longer environment steps need a higher "

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import forbid_torch
+from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox

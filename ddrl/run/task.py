@@ -36,7 +36,7 @@ from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, Tra
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, check_setting, summarize
 
 if TYPE_CHECKING:
-    from ddrl.acting.model import ActingModel
+    from ddrl.acting.policy_file import ActingModel
     from ddrl.learner.learner import Learner
     from ddrl.replay.sources import Experience
     from ddrl.rollout.evaluation import MetStates

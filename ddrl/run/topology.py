@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import ActingModel
 from ddrl.channels import Doorbell
 from ddrl.channels.area import SampleArea
 from ddrl.channels.board import Blob, Board, Command, CounterRow, Counters

@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.rows import ParameterLayout

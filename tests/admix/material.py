@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from ddrl.acting.model import ActingModel
-from ddrl.acting.policy_file import save_policy
+from ddrl.acting.policy_file import ActingModel, save_policy
 from ddrl.admix import Book, DisplayRequest, Mixer, ServedPolicy
 from ddrl.admix.making import make_book
 from ddrl.core.config import EnvConfig

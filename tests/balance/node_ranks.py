@@ -38,11 +38,11 @@ SLOW = NODES  # rank of the node that waits
 BATCH = 24
 
 
-def setup(algorithm="dqn", silence_limit=300.0, **balance):
+def setup(algorithm="dqn", **balance):
     options = {"algorithm": algorithm, "nodes": NODES, "batch_size": BATCH, "hidden": [16], "target_period": 2}
     learner = LearnerConfig(max_grad_norm=1e6, **options)
     replay = ReplayConfig(capacity=3000, min_size=100, n_step=1, samples_per_insert=1.0, samples_tolerance=1000.0)
-    env, run = EnvConfig(num_envs=2), RunConfig(seed=2, silence_limit=silence_limit)
+    env, run = EnvConfig(num_envs=2), RunConfig(seed=2)
     return Config(run=run, env=env, replay=replay, learner=learner).with_section(BalanceConfig(**balance))
 
 
@@ -245,17 +245,6 @@ def foreign(leader, learner, config, gate):
         return str(error)
 
 
-def silent(leader, learner, config, gate):
-    """A node hangs; later it answers all the same."""
-    try:
-        leader.gradient(batch_of(config, 0), "value")
-    except JobFailed as error:
-        gate("all")
-        leader._clock = lambda: 0.0
-        until(leader, lambda: len(leader._free_nodes()) == NODES)
-        return str(error)
-
-
 def nobody(leader, learner, config, gate):
     """All nodes fail."""
     try:
@@ -286,7 +275,6 @@ CASES = {
     "stale is lost": (first_of, setup(**K, threshold=2, dropped_samples="lose"), "gate"),
     "left": (left, setup(), "fail"),
     "foreign": (foreign, setup(), "foreign"),
-    "silent": (silent, setup(silence_limit=0.5), "gate"),
     "nobody": (nobody, setup(), "all fail"),
     "observed": (observed, setup(sizer="ddqn"), ""),
     "capped": (capped, setup(max_sizes=[20, 3, 4]), ""),

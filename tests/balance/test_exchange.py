@@ -9,7 +9,18 @@ import torch
 from torch import nn
 
 from ddrl.balance.exchange import Exchange, weighted_mean
-from ddrl.balance.messages import Rows, SharedMemory, arrays_of, count_rows, join_rows, pack, take_rows, unpack
+from ddrl.balance.messages import (
+    TO_NODE,
+    Finish,
+    Rows,
+    SharedMemory,
+    arrays_of,
+    count_rows,
+    join_rows,
+    pack,
+    take_rows,
+    unpack,
+)
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
@@ -40,8 +51,8 @@ def parts_of(batch, sizes=SIZES):
     """The batch as nodes get it: cut, sent, and read again."""
     edges = np.cumsum([0, *sizes])
     for start, stop in itertools.pairwise(edges):
-        message = pack({}, arrays_of(take_rows(batch, start, stop)))
-        _, arrays = unpack(message, dict)
+        message = pack(Finish(), arrays_of(take_rows(batch, start, stop)))
+        _, arrays = unpack(message, TO_NODE)
         yield Rows(arrays, (int(start), len(batch.weight)))
 
 

@@ -1,7 +1,9 @@
 """Processes of a job with gradient nodes that are killed: mpirun is told to let the others go on."""
 
 import os
+import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -101,6 +103,21 @@ def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path
     assert text.count("node 1 has left: its process has died; 2 continue") == 1, text
     assert summary(run)["reason"] == "interrupted"
     assert segments_of(run) == []
+
+
+def test_a_node_that_hangs_ends_the_job_at_the_limit_and_is_named(tmp_path, job_of):
+    run, job = tmp_path / "run", job_of("run.silence_limit=8")
+    wait_for_checkpoint(run, job)
+    pid = pids(run, Role.NODE)[1]
+    os.kill(pid, signal.SIGSTOP)
+    status, text = end_of(job)
+    assert status == 1, text
+    assert re.search(r"rank \d+ \(node of host 0\) has shown no sign of life for \d+ s \(run\.silence_limit\)", text), (
+        text
+    )
+    assert f"process {pid} on {socket.gethostname()}: its process is stopped by a signal" in text, text
+    assert "since the last checkpoint is lost" in text
+    assert any((run / "checkpoints").glob("0*"))
 
 
 def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):

@@ -10,14 +10,19 @@ import pytest
 import torch
 
 from benchmarks.admix.__main__ import SMALL, cases, interval
-from benchmarks.admix.inside import Explorer, Inside
 from benchmarks.admix.learned import Learned
 from ddrl.acting.policy_file import save_policy
 from ddrl.admix import AdmixVectorEnv
 from ddrl.admix.days import load
+from ddrl.channels import AreaWriter, SampleArea
+from ddrl.core.config import Config
+from ddrl.core.rows import row_schema, transition_columns
 from ddrl.core.settings import load_config
+from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
-from ddrl.learner import Learner
+from ddrl.learner import Learner, describe
+from ddrl.learner.networks import as_tensors
+from ddrl.replay.sources import make_source
 from ddrl.run.cli import tasks
 from tests.admix.days import HandDay, contracts, hand_env, requests
 from tests.run.launch import ddrl, settings
@@ -25,13 +30,69 @@ from tests.run.launch import ddrl, settings
 BIDS = 1 + 8 * (np.arange(400) * 0.618 % 1)  # evenly spread over 1 to 9, in no order
 
 
+class Inside:
+    """An explorer, its sample area and the learner in one process, step by step: the library's own objects without
+    processes, so that a small training is the same for the same seed."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._env = self.env(config.env.num_envs)
+        spec = self._env.spec
+        schema = row_schema(spec)
+        self.learner = Learner.of(config, spec)
+        area = SampleArea.create(None, transition_columns(schema), config.areas.block, config.areas.blocks)
+        self.source = make_source(config, schema, describe(config, spec).experience, [area])
+        steps = {"n_step": config.replay.n_step, "discount": config.learner.discount}
+        self._writer = AreaWriter(area, schema, 0, config.env.num_envs, **steps)
+        seeds = np.random.SeedSequence(config.run.seed).generate_state(2).tolist()
+        self._state = self._env.reset(seeds[0])
+        self._rng = np.random.default_rng(seeds[1])
+        self.updates = 0
+
+    def env(self, count: int) -> VectorEnv:
+        return make_vector_env(self.config.env, count)
+
+    def act(self, env: VectorEnv, state: np.ndarray) -> np.ndarray:
+        """The actor's actions [N, *action.shape]."""
+        with torch.no_grad():
+            observation = as_tensors(state, env.spec.observation, torch.device("cpu"))
+            return self.learner.algorithm.modules()["actor"](observation).numpy()
+
+    def explore(self) -> None:
+        """One vector step with the noise of rollout.epsilon_end."""
+        spec = self._env.spec
+        state = self._state
+        noise = self.config.rollout.epsilon_end * self._rng.standard_normal((len(state), *spec.action.shape))
+        action = self.act(self._env, state) + noise
+        action = np.clip(action, np.array(spec.action_low), np.array(spec.action_high)).astype(np.float32)
+        following, reward, terminated, truncated, _, columns = self._env.step(action)
+        self._writer.write(state, action, reward, terminated, truncated, following, self.updates, dict(columns), 0.0)
+        self._state = following
+        self.source.arrived()
+
+    def learn(self, most: int) -> None:
+        """At most `most` updates, as far as samples_per_insert allows."""
+        learner = self.learner
+        while most and self.source.pacing.ready():
+            batch = self.source.sample()
+            steps = []
+            for part in learner.parts:
+                gradient = learner.gradient(batch, part, False)
+                if gradient is not None:
+                    steps.append((gradient, learner.apply(gradient)))
+            learner.outcome(steps)
+            self.source.learned(batch, None)
+            most -= 1
+            self.updates += 1
+
+
 def two_contracts(num_envs: int, **play) -> AdmixVectorEnv:
     """A day on which one contract needs 150 of the 200 requests that it may use, the other 50 of its own 200: the bids
     below 7 and below 3. What is known beforehand says 3.75 and 6.25."""
-    mine = np.arange(400) % 2 == np.arange(2)[:, None]
+    eligible = np.arange(400) % 2 == np.arange(2)[:, None]
     book = contracts([150, 50])
     book.penalty[:] = 0.010, 0.050
-    day = HandDay(book, requests(BIDS[:, None], np.zeros((400, 2)), eligible=mine.T), windows=8)
+    day = HandDay(book, requests(BIDS[:, None], np.zeros((400, 2)), eligible=eligible.T), windows=8)
     return hand_env(day, num_envs, **play)
 
 
@@ -49,7 +110,7 @@ def test_the_actor_raises_the_bonus_of_a_contract_that_would_miss_its_demand() -
     wanted += ["replay.samples_per_insert=16"]
     config = load_config(tasks()["admix"], wanted)
     object.__setattr__(config.env, "kwargs", play | {"prior": "demand", "pace_step": 0.0, "repeat": 20, "delay": 0.0})
-    run = Inside(config, [Explorer({})])
+    run = Inside(config)
     before, returned = served(run)
     np.testing.assert_allclose(before, [3.75, 6.25], rtol=1e-5)
     while run.updates < 1600:

@@ -49,11 +49,12 @@ def test_the_nearest_tests_are_those_of_the_longest_path_and_exist() -> None:
         for path in (*near, *further):
             assert (ROOT / path).exists(), path
     program = "tests/kernel/test_programs.py::test_a_program_passes_as_it_is[{}]".format
-    assert nearest("ddrl/kernel/codec.hpp") == [(program("test_codec"),), ("tests/distribution/test_codecs.py",)]
+    files = ("tests/distribution/test_codecs.py", "tests/distribution/test_shards.py")
+    assert nearest("ddrl/kernel/codec.hpp") == [(program("test_codec"),), files]
     first, own, folder, *_ = nearest("ddrl/kernel/ring.hpp")
     assert first == (program("test_ring"),)
     assert (own, folder) == (("tests/channels/test_lane.py",), ("tests/replay", "tests/channels"))
-    assert program("test_replay") in nearest("ddrl/kernel/replay/prioritized.hpp")[2]  # through other headers
+    assert program("test_replay") in nearest("ddrl/kernel/replay/selectors.hpp")[2]  # through other headers
     own, folder, _ = nearest("ddrl/replay/pacing.py")
     assert (own, folder) == (("tests/replay/test_pacing.py",), ("tests/replay",))
     own, _, folder, _ = nearest("ddrl/acting/policy.py")

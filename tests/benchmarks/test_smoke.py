@@ -26,6 +26,7 @@ PLAIN = {
     "benchmarks.ages": [""],
     "benchmarks.size": [""],
     "benchmarks.distribution.cluster": ["up --hosts 2", "run --ranks 1 -- true", "down"],
+    "benchmarks.replay.picture": ["{folder}/replay.png"],
 }
 
 
@@ -64,6 +65,8 @@ def test_the_smallest_form_of_a_program_ends_and_saves_its_figures(command, tmp_
 @pytest.mark.long
 @pytest.mark.timeout(TIMEOUT + 60)
 @pytest.mark.parametrize("program", PLAIN)
-def test_a_program_without_figures_ends(program):
+def test_a_program_without_figures_ends(program, tmp_path):
+    if program == "benchmarks.replay.picture":
+        pytest.importorskip("kaleido", reason="needs kaleido")
     for words in PLAIN[program]:
-        run(program, *words.split())
+        run(program, *words.format(folder=tmp_path).split())

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 from ranks import RANK, WORLD, Host, report
 
-from ddrl.acting.model import ActingModel
 from ddrl.acting.policy import ActingPolicy
+from ddrl.acting.policy_file import ActingModel
 from ddrl.core.config import ClusterConfig, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 

@@ -5,11 +5,9 @@
 #include <vector>
 
 #include "expect.hpp"
-#include "replay/fifo.hpp"
+#include "replay/evictions.hpp"
 #include "replay/gather.hpp"
-#include "replay/ranked_eviction.hpp"
-#include "replay/second_chance.hpp"
-#include "replay/selector_kinds.hpp"
+#include "replay/selectors.hpp"
 
 namespace fixture {
 
@@ -20,6 +18,10 @@ inline Options options(u64 capacity, u32 pick_len = 1, u32 n_step = 1, u32 shift
     chosen.columns = {{8, Role::STATE}, {8}, {4, Role::REWARD}, {8}};  // state, action, reward, version
     chosen.capacity = capacity, chosen.pick_len = pick_len, chosen.n_step = n_step, chosen.shift = shift;
     return chosen;
+}
+
+inline Parameters exponents(double priority, double importance) {
+    return {{"priority_exponent", priority}, {"importance_exponent", importance}, {"stratified", 0}};
 }
 
 struct Records {

@@ -95,6 +95,23 @@ static void exchanged_pieces_and_other_lengths_change_it() {
     EXPECT(sums.size() == made);
 }
 
+static void bytes_that_come_in_parts_have_the_checksum_of_the_whole() {
+    std::mt19937_64 random(6);
+    for (const size_t largest : {1u, 100u, 3000u}) {
+        const auto data = noise(9000, largest);
+        for (size_t length = 0; length <= data.size(); length += 1 + random() % 700) {
+            ddrl::Checksum parts;
+            for (size_t at = 0; at < length;) {
+                const size_t part = std::min<size_t>(random() % (largest + 1), length - at);
+                parts.add(data.data() + at, part);
+                at += part;
+                EXPECT(at < length || parts.value() == ddrl::checksum(data.data(), length));
+            }
+        }
+    }
+    EXPECT(ddrl::Checksum().value() == ddrl::checksum(nullptr, 0));
+}
+
 static void its_value_is_part_of_the_layout() {
     std::vector<std::byte> data(5000);
     for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 7);
@@ -108,5 +125,6 @@ int main() {
     RUN(a_large_copy_past_the_caches_is_whole);
     RUN(every_single_flipped_bit_changes_it);
     RUN(exchanged_pieces_and_other_lengths_change_it);
+    RUN(bytes_that_come_in_parts_have_the_checksum_of_the_whole);
     RUN(its_value_is_part_of_the_layout);
 }

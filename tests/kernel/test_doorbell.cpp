@@ -1,4 +1,4 @@
-#include "doorbell.hpp"
+#include "shared_memory.hpp"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,4 +1,4 @@
-#include "lane_set.hpp"
+#include "ring.hpp"
 
 #include <map>
 #include <random>

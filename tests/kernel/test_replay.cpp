@@ -73,7 +73,7 @@ void the_lowest_key_goes_first_in_lru_and_lfu() {
     for (const bool recent : {true, false}) {
         Replay replay(options(40),
                       recent ? std::unique_ptr<Eviction>(std::make_unique<Lru>()) : std::make_unique<Lfu>());
-        const u32 selector = replay.add_selector(std::make_unique<Prioritized>(Random(1, 1), 40, 1.0, 0.0, false));
+        const u32 selector = replay.add_selector(std::make_unique<Prioritized>(Random(1, 1), 40, exponents(1.0, 0.0)));
         for (u32 tag = 1; tag <= 4; ++tag) add_episode(replay, tag, 10);
         std::vector<u64> handles;
         std::vector<u32> positions;

@@ -72,9 +72,7 @@ u64 word(const std::vector<byte>& bytes, std::size_t at) {
 }
 
 void set_checksum(std::vector<byte>& bytes, std::size_t begin, std::size_t end) {
-    Checksum sum;
-    sum.add(bytes.data() + begin, end - begin);
-    const u64 value = sum.value();
+    const u64 value = ddrl::checksum(bytes.data() + begin, end - begin);
     std::memcpy(bytes.data() + end, &value, sizeof value);
 }
 

@@ -22,7 +22,9 @@ public:
         std::fill(weight.begin(), weight.end(), 1.0f);
         return true;
     }
-    void law(std::span<double> probability) override { std::fill(probability.begin(), probability.end(), 1.0 / size_); }
+    void probabilities(std::span<double> probability) override {
+        std::fill(probability.begin(), probability.end(), 1.0 / size_);
+    }
     std::size_t nbytes() const override { return sizeof *this; }
     void save(Writer& out, bool) const override { out.value(size_), out.value(next_); }
     void load(Reader& in) override { size_ = in.value<u32>(), next_ = in.value<u32>(); }

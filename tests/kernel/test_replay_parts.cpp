@@ -1,10 +1,7 @@
-// The parts of the replay kernel by themselves: sum tree, map, random numbers, checksum.
+// The parts of the replay kernel by themselves: sum tree and random numbers.
 #include <cmath>
-#include <map>
 
 #include "expect.hpp"
-#include "replay/checksum.hpp"
-#include "replay/flat_map.hpp"
 #include "replay/random.hpp"
 #include "replay/sum_tree.hpp"
 
@@ -69,25 +66,6 @@ void masses_of_very_different_size_are_drawn_in_proportion() {
     EXPECT(std::abs(chi - 998) < 6 * std::sqrt(2 * 998.0));  // no drift is left of the large mass
 }
 
-void the_map_agrees_with_the_standard_one() {
-    Random random(5, 5);
-    FlatMap<u32> map;
-    std::map<u64, u32> plain;
-    for (u32 i = 0; i < 200000; ++i) {
-        const u64 key = random.below(3000) * u64{1024};
-        if (random.below(2)) {
-            map.at(key) = i, plain[key] = i;
-        } else {
-            map.erase(key), plain.erase(key);
-        }
-        const u64 other = random.below(3000) * u64{1024};
-        const auto at = plain.find(other);
-        const u32* found = map.find(other);
-        EXPECT((found != nullptr) == (at != plain.end()) && (!found || *found == at->second));
-        EXPECT(map.size() == plain.size());
-    }
-}
-
 void random_numbers_are_uniform_and_streams_differ() {
     for (u64 stream = 0; stream < 20; ++stream) {
         Random random(0, stream), other(0, stream + 1);
@@ -103,34 +81,10 @@ void random_numbers_are_uniform_and_streams_differ() {
     }
 }
 
-void a_checksum_does_not_depend_on_how_the_bytes_come_and_sees_any_flip() {
-    Random random(9, 9);
-    std::vector<u8> data(1000);
-    for (u8& b : data) b = static_cast<u8>(random.next());
-    Checksum whole;
-    whole.add(data.data(), data.size());
-    Checksum parts;
-    for (std::size_t at = 0; at < data.size();) {
-        const std::size_t part = std::min<std::size_t>(1 + random.below(150), data.size() - at);
-        parts.add(data.data() + at, part);
-        at += part;
-    }
-    EXPECT(parts.value() == whole.value());
-    for (std::size_t bit = 0; bit < 8 * data.size(); ++bit) {
-        data[bit / 8] ^= static_cast<u8>(1u << (bit % 8));
-        Checksum flipped;
-        flipped.add(data.data(), data.size());
-        EXPECT(flipped.value() != whole.value());
-        data[bit / 8] ^= static_cast<u8>(1u << (bit % 8));
-    }
-}
-
 }  // namespace
 
 int main() {
     RUN(the_sum_tree_finds_what_a_plain_prefix_sum_finds);
     RUN(masses_of_very_different_size_are_drawn_in_proportion);
-    RUN(the_map_agrees_with_the_standard_one);
     RUN(random_numbers_are_uniform_and_streams_differ);
-    RUN(a_checksum_does_not_depend_on_how_the_bytes_come_and_sees_any_flip);
 }

@@ -22,8 +22,9 @@ struct MemorySink {
 
 void many_writers_and_readers_leave_no_torn_record() {
     Replay replay(options(3000, 4, 2), std::make_unique<Lru>());
-    const u32 selectors[] = {replay.add_selector(std::make_unique<Uniform>(Random(1, 1))),
-                             replay.add_selector(std::make_unique<Prioritized>(Random(1, 2), 3000, 0.6, 0.4, false))};
+    const u32 selectors[] = {
+        replay.add_selector(std::make_unique<Uniform>(Random(1, 1))),
+        replay.add_selector(std::make_unique<Prioritized>(Random(1, 2), 3000, exponents(0.6, 0.4)))};
     for (u32 tag = 1; tag <= 40; ++tag) add_episode(replay, tag, 50);
     std::atomic<bool> stop{false};
     std::vector<std::thread> writers, readers;
@@ -45,7 +46,7 @@ void many_writers_and_readers_leave_no_torn_record() {
             Snapshot::write(replay, "x", SnapshotKind::COPY, sink, [](u64, u64) {});
             Replay other(options(3000, 4, 2), std::make_unique<Lru>());
             const u32 uniform = other.add_selector(std::make_unique<Uniform>(Random(1, 1)));
-            other.add_selector(std::make_unique<Prioritized>(Random(1, 2), 3000, 0.6, 0.4, false));
+            other.add_selector(std::make_unique<Prioritized>(Random(1, 2), 3000, exponents(0.6, 0.4)));
             const std::span<const byte> source(sink.bytes);
             Snapshot::read(other, "x", {&source, 1}, [](u64, u64) {});
             expect_sound(other);
@@ -65,7 +66,7 @@ void many_writers_and_readers_leave_no_torn_record() {
 void a_snapshot_taken_while_a_writer_waits_for_a_reader_is_sound() {
     Replay replay(options(40, 1, 0), std::make_unique<Fifo>());
     const u32 uniform = replay.add_selector(std::make_unique<Uniform>(Random(1, 1)));
-    replay.add_selector(std::make_unique<Prioritized>(Random(1, 2), 40, 0.6, 0.4, false));
+    replay.add_selector(std::make_unique<Prioritized>(Random(1, 2), 40, exponents(0.6, 0.4)));
     for (u32 tag = 1; tag <= 4; ++tag) add_episode(replay, tag, 10);
     std::vector<Row> rows;
     for (u32 stream = 0; stream < 10; ++stream)
@@ -89,7 +90,7 @@ void a_snapshot_taken_while_a_writer_waits_for_a_reader_is_sound() {
         Snapshot::write(replay, "x", SnapshotKind::COPY, sink, [](u64, u64) {});
         Replay other(options(40, 1, 0), std::make_unique<Fifo>());
         other.add_selector(std::make_unique<Uniform>(Random(1, 1)));
-        other.add_selector(std::make_unique<Prioritized>(Random(1, 2), 40, 0.6, 0.4, false));
+        other.add_selector(std::make_unique<Prioritized>(Random(1, 2), 40, exponents(0.6, 0.4)));
         const std::span<const byte> source(sink.bytes);
         Snapshot::read(other, "x", {&source, 1}, [](u64, u64) {});
         expect_sound(other);

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddrl.acting.model import ActingModel
+from ddrl.acting.policy_file import ActingModel
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec

@@ -15,7 +15,7 @@ from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, rates
-from ddrl.plots.settings import differing_labels
+from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES_NAMES
@@ -83,7 +83,7 @@ def all_figures(tables):
         plots.relay_bandwidth(processes),
         plots.relay_bandwidth(processes, "received"),
         plots.version_age_heatmap(processes),
-        plots.version_flow({"a": series}),
+        plots.version_flow(series),
         plots.bytes_against_bound(processes),
         plots.seal_times(processes),
         plots.cpu_by_role(processes),

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 
+from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Column, EnvSpec
 from ddrl.replay import ExperienceReplay
 from tests.replay.filled import ACTION, STATE, add_episode, fill, make_replay
@@ -144,7 +145,7 @@ def test_a_batch_keeps_its_values_while_any_of_its_arrays_is_held() -> None:
 
 def test_frames_are_stored_once_and_stacked_when_drawn() -> None:
     spec = EnvSpec("", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
-    replay = ExperienceReplay.for_env(spec, 3000, n_step=1)
+    replay = ExperienceReplay.of(row_schema(spec), 3000, n_step=1)
     rows = np.zeros(2001, replay.row_dtype)
     rows["step"] = range(2001)
     rows["kind"][-1] = 1
@@ -310,3 +311,14 @@ def test_get_batch_gives_eight_arrays_of_its_own_which_are_used_again_when_nobod
     address = first.batch_reward.ctypes.data
     del first
     assert replay.get_batch(4, selector).batch_reward.ctypes.data == address
+
+
+def test_records_of_episodes_that_were_never_drawn_from_are_counted_when_they_are_evicted() -> None:
+    replay = fill(make_replay(40), [10, 10])
+    assert replay.evicted_unseen == 0
+    selector = replay.new_pick_selector("uniform")
+    replay.sample(200, selector, 0.9)  # from both
+    fill(replay, [15, 25])  # the episodes of 10 leave, seen
+    assert replay.evicted_unseen == 0
+    fill(replay, [20])  # that of 15 leaves, unseen, and then that of 25
+    assert replay.evicted_unseen == 40 - (len(replay) - 20)

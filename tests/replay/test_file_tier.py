@@ -57,7 +57,7 @@ replay.check()
 assert len(replay) < 1000
 late = replay.new_pick_selector("uniform")  # sees the picks that were made before the disk was full, once
 replay.check()
-assert len(replay.law(late)) == replay.num_picks
+assert len(replay.probabilities(late)) == replay.num_picks
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False

@@ -174,14 +174,17 @@ class Pair:
         handles, positions = self.kernel.picks()
         assert list(zip(handles.tolist(), positions.tolist(), strict=True)) == self.reference.table
         if self.reference.table:
-            np.testing.assert_allclose(self.kernel.law(self.ranked), self.reference.rank_law(0.8), rtol=1e-9)
+            np.testing.assert_allclose(self.kernel.probabilities(self.ranked), self.reference.rank_law(0.8), rtol=1e-9)
             np.testing.assert_allclose(
-                self.kernel.law(self.recent), self.reference.recency_law(3.0), rtol=1e-4, atol=1e-12
+                self.kernel.probabilities(self.recent), self.reference.recency_law(3.0), rtol=1e-4, atol=1e-12
             )
             wanted = np.array([self.reference.priority[pick] for pick in self.reference.table])
             if wanted.any():
                 np.testing.assert_allclose(
-                    self.kernel.law(self.prioritized), self.reference.proportional_law(0.7), rtol=1e-5, atol=1e-30
+                    self.kernel.probabilities(self.prioritized),
+                    self.reference.proportional_law(0.7),
+                    rtol=1e-5,
+                    atol=1e-30,
                 )
 
 

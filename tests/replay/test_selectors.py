@@ -58,7 +58,7 @@ def test_prioritized_draws_follow_priority_to_the_alpha(stratified: bool) -> Non
         ]
     )
     law = mass / mass.sum()
-    np.testing.assert_allclose(replay.law(selector), law, rtol=1e-5)
+    np.testing.assert_allclose(replay.probabilities(selector), law, rtol=1e-5)
     counts = drawn_counts(replay, selector)
     if stratified:  # less spread than independent draws: only the bound is tested
         expected = counts.sum() * law
@@ -77,7 +77,7 @@ def test_rank_based_draws_follow_the_rank_to_the_minus_alpha() -> None:
     replay.set_priority(selector, handles, positions, priority)
     rank = len(handles) + 1 - priority
     law = rank**-0.7 / (rank**-0.7).sum()
-    np.testing.assert_allclose(replay.law(selector), law, rtol=1e-9)
+    np.testing.assert_allclose(replay.probabilities(selector), law, rtol=1e-9)
     assert_follows(drawn_counts(replay, selector), law)
     batch = replay.sample(64, selector, 0.9)
     index = {pick: i for i, pick in enumerate(zip(handles.tolist(), positions.tolist(), strict=True))}
@@ -91,13 +91,13 @@ def test_recency_draws_halve_with_every_half_life() -> None:
     handles, positions = replay.picks()
     age = 299 - ((handles - 4) * 100 + positions).astype(np.float64)
     law = 0.5 ** (age / 50) / (0.5 ** (age / 50)).sum()
-    late = replay.law(selector)  # made late, it knows the order of the table alone
+    late = replay.probabilities(selector)  # made late, it knows the order of the table alone
     np.testing.assert_allclose(late.sum(), 1)
     early = make_replay(300)
     selector = early.new_pick_selector("recency", half_life=50)
     fill(early, [100] * 7)
-    np.testing.assert_allclose(early.law(selector), law, rtol=1e-4)
-    assert_follows(drawn_counts(early, selector), early.law(selector))
+    np.testing.assert_allclose(early.probabilities(selector), law, rtol=1e-4)
+    assert_follows(drawn_counts(early, selector), early.probabilities(selector))
 
 
 def test_a_recency_selector_survives_many_half_lives() -> None:
@@ -106,7 +106,7 @@ def test_a_recency_selector_survives_many_half_lives() -> None:
     fill(replay, [100] * 300)
     handles, positions = replay.picks()
     newest = np.argmax(handles * 1000 + positions)
-    np.testing.assert_allclose(replay.law(selector)[newest], 0.75, rtol=1e-4)
+    np.testing.assert_allclose(replay.probabilities(selector)[newest], 0.75, rtol=1e-4)
     replay.check()
 
 
@@ -133,7 +133,7 @@ def test_ranks_stay_exact_through_thousands_of_updates_and_evictions() -> None:
     priority = np.array([known[pick] for pick in zip(handles.tolist(), positions.tolist(), strict=True)])
     rank = np.empty(len(priority))
     rank[np.argsort(-priority, kind="stable")] = np.arange(1, len(priority) + 1)
-    np.testing.assert_allclose(replay.law(selector), 1 / rank / (1 / rank).sum(), rtol=1e-9)
+    np.testing.assert_allclose(replay.probabilities(selector), 1 / rank / (1 / rank).sum(), rtol=1e-9)
 
 
 def test_stratified_draws_fall_one_into_each_part_of_the_mass() -> None:
@@ -150,7 +150,7 @@ def test_importance_weights_are_those_of_the_paper() -> None:
     assert (replay.sample(32, selector, 0.9).weight == 1).all()
     replay.set_importance_exponent(selector, 0.8)
     batch = replay.sample(32, selector, 0.9)
-    probability = replay.law(selector)[batch.pick_pos]  # one episode: the table stands in order of positions
+    probability = replay.probabilities(selector)[batch.pick_pos]  # one episode: the table stands in order of positions
     weight = (50 * probability) ** -0.8
     np.testing.assert_allclose(batch.weight, weight / weight.max(), rtol=1e-4)
 
@@ -160,15 +160,15 @@ def test_a_selector_made_late_sees_all_picks() -> None:
     early = replay.new_pick_selector("prioritized")
     add_episode(replay, 5)
     late = replay.new_pick_selector("prioritized")
-    np.testing.assert_array_equal(replay.law(early), replay.law(late))
+    np.testing.assert_array_equal(replay.probabilities(early), replay.probabilities(late))
 
 
 def test_selectors_on_the_same_data_keep_their_own_priorities() -> None:
     replay = fill(make_replay(), [10])
     one, other = replay.new_pick_selector("prioritized"), replay.new_pick_selector("prioritized")
     replay.set_priority(one, [0], [3], [100.0])
-    assert replay.law(one)[3] > 0.5
-    np.testing.assert_allclose(replay.law(other), 0.1)
+    assert replay.probabilities(one)[3] > 0.5
+    np.testing.assert_allclose(replay.probabilities(other), 0.1)
 
 
 def test_new_picks_get_the_maximal_priority_seen() -> None:
@@ -176,7 +176,7 @@ def test_new_picks_get_the_maximal_priority_seen() -> None:
     selector = replay.new_pick_selector("prioritized", priority_exponent=1.0)
     replay.set_priority(selector, [0, 0], [0, 1], [8.0, 0.5])
     add_episode(replay, 1)
-    np.testing.assert_allclose(replay.law(selector), np.array([8, 0.5, 1, 1, 8]) / 18.5)
+    np.testing.assert_allclose(replay.probabilities(selector), np.array([8, 0.5, 1, 1, 8]) / 18.5)
 
 
 def test_picks_of_priority_zero_are_never_drawn() -> None:
@@ -193,10 +193,10 @@ def test_picks_of_priority_zero_are_never_drawn() -> None:
 def test_impossible_priorities_are_refused_and_change_nothing(bad: float) -> None:
     replay = fill(make_replay(), [10])
     selector = replay.new_pick_selector("prioritized")
-    before = replay.law(selector)
+    before = replay.probabilities(selector)
     with pytest.raises(ValueError, match="finite"):
         replay.set_priority(selector, [0, 0], [1, 2], [5.0, bad])
-    np.testing.assert_array_equal(replay.law(selector), before)
+    np.testing.assert_array_equal(replay.probabilities(selector), before)
 
 
 def test_late_priority_updates_do_not_touch_picks_that_replaced_them() -> None:
@@ -205,7 +205,7 @@ def test_late_priority_updates_do_not_touch_picks_that_replaced_them() -> None:
     batch = replay.sample(50, selector, 0.9)
     add_episode(replay, 15)  # both episodes are gone, their slots are written again
     assert replay.set_priority(selector, batch.pick_epi, batch.pick_pos, np.full(50, 1000.0)) == 0
-    np.testing.assert_allclose(replay.law(selector), 1 / 15)
+    np.testing.assert_allclose(replay.probabilities(selector), 1 / 15)
 
 
 def test_drawing_from_nothing_says_what_to_do() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddrl import channels
 from ddrl.core.errors import CheckpointError
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
@@ -234,18 +235,8 @@ def test_a_writer_that_waits_for_a_snapshot_holds_neither_the_lock_nor_the_inter
 
 
 def checksum(data: bytes) -> bytes:
-    """The kernel's (ddrl/kernel/replay/checksum.hpp), as whoever changes a snapshot on purpose would compute it."""
-    low = (1 << 64) - 1
-    words = np.frombuffer(data + bytes(64 - len(data) % 64), np.uint64).reshape(-1, 8)
-    lanes = np.arange(1, 9, dtype=np.uint64)
-    for block in words:
-        lanes = (lanes ^ block) * np.uint64(0x9FB21C651E98DF25)
-        lanes ^= lanes >> np.uint64(31)
-    value = len(data) * 0x9E3779B97F4A7C15 & low
-    for lane in lanes.tolist():
-        value = (value ^ lane ^ lane >> 29) * 0xBF58476D1CE4E5B9 & low
-        value ^= value >> 32
-    return value.to_bytes(8, "little")
+    """As anyone who changes a snapshot on purpose would compute it."""
+    return channels.checksum(np.frombuffer(data, np.uint8)).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize("eviction", ["fifo", "second_chance", "lru", "lfu"])

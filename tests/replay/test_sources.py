@@ -164,7 +164,7 @@ def test_a_zero_td_error_is_drawn_again_with_the_offset_and_never_without() -> N
             source.replay.set_priority(source.selector, handles[:8], positions[:8], np.ones(8))
             batch = source.sample()
             source.learned(batch, np.zeros(8))
-        law = source.replay.law(source.selector)
+        law = source.replay.probabilities(source.selector)
         drawn = np.isin(positions, batch.pick_pos)
         assert (law[drawn] > 0).all() == drawable
         assert source.limiter.samples == 8
@@ -176,7 +176,7 @@ def test_a_draw_takes_the_learners_discount_and_the_annealed_importance_exponent
     source.record(episode(SCHEMA, 0, 21, None), 0)  # of an episode that goes on no discount is zero
     handles, positions = source.replay.picks()
     source.replay.set_priority(source.selector, handles, positions, np.linspace(1, 10, len(positions)))
-    law = dict(zip(positions.tolist(), source.replay.law(source.selector), strict=True))
+    law = dict(zip(positions.tolist(), source.replay.probabilities(source.selector), strict=True))
     for progress, exponent in ((0.0, 0.4), (0.5, 0.7), (1.0, 1.0), (2.0, 1.0)):
         source.anneal(progress)
         batch = source.sample(200)

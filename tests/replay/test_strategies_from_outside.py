@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay import ExperienceReplay
 from ddrl.replay.evictions import make_eviction
 from ddrl.replay.selectors import Common, Selector, make_selector
-from tests.replay.filled import add_episode
+from tests.replay.filled import add_episode, make_replay
 
 SPEC = EnvSpec("x", ArraySpec((2,), "float32"), 2)
 
@@ -64,7 +65,7 @@ class Newest:
         first = int(size * (1 - self.share))
         return self.random.integers(first, size, count, dtype=np.uint32), np.full(count, self.beta, np.float32)
 
-    def law(self) -> np.ndarray:
+    def probabilities(self) -> np.ndarray:
         size = len(self.priority)
         first = int(size * (1 - self.share))
         return np.where(np.arange(size) >= first, 1.0 / (size - first), 0.0)
@@ -116,7 +117,7 @@ def test_a_selector_from_outside_is_chosen_by_a_setting_and_draws_by_its_law() -
         add_episode(replay, 30)  # evicts: the table's picks move
     replay.check()
     batch = replay.sample(64, handle, 0.9)
-    law = replay.law(handle)
+    law = replay.probabilities(handle)
     drawn = {
         pick for pick, p in zip(zip(*(side.tolist() for side in replay.picks()), strict=True), law, strict=True) if p
     }
@@ -128,7 +129,7 @@ def test_a_selector_from_outside_is_chosen_by_a_setting_and_draws_by_its_law() -
     restored, other, (second, _) = make(f"replay.selector={__name__}:Newest", "replay.newest.share=0.25")
     restored.unserialize(replay.serialize())
     np.testing.assert_array_equal(second.priority, selector.priority)
-    np.testing.assert_array_equal(restored.law(other), law)
+    np.testing.assert_array_equal(restored.probabilities(other), law)
     with pytest.raises(ConfigError, match="share"):
         make(f"replay.selector={__name__}:Newest", "replay.newest.share=2")
 
@@ -203,3 +204,9 @@ def test_built_in_selectors_take_their_settings_from_their_table(name: str) -> N
     assert len(replay.sample(4, handle, 0.9).weight) == 4
     with pytest.raises(ConfigError, match="stratifid"):
         make_selector(load_config(None, [f"replay.selector={name}", f"replay.{name}.stratifid=true"]))
+
+
+def test_a_selector_with_the_method_of_earlier_versions_is_refused_by_the_new_name() -> None:
+    old = SimpleNamespace(name="old", law=lambda: np.zeros(0))
+    with pytest.raises(TypeError, match=r"selector old has no method probabilities\(\) .*: rename its method `law`"):
+        make_replay(40).new_pick_selector(cast(Any, old))

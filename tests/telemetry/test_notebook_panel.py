@@ -16,7 +16,7 @@ from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
-from ddrl.plots import sketch
+from ddrl.plots.runs import sketch
 from ddrl.telemetry import Recorder, Run
 from tests.waiting import ENDLESS, PATIENCE
 

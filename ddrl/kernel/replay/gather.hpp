@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "replay.hpp"
-#include "wide.hpp"
 
 namespace ddrl::replay {
 
@@ -37,7 +36,6 @@ struct SequenceOutputs {
 
 namespace portable {
 #define DDRL_REPLAY_LANE 16
-#include "gather_runs.hpp"
 #include "gather_loops.hpp"
 #undef DDRL_REPLAY_LANE
 }  // namespace portable
@@ -47,14 +45,12 @@ namespace portable {
 #pragma GCC target("avx2,bmi,bmi2")
 namespace avx2 {
 #define DDRL_REPLAY_LANE 32
-#include "gather_runs.hpp"
 #include "gather_loops.hpp"
 #undef DDRL_REPLAY_LANE
 }  // namespace avx2
 #pragma GCC target("avx512f,avx512bw,avx512vl")
 namespace avx512 {
 #define DDRL_REPLAY_LANE 64
-#include "gather_runs.hpp"
 #include "gather_loops.hpp"
 #undef DDRL_REPLAY_LANE
 }  // namespace avx512

@@ -1,14 +1,12 @@
-// Flat memory whose pages are committed as they are touched, so that nothing ever moves: readers keep plain pointers
-// while writers grow it.
-//
-// Reserved<T>: one array in RAM. Arena: fixed-size chunks in RAM or in a file (a buffer larger than RAM). Independent
-// of Python and of the replay.
+// Memory of the replay, independent of Python and of what it holds: flat arrays that never move, bytes of a snapshot,
+// and arrays that know which of their blocks changed since the last snapshot.
 #pragma once
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -16,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace ddrl::replay {
 
@@ -28,6 +27,15 @@ inline constexpr u32 NONE = 0xFFFFFFFFu;
 inline constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
 
 inline std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// For maps of integer keys: distributes keys that are multiples of one number too.
+struct MixedHash {
+    std::size_t operator()(u64 key) const { return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15ull) >> 32); }
+};
+template <class Map>
+std::size_t map_bytes(const Map& map) {
+    return map.bucket_count() * (sizeof(typename Map::value_type) + sizeof(u64));
+}
 
 // Address space of `bytes`, aligned to a huge page where it is large; zero until touched.
 inline byte* reserve_pages(std::size_t bytes, int protection) {
@@ -49,7 +57,8 @@ inline byte* reserve_pages(std::size_t bytes, int protection) {
 
 inline constexpr std::size_t PAGE = 4096;
 
-// An array of `capacity` elements of a trivial type, zero at first, at an address that never changes.
+// An array of `capacity` elements of a trivial type, zero at first, at an address that never changes: pages are
+// committed when they are touched, and readers keep plain pointers while writers fill it.
 template <class T>
 class Reserved {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -139,6 +148,165 @@ private:
     std::string path_;
     int file_ = -1;
     byte* base_ = nullptr;
+};
+
+// Bytes of a snapshot's structure: values are read in the order in which they were written, and reading past the end
+// throws.
+class Writer {
+public:
+    template <class T>
+    void value(const T& item) {
+        static_assert(std::is_trivially_copyable_v<T>);
+        raw(&item, sizeof item);
+    }
+    template <class T>
+    void array(const T* items, std::size_t count) {
+        value<u64>(count);
+        raw(items, count * sizeof(T));
+    }
+    void raw(const void* data, std::size_t bytes) {
+        const auto* begin = static_cast<const byte*>(data);
+        bytes_.insert(bytes_.end(), begin, begin + bytes);
+    }
+    std::vector<byte>& bytes() { return bytes_; }
+
+private:
+    std::vector<byte> bytes_;
+};
+
+class Reader {
+public:
+    Reader(const byte* data, std::size_t bytes) : at_(data), end_(data + bytes) {}
+    template <class T>
+    T value() {
+        T item;
+        std::memcpy(&item, take(sizeof item), sizeof item);
+        return item;
+    }
+    // An array written by Writer::array into `items`, which holds at most `most`; returns its count.
+    template <class T>
+    std::size_t array(T* items, std::size_t most) {
+        const u64 count = value<u64>();
+        if (count > most) throw std::runtime_error("the snapshot holds more than this replay can");
+        const byte* from = take(count * sizeof(T));
+        if (count) std::memcpy(items, from, count * sizeof(T));
+        return count;
+    }
+    const byte* take(std::size_t bytes) {
+        if (bytes > left()) throw std::runtime_error("the snapshot ends too early");
+        const byte* begin = at_;
+        at_ += bytes;
+        return begin;
+    }
+    // A count of items of `bytes` each that follow, refused where the snapshot is too short for them.
+    std::size_t count(std::size_t bytes) {
+        const u64 count = value<u64>();
+        if (count > left() / bytes) throw std::runtime_error("the snapshot ends too early");
+        return count;
+    }
+    std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
+
+private:
+    const byte *at_, *end_;
+};
+
+// Arrays that mark which of their blocks were written since the last snapshot, so that an incremental snapshot holds
+// only those. Tracked<T> is a fixed array that never moves, TrackedVector<T> one that grows.
+inline constexpr u64 END_OF_BLOCKS = ~u64{0};
+
+// The first `size` items: all of them, or the blocks of `block` items that `written` names.
+template <class T>
+void save_blocks(Writer& out, const T* items, std::size_t size, const u8* written, std::size_t block, bool whole) {
+    out.value<u64>(size);
+    for (std::size_t at = 0; at * block < size; ++at) {
+        if (!whole && !written[at]) continue;
+        std::size_t end = at + 1;  // neighbors go together
+        while (end * block < size && (whole || written[end])) ++end;
+        const std::size_t last = std::min(end * block, size);
+        out.value<u64>(at * block);
+        out.array(items + at * block, last - at * block);
+        at = end;
+    }
+    out.value<u64>(END_OF_BLOCKS);
+}
+// Reads what save_blocks wrote after the size, over the present items.
+template <class T>
+void load_blocks(Reader& in, T* items, std::size_t size) {
+    for (u64 first = in.value<u64>(); first != END_OF_BLOCKS; first = in.value<u64>()) {
+        if (first > size) throw std::runtime_error("it is inconsistent");
+        in.array(items + first, size - first);
+    }
+}
+
+template <class T>
+class Tracked {
+public:
+    Tracked() = default;
+    explicit Tracked(std::size_t capacity) : items_(capacity), written_(capacity / BLOCK + 1) {}
+
+    const T& operator[](std::size_t index) const { return items_[index]; }
+    const T* data() const { return items_.data(); }
+    std::size_t capacity() const { return items_.capacity(); }
+    void set(std::size_t index, const T& item) { change(index) = item; }
+    T& change(std::size_t index) {
+        written_[index / BLOCK] = 1;
+        return items_[index];
+    }
+    void save(Writer& out, std::size_t size, bool whole) const {
+        save_blocks(out, items_.data(), size, written_.data(), BLOCK, whole);
+    }
+    // Reads what save wrote over the present items; returns the size.
+    std::size_t load(Reader& in) {
+        const u64 size = in.value<u64>();
+        if (size > items_.capacity()) throw std::runtime_error("it holds more than this replay can");
+        load_blocks(in, items_.data(), size);
+        return size;
+    }
+    // From here on, writes count as new.
+    void clear_written() { written_.clear(); }
+
+private:
+    static constexpr std::size_t BLOCK = 256;
+    Reserved<T> items_;
+    Reserved<u8> written_;
+};
+
+template <class T>
+class TrackedVector {
+public:
+    const T& operator[](std::size_t index) const { return items_[index]; }
+    const T* data() const { return items_.data(); }
+    std::size_t size() const { return items_.size(); }
+    std::size_t nbytes() const { return items_.capacity() * sizeof(T) + written_.capacity(); }
+    void set(std::size_t index, const T& item) { change(index) = item; }
+    T& change(std::size_t index) {
+        written_[index / BLOCK] = 1;
+        return items_[index];
+    }
+    // New items are T{} and count as written.
+    void resize(std::size_t size) {
+        const std::size_t before = items_.size();
+        items_.resize(size);
+        written_.resize(size / BLOCK + 1);
+        for (std::size_t at = before; at < size; at += BLOCK) written_[at / BLOCK] = 1;
+        if (size > before) written_[(size - 1) / BLOCK] = 1;
+    }
+    void save(Writer& out, bool whole) const {
+        save_blocks(out, items_.data(), items_.size(), written_.data(), BLOCK, whole);
+    }
+    void load(Reader& in) {
+        const u64 size = in.value<u64>();
+        if (size > items_.size() + in.left() / sizeof(T))  // what is new stands in the snapshot
+            throw std::runtime_error("it is inconsistent");
+        resize(size);
+        load_blocks(in, items_.data(), size);
+    }
+    void clear_written() { std::fill(written_.begin(), written_.end(), u8{0}); }
+
+private:
+    static constexpr std::size_t BLOCK = 32;
+    std::vector<T> items_;
+    std::vector<u8> written_ = std::vector<u8>(1);
 };
 
 }  // namespace ddrl::replay

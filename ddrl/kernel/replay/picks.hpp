@@ -1,15 +1,47 @@
-// The pick table: every pick that can be drawn, at a dense index, so that a uniform draw is one random number.
-//
-//   table[index] = slot of the pick's first record        index_of[slot] = its index, or NONE
-//
-// Both directions are O(1). Removing an episode moves the last picks into the holes it leaves: O(its picks).
+// Options of a replay, and its picks: which positions of an episode can be drawn (docs/replay.md has the rules), and
+// the table of them. All calls are made under the replay's lock.
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
 #include "store.hpp"
 
 namespace ddrl::replay {
+
+struct Options {
+    Columns columns;
+    u64 capacity = 0;  // [records]
+    u32 pick_len = 1;  // L [records]
+    u32 n_step = 1;  // n; 0: a pick needs no state after its last record
+    u32 burn_in = 0;  // [records] before a pick that sequences() adds
+    bool short_picks = false;
+    u32 shift = 6;  // log2 of the records in a chunk
+    std::string file;  // the buffer's file, or empty: RAM
+};
+
+// A drawn pick: its first record, and how much of the episode the window sees.
+struct Window {
+    u32 slot, position;
+    u32 records_, states_;  // of the episode, as in EpisodeView
+    u32 records() const { return records_ & ~EpisodeView::TERMINAL; }
+    u32 states() const { return states_; }
+    bool terminal_end() const { return records_ & EpisodeView::TERMINAL; }
+};
+
+// Offsets within a row of many interleaved streams (ddrl.core.rows.RowSchema): what the recording reads, and each
+// column of the store.
+struct RowLayout {
+    std::size_t row_bytes, stream, step, kind;
+    std::vector<std::size_t> columns;
+};
+
+// The pick table: every pick that can be drawn, at a dense index, so that a uniform draw is one random number.
+//
+//   table[index] = slot of the pick's first record        index_of[slot] = its index, or NONE
+//
+// Both directions are O(1). Removing an episode moves the last picks to the indices that it leaves free: O(its picks).
 
 struct Move {
     u32 from, to;  // indices in the pick table; applied in order
@@ -84,5 +116,41 @@ private:
     Reserved<u32> index_of_;
     u32 size_ = 0, most_ = 0;
 };
+
+// How many positions from 0 on can be drawn, by the length and ending of an episode.
+inline u32 picks_of(const Options& options, const Episode& episode) {
+    const u32 n = options.n_step, length = options.pick_len;
+    const u32 ends = n ? episode.states() - (episode.states() > 0) : episode.records;  // records a window may use
+    if (episode.ending == Ending::LIVE) {
+        const u32 needed = length + (n ? n - 1 : 0);
+        return ends >= needed ? ends - needed + 1 : 0;
+    }
+    if (options.short_picks || length == 1) return ends;
+    return ends >= length ? ends - length + 1 : 0;
+}
+
+// Enters the picks that an episode has grown by.
+inline void make_picks(const Options& options, Store& store, PickTable& picks, u32 index) {
+    const Episode& episode = store.episode(index);
+    const u32 wanted = picks_of(options, episode), made = episode.picks;
+    if (wanted <= made) return;
+    const u32 mask = store.chunk_records() - 1;
+    u32 chunk = episode.last_chunk;
+    if (made < store.head(chunk).base) chunk = store.chunk_at(index, made);
+    for (u32 position = made; position < wanted; ++position) {
+        if (position != made && (position & mask) == 0) chunk = store.head(chunk).next;
+        picks.add((chunk << store.shift()) | (position & mask));
+    }
+    store.set_picks(index, wanted);
+}
+
+// Index of a pick by its episode's handle and its position; NONE where the episode was evicted or that position is no
+// pick.
+inline u32 find_pick(const Store& store, const PickTable& picks, u64 handle, u32 position) {
+    const u32 index = store.find(handle);
+    if (index == NONE || position >= store.episode(index).picks) return NONE;
+    return picks.index_of((store.chunk_at(index, position) << store.shift()) |
+                          (position & (store.chunk_records() - 1)));
+}
 
 }  // namespace ddrl::replay

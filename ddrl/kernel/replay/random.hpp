@@ -1,15 +1,36 @@
-// SplitMix64 (Steele, Lea and Flood 2014) as a counter: number i of a selector is a hash of (key, i). Numbers do not
-// wait for each other, so a batch of draws runs as fast as the processor multiplies, and the state in a snapshot is two
-// words.
+// Random numbers of the selectors, and the vector width of the processor.
 #pragma once
 
 #include <span>
 
 #include "memory.hpp"
-#include "wide.hpp"
+
+// Whether the compiler can make code for several vector widths in one file.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define DDRL_REPLAY_WIDE 1
+#else
+#define DDRL_REPLAY_WIDE 0
+#endif
 
 namespace ddrl::replay {
 
+// Bytes of the widest vectors: 64 (AVX-512), 32 (AVX2) or 16.
+inline int lane_bytes() {
+#if DDRL_REPLAY_WIDE
+    static const int lane =
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+            ? 64
+        : __builtin_cpu_supports("avx2") ? 32
+                                         : 16;
+    return lane;
+#else
+    return 16;
+#endif
+}
+
+// SplitMix64 (Steele, Lea and Flood 2014) as a counter: number i of a selector is a hash of (key, i). Numbers do not
+// depend on each other, so a batch of draws runs as fast as the processor multiplies, and the state in a snapshot is
+// two words.
 class Random {
 public:
     // Distinct (seed, stream) give unrelated sequences: the key is hashed, and each stream steps by an odd number of

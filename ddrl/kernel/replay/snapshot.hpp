@@ -1,29 +1,109 @@
-// Snapshots: one consistent moment of a replay as bytes, whole or as what changed since the last one, and back.
-//
-//   "DDRLRPL4" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds
-//   on (0: whole) | u64 bytes of structure | u64 bytes of records | u64 checksum of all that | structure | its checksum
-//   | records | their checksum
-//
-// The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written
-// without it, while recording goes on: records never change, and chunks of evicted episodes wait until the snapshot is
-// done. An increment holds the blocks of the structure that were written since, and the new records: its cost is that
-// of the new data (and of the list of episodes). Reading checks everything first, the structure itself
-// after its checksums: what is truncated, corrupt, made by malice, of another configuration or out of order changes
-// nothing.
+// Snapshots: one consistent moment of a replay as bytes, whole or as what changed since the last one, and back; and the
+// files that hold them.
 #pragma once
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "checksum.hpp"
+#include "../checksum.hpp"
 #include "replay.hpp"
 
 namespace ddrl::replay {
 
-inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '4'};
+// Writes a snapshot into a file, through a buffer; `finish` returns once it is on the disk.
+class FileSink {
+public:
+    explicit FileSink(const std::string& path)
+        : file_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+        if (file_ < 0) fail();
+        held_.reserve(LIMIT);
+    }
+    ~FileSink() {
+        if (file_ >= 0) ::close(file_);
+    }
+    void begin(std::size_t) {}
+    void put(const void* data, std::size_t bytes) {
+        const auto* from = static_cast<const char*>(data);
+        if (held_.size() + bytes > LIMIT) flush();
+        if (bytes > LIMIT)
+            send(from, bytes);
+        else
+            held_.insert(held_.end(), from, from + bytes);
+    }
+    void finish() {
+        flush();
+        if (fsync(file_) != 0 || ::close(std::exchange(file_, -1)) != 0) fail();
+    }
 
-// COPY leaves the chain of increments alone; WHOLE begins one; INCREMENT goes on with it.
+private:
+    static constexpr std::size_t LIMIT = std::size_t{1} << 20;
+    [[noreturn]] static void fail() {
+        throw std::runtime_error("it cannot be written (" + std::string(std::strerror(errno)) + ")");
+    }
+    void flush() { send(held_.data(), held_.size()), held_.clear(); }
+    void send(const char* from, std::size_t bytes) {
+        while (bytes) {
+            const ssize_t sent = ::write(file_, from, bytes);
+            if (sent < 0 && errno == EINTR) continue;
+            if (sent < 0) fail();
+            from += sent, bytes -= static_cast<std::size_t>(sent);
+        }
+    }
+    int file_;
+    std::vector<char> held_;
+};
+
+// A file mapped as memory, to read a snapshot from.
+class MappedFile {
+public:
+    explicit MappedFile(const std::string& path) {
+        const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+        struct stat info{};
+        if (file < 0 || fstat(file, &info) != 0) {
+            const std::string reason = std::strerror(errno);
+            if (file >= 0) close(file);
+            throw std::runtime_error(path + " cannot be read (" + reason + ")");
+        }
+        bytes_ = static_cast<std::size_t>(info.st_size);
+        data_ = bytes_ ? mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE, file, 0) : MAP_FAILED;
+        close(file);
+        if (data_ == MAP_FAILED) throw std::runtime_error(path + " is empty or cannot be mapped");
+        madvise(data_, bytes_, MADV_SEQUENTIAL);
+    }
+    MappedFile(const MappedFile&) = delete;
+    MappedFile& operator=(const MappedFile&) = delete;
+    ~MappedFile() {
+        if (data_ != MAP_FAILED) munmap(data_, bytes_);
+    }
+    std::span<const byte> bytes() const { return {static_cast<const byte*>(data_), bytes_}; }
+
+private:
+    void* data_ = MAP_FAILED;
+    std::size_t bytes_ = 0;
+};
+
+//   "DDRLRPL5" | u32 length of the configuration | the configuration (JSON) | u64 id | u64 id of the snapshot it builds
+//   on (0: whole) | u64 bytes of structure | u64 bytes of records | u64 checksum of all that | structure | its checksum
+//   | records | their checksum
+//
+// The structure (episodes, picks, selectors, eviction, streams) is copied under the lock; the records are then written
+// without it, while recording continues: records never change, and chunks of evicted episodes are kept until the
+// snapshot is written. An increment holds the blocks of the structure that were written since the last one, and the new
+// records: its cost is that of the new data (and of the list of episodes). Reading checks everything first, the
+// checksums and then the structure: input that is truncated, corrupt, malicious, of another configuration or out of
+// order changes nothing.
+inline constexpr char SNAPSHOT_MAGIC[8] = {'D', 'D', 'R', 'L', 'R', 'P', 'L', '5'};
+
+// COPY leaves the chain of increments alone; WHOLE begins one; INCREMENT continues it.
 enum class SnapshotKind { COPY, WHOLE, INCREMENT };
 
 class Snapshot {
@@ -107,7 +187,7 @@ public:
         std::vector<std::vector<Part>> parts;
         try {
             for (const Opened& file : opened) parts.push_back(load_structure(replay, file));
-        } catch (...) {  // sound checksums over what cannot be: no record has been touched
+        } catch (...) {  // correct checksums of an impossible structure: no record has been changed
             Reader back(former.bytes().data(), former.bytes().size());
             replay.load_structure(back);
             throw;
@@ -152,8 +232,10 @@ private:
     template <class Report>
     static Opened open(std::span<const byte> source, const std::string& configuration, u64 parent, Report report) {
         Reader in(source.data(), source.size());
-        if (in.left() < 12 || std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0)
+        if (in.left() < 12 || std::memcmp(source.data(), SNAPSHOT_MAGIC, 7) != 0)
             throw std::runtime_error("it is not a snapshot of a ddrl replay");
+        if (std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0)
+            throw std::runtime_error("another version of ddrl wrote it: load it with that version");
         const u32 length = in.value<u32>();
         const std::string other(reinterpret_cast<const char*>(in.take(length)), length);
         Opened file{};
@@ -182,8 +264,8 @@ private:
         if (in.value<u64>() != sum.value()) throw std::runtime_error("its records are corrupt (wrong checksum)");
         return file;
     }
-    // The structure into the replay, and the records it speaks of; what a sound snapshot cannot hold is refused, though
-    // its checksums are right: who can write a file can write its checksums too.
+    // Loads the structure into the replay and returns the parts of the records. What a valid snapshot cannot hold is
+    // refused although its checksums are correct: whoever can write a file can write its checksums too.
     static std::vector<Part> load_structure(Replay& replay, const Opened& file) {
         Reader from(file.structure, file.structure_bytes);
         replay.load_structure(from);
@@ -215,16 +297,12 @@ private:
     }
     template <class Sink>
     static void put_checked(Sink& sink, const std::vector<byte>& bytes) {
-        Checksum sum;
-        sum.add(bytes.data(), bytes.size());
-        const u64 value = sum.value();
+        const u64 value = checksum(bytes.data(), bytes.size());
         sink.put(bytes.data(), bytes.size());
         sink.put(&value, sizeof value);
     }
     static void check(Reader& in, const byte* data, std::size_t bytes) {
-        Checksum sum;
-        sum.add(data, bytes);
-        if (in.value<u64>() != sum.value()) throw std::runtime_error("it is corrupt (wrong checksum)");
+        if (in.value<u64>() != checksum(data, bytes)) throw std::runtime_error("it is corrupt (wrong checksum)");
     }
 };
 

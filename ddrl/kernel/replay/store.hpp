@@ -1,3 +1,154 @@
+// The records of a replay in chunks, and the table of their episodes. Not thread-safe: the replay locks.
+#pragma once
+
+#include <tsl/robin_map.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "memory.hpp"
+
+namespace ddrl::replay {
+
+enum class Ending : u8 { LIVE = 0, TERMINATED = 1, TRUNCATED = 2, CUT = 3 };  // CUT: closed without a final state
+
+struct Episode {
+    u64 handle = 0;
+    u32 first_chunk = NONE, last_chunk = NONE;
+    u32 records = 0;  // T
+    u32 picks = 0;  // positions 0 .. picks - 1 can be drawn
+    u32 older = NONE, newer = NONE;  // neighbors in order of handles
+    Ending ending = Ending::LIVE;
+    u8 used = false;  // a bool, but of any value where a snapshot was made by malice
+    u32 states() const { return records + (ending == Ending::TERMINATED || ending == Ending::TRUNCATED); }
+};
+
+// What a draw needs of an episode, in a quarter of a cache line.
+struct EpisodeView {
+    static constexpr u32 TERMINAL = 0x80000000u, DRAWN = 0x80000000u;
+    u64 handle;
+    u32 records, states;  // TERMINAL set in records: the last state is terminal; DRAWN set in states: a pick was drawn
+};
+
+// The table of episodes: by index (reused once an episode was removed), by handle (never reused), and in order of
+// handles. Everything is O(1) but save, load and check.
+class Episodes {
+public:
+    const Episode& operator[](u32 index) const { return table_[index]; }
+    // For writing; call refresh once records or ending have changed.
+    Episode& change(u32 index) { return table_.change(index); }
+    void refresh(u32 index) {
+        const Episode& episode = table_[index];
+        views_[index] = {episode.handle,
+                         episode.records | (episode.ending == Ending::TERMINATED ? EpisodeView::TERMINAL : 0),
+                         episode.states() | (views_[index].states & EpisodeView::DRAWN)};
+    }
+    EpisodeView* views() { return views_.data(); }
+    // Whether a pick of the episode was drawn since it began; an episode that was loaded counts as drawn.
+    bool drawn(u32 index) const { return views_[index].states & EpisodeView::DRAWN; }
+    std::size_t count() const { return by_handle_.size(); }
+    std::size_t table_size() const { return table_.size(); }
+    u32 oldest() const { return oldest_; }
+    u64 next_handle() const { return next_handle_; }
+    u32 find(u64 handle) const {
+        const auto at = by_handle_.find(handle);
+        return at == by_handle_.end() ? NONE : at->second;
+    }
+    // Whether episode `index` is still the one with `handle`.
+    bool holds(u32 index, u64 handle) const {
+        return index < table_.size() && table_[index].used && table_[index].handle == handle;
+    }
+
+    u32 begin() {
+        u32 index;
+        if (unused_.empty()) {
+            index = static_cast<u32>(table_.size());
+            table_.resize(index + std::size_t{1});
+            views_.emplace_back();
+        } else {
+            index = unused_.back();
+            unused_.pop_back();
+        }
+        Episode& episode = change(index) = Episode{};
+        episode.used = true;
+        episode.handle = next_handle_++;
+        episode.older = newest_;
+        if (newest_ != NONE) change(newest_).newer = index;
+        newest_ = index;
+        if (oldest_ == NONE) oldest_ = index;
+        by_handle_[episode.handle] = index;
+        views_[index].states = 0;
+        refresh(index);
+        return index;
+    }
+    void remove(u32 index) {
+        Episode& episode = change(index);
+        (episode.older == NONE ? oldest_ : change(episode.older).newer) = episode.newer;
+        (episode.newer == NONE ? newest_ : change(episode.newer).older) = episode.older;
+        by_handle_.erase(episode.handle);
+        episode.used = false;
+        unused_.push_back(index);
+    }
+
+    std::size_t nbytes() const {
+        return table_.nbytes() + views_.capacity() * sizeof(EpisodeView) + map_bytes(by_handle_) +
+               unused_.capacity() * sizeof(u32);
+    }
+    // All episodes, or those that changed since mark_saved.
+    void save(Writer& out, bool whole) const {
+        out.value(next_handle_), out.value(oldest_), out.value(newest_);
+        table_.save(out, whole);
+    }
+    void mark_saved() { table_.clear_written(); }
+    void load(Reader& in) {
+        next_handle_ = in.value<u64>(), oldest_ = in.value<u32>(), newest_ = in.value<u32>();
+        table_.load(in);
+        views_.resize(table_.size());
+        by_handle_.clear();
+        unused_.clear();
+        for (u32 i = 0; i < table_.size(); ++i) {
+            const Episode& episode = table_[i];
+            views_[i].states = EpisodeView::DRAWN;
+            refresh(i);
+            if (!episode.used)
+                unused_.push_back(i);
+            else if (episode.handle >= next_handle_ || episode.records >= EpisodeView::TERMINAL ||
+                     episode.ending > Ending::CUT)
+                throw std::runtime_error("it holds an episode that cannot be");
+            else
+                by_handle_[episode.handle] = i;
+        }
+        if (std::string wrong = check(); !wrong.empty()) throw std::runtime_error(wrong);
+    }
+    // What is wrong with the order of episodes, or nothing.
+    std::string check() const {
+        std::size_t count = 0;
+        u32 before = NONE;
+        for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer, ++count) {
+            if (i >= table_.size()) return "an episode is not in the table";
+            const Episode& episode = table_[i];
+            if (!episode.used || find(episode.handle) != i) return "an episode is not found by its handle";
+            if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle))
+                return "the order of handles is broken";
+            if (views_[i].handle != episode.handle || (views_[i].states & ~EpisodeView::DRAWN) != episode.states())
+                return "an episode's view is stale";
+        }
+        if (before != newest_) return "the newest episode is wrong";
+        if (count != by_handle_.size() || count + unused_.size() != table_.size()) return "episodes are lost";
+        return "";
+    }
+
+private:
+    TrackedVector<Episode> table_;
+    std::vector<EpisodeView> views_;
+    std::vector<u32> unused_;
+    tsl::robin_map<u64, u32, MixedHash> by_handle_;
+    u64 next_handle_ = 0;
+    u32 oldest_ = NONE, newest_ = NONE;
+};
+
 // The records: episodes by handle, each a chain of fixed-size chunks, and in a chunk one run of memory for each column.
 //
 //   slot = chunk * C + offset            names one record for as long as its episode lives; C is a power of two
@@ -7,17 +158,6 @@
 // records with a final state uses T + 1 slots: the final state stands in slot T. Records are written once and never
 // change; a chunk is given back whole. Not thread-safe: the layer above locks. What a reader copies outside the lock
 // (chunk memory, heads of used chunks) never moves.
-#pragma once
-
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "episodes.hpp"
-#include "memory.hpp"
-
-namespace ddrl::replay {
 
 struct ChunkHead {
     u32 episode = NONE, base = 0, next = NONE, previous = NONE;  // base: position of the chunk's first record
@@ -89,6 +229,7 @@ public:
     const ChunkHead& head(u32 chunk) const { return heads_[chunk]; }
     u64 records() const { return records_; }
     const Episodes& episodes() const { return episodes_; }
+    EpisodeView* episode_views() { return episodes_.views(); }
     const Episode& episode(u32 index) const { return episodes_[index]; }
     void set_picks(u32 index, u32 picks) { episodes_.change(index).picks = picks; }
     u32 oldest() const { return episodes_.oldest(); }
@@ -105,7 +246,7 @@ public:
     // The chunk that holds a position of an episode. O(1).
     u32 chunk_at(u32 index, u32 position) const { return chunks_[index][position >> shift_]; }
 
-    // Whether a chunk is to be had.
+    // Whether a chunk is free.
     bool has_room() const { return !free_.empty() || fresh_ < arena_.max_chunks(); }
 
     u32 begin_episode() {
@@ -200,7 +341,7 @@ public:
         for (u32 i = oldest(); i != NONE; i = episodes_[i].newer)
             for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) visit_chunk(chunk);
     }
-    // Everything there is counts as saved.
+    // Everything counts as saved.
     void mark_saved() {
         for (const u32 chunk : growing_) {
             if (in_use(chunk)) grown_[chunk].saved = episodes_[heads_[chunk].episode].states() - heads_[chunk].base;

@@ -1,10 +1,10 @@
 // Masses at dense indices, their sum, and draws in proportion: a tree of fan-out 16 instead of 2, so five levels hold a
 // million leaves.
 //
-// Leaves are float, sums double. A node is always the sum of its children, added in one fixed order: nothing drifts,
-// and a rebuilt tree is bit-equal. A write touches its leaf and marks its group of 16; the next draw repairs the marked
-// paths, so a burst of writes costs little. A batch descends level by level, all draws together: their cache misses
-// overlap.
+// Leaves are float, sums double. A node is always the sum of its children, added in one fixed order: rounding errors do
+// not accumulate, and a rebuilt tree is bit-equal. A write changes its leaf and marks its group of 16; the next draw
+// recomputes the marked paths, so a burst of writes costs little. A batch descends level by level, all draws together:
+// their cache misses overlap.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "archive.hpp"
 #include "memory.hpp"
-#include "tracked.hpp"
 
 namespace ddrl::replay {
 

@@ -1,5 +1,5 @@
-// Python's view of the transfers of a plan, and of the outbox that orders them.
-#include <nanobind/nanobind.h>
+// Python's view of how models travel: codecs, headers of chunks, and the transfers of a plan. Sizes are checked, and
+// the GIL is released around work on a model's bytes.
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -8,15 +8,40 @@
 
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 
+#include "bind_arrays.hpp"
+#include "codec.hpp"
 #include "transfers.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace {
+
+using OptionalBytes = std::optional<ConstBytes>;
+
+void same(size_t given, size_t wanted, const char* what) {
+    if (given != wanted)
+        throw std::invalid_argument(std::string(what) + ": " + std::to_string(given) + " bytes given, " +
+                                    std::to_string(wanted) + " needed");
+}
+
+size_t whole_values(size_t bytes) {
+    if (bytes % 4) throw std::invalid_argument("float32 values come in whole: bytes must be a multiple of 4");
+    return bytes / 4;
+}
+
+using Edges = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+ddrl::Chunks chunks_of(const Bytes& headers, const ConstBytes& data, const Edges& edges) {
+    const int64_t* ends = edges.data() + edges.size();
+    if (edges.size() < 2 || edges(0) < 0 || !std::is_sorted(edges.data(), ends) ||
+        ends[-1] > static_cast<int64_t>(data.size()))
+        throw std::invalid_argument("edges of chunks must rise, and end within the data");
+    const size_t nbytes = (edges.size() - 1) * sizeof(ddrl::ChunkHeader);
+    if (headers.size() < nbytes) throw std::invalid_argument("each chunk needs a header");
+    return {raw(headers), headers.size() - nbytes, raw(data), edges.data()};
+}
 
 using ddrl::Outbox;
 using ddrl::TransfersBase;
@@ -48,7 +73,94 @@ std::unique_ptr<TransfersBase> made(const std::vector<uint64_t>& calls, uint64_t
 
 }  // namespace
 
-void bind_transfers(nb::module_& module) {
+static void bind_codecs(nb::module_& module) {
+    module.def(
+        "encode_bf16",
+        [](const Bytes& out, const ConstBytes& values) {
+            const size_t count = whole_values(values.size());
+            same(out.size(), 2 * count, "encode_bf16's out");
+            nb::gil_scoped_release release;
+            ddrl::encode_bf16(raw(out), raw(values), count);
+        },
+        "out"_a, "values"_a, "float32 values (as bytes) to bfloat16, rounded to nearest even.");
+    module.def(
+        "decode_bf16",
+        [](const Bytes& values, const ConstBytes& data) {
+            const size_t count = whole_values(values.size());
+            same(data.size(), 2 * count, "decode_bf16's data");
+            nb::gil_scoped_release release;
+            ddrl::decode_bf16(raw(values), raw(data), count);
+        },
+        "values"_a, "data"_a, "Back to float32 values.");
+    module.def("int8_bytes", &ddrl::int8_bytes, "first"_a, "count"_a,
+               "Bytes of values first .. first + count of a tensor as int8 with their scales.");
+    module.def(
+        "encode_int8",
+        [](const Bytes& out, const ConstBytes& tensor, size_t first, size_t count) {
+            const size_t values = whole_values(tensor.size());
+            if (first > values || count > values - first)
+                throw std::invalid_argument("encode_int8: values beyond the tensor's end");
+            same(out.size(), ddrl::int8_bytes(first, count), "encode_int8's out");
+            nb::gil_scoped_release release;
+            ddrl::encode_int8(raw(out), raw(tensor), values, first, count);
+        },
+        "out"_a, "tensor"_a, "first"_a, "count"_a,
+        "Some float32 values of a tensor (as bytes) to int8 with a float32 scale for 256 of them.");
+    module.def(
+        "decode_int8",
+        [](const Bytes& values, const ConstBytes& data, size_t first) {
+            const size_t count = whole_values(values.size());
+            same(data.size(), ddrl::int8_bytes(first, count), "decode_int8's data");
+            nb::gil_scoped_release release;
+            ddrl::decode_int8(raw(values), raw(data), first, count);
+        },
+        "values"_a, "data"_a, "first"_a, "Back to float32 values, the tensor's from `first` on.");
+    module.def(
+        "split_planes",
+        [](const Bytes& out, const ConstBytes& data, const OptionalBytes& base) {
+            same(out.size(), data.size(), "split_planes' out");
+            if (base) same(base->size(), data.size(), "split_planes' base");
+            nb::gil_scoped_release release;
+            ddrl::split_planes(raw(out), raw(data), base ? raw(*base) : nullptr, data.size());
+        },
+        "out"_a, "data"_a, "base"_a.none(),
+        "32-bit words of data XOR base, lowest bytes of all words first, highest last.");
+    module.def(
+        "join_planes",
+        [](const Bytes& out, const ConstBytes& planes, const OptionalBytes& base) {
+            same(planes.size(), out.size(), "join_planes' planes");
+            if (base) same(base->size(), out.size(), "join_planes' base");
+            nb::gil_scoped_release release;
+            ddrl::join_planes(raw(out), raw(planes), base ? raw(*base) : nullptr, out.size());
+        },
+        "out"_a, "planes"_a, "base"_a.none(), "What split_planes took apart.");
+}
+
+static void bind_chunks(nb::module_& module) {
+    module.def(
+        "seal_chunks",
+        [](const Bytes& headers, const ConstBytes& data, const Edges& edges) {
+            auto chunks = chunks_of(headers, data, edges);
+            nb::gil_scoped_release release;
+            for (size_t index = 0; index + 1 < edges.size(); ++index) chunks.seal(index);
+        },
+        "headers"_a, "data"_a, "edges"_a, "Lengths and checksums of all chunks of a model.");
+    module.def(
+        "sound_chunks",
+        [](const Bytes& headers, const ConstBytes& data, const Edges& edges, const std::vector<size_t>& chunks,
+           uint16_t epoch, uint32_t sequence) {
+            const auto model = chunks_of(headers, data, edges);
+            for (size_t index : chunks)
+                if (index + 1 >= edges.size()) throw std::invalid_argument("there is no such chunk");
+            nb::gil_scoped_release release;
+            return std::all_of(chunks.begin(), chunks.end(),
+                               [&](size_t index) { return model.sound(index, epoch, sequence); });
+        },
+        "headers"_a, "data"_a, "edges"_a, "chunks"_a, "epoch"_a, "sequence"_a,
+        "Whether these chunks are of this model, as the root sealed them.");
+}
+
+static void bind_transfers(nb::module_& module) {
     nb::class_<Outbox>(module, "Outbox", "Which of a host's ready messages goes next, within a window of bytes.")
         .def(nb::init<int64_t, int64_t>(), "window"_a, "share"_a)
         .def("add", &Outbox::add, "entry"_a, "target"_a, "A message (sequence, place) may go.")
@@ -159,4 +271,10 @@ void bind_transfers(nb::module_& module) {
             },
             nb::sig("def totals(self) -> tuple[int, int, int, int]"),
             "Bytes sent and received, messages sent and received.");
+}
+
+void bind_distribution(nb::module_& module) {
+    bind_codecs(module);
+    bind_chunks(module);
+    bind_transfers(module);
 }

@@ -1,0 +1,324 @@
+"""How runs learn: return, any run-level series, where the trainer's time goes, and settings; one run, or several
+compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+
+from ddrl.core.settings import REMOVED, describe_settings
+from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet, share_axis, time_unit
+from ddrl.telemetry.reading import Table
+from ddrl.telemetry.series import SERIES
+
+_SERIES = {series.name: series for series in SERIES}  # where a table does not say what its series are
+_TITLES = {
+    "env_steps_per_s": "Environment steps per second",
+    "grad_norm": "Gradient norm",
+    "episode_steps_mean": "Episode length",
+    "arrival_lag_p50": "Age of experience on arrival, median",
+    "arrival_lag_p99": "Age of experience on arrival, 99th percentile",
+    "updates_per_s": "Updates per second",
+    "loss": "Loss",
+    "td_error": "TD error",
+    "q_mean": "Mean Q of a batch",
+    "lag_p50": "Age of what is drawn, median",
+    "lag_p99": "Age of what is drawn, 99th percentile",
+    "return_mean": "Return",
+    "epsilon": "Share of random actions",
+    "replay_fill": "Replay fill",
+    "model_mb_per_s": "Parameters sent between hosts",
+}
+DIVERGED = 20.0  # times the median of the runs' largest values: beyond, a run does not set the scale
+_X_NAMES = {"env_steps": "environment steps", "updates": "updates", "samples": "transitions learned from"}
+
+
+class _Curves:
+    """Curves of groups of runs on one figure. Runs of one label are one group, drawn as their mean and their range."""
+
+    def __init__(self, runs: Mapping[str, Table], x: str, labels: Mapping[str, str] | None, smoothing: float) -> None:
+        self.runs = runs
+        self.x = x
+        self.scale = 1.0
+        self.x_name = _X_NAMES.get(x, x)
+        self._smoothing = smoothing
+        self.groups: dict[str, list[str]] = {}
+        for name in runs:
+            self.groups.setdefault((labels or {}).get(name, name), []).append(name)
+        if x == "wall_seconds":
+            ends = [table[x][-1] for table in runs.values() if len(table)]
+            self.scale, self.x_name = time_unit(np.array([max(ends, default=0.0)]))
+
+    def draw(self, figure: go.Figure, series: str, alone: str = "") -> None:
+        """A curve of `series` for each group that has reported it; `alone`: the name of a single run's."""
+        for index, (label, names) in enumerate(self.groups.items()):
+            lines = [line for name in names for line in self._line(name, series)]
+            name = label if len(self.runs) > 1 else alone or label
+            if len(lines) == 1:
+                add_line(figure, *lines[0], name, index)
+            elif lines:
+                self._draw_group(figure, lines, f"{name} (mean of {len(lines)})", index)
+
+    def _line(self, name: str, series: str) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """The run's line (x, y) as a list; an empty one where it has reported nothing."""
+        table = self.runs[name]
+        kept = np.isfinite(table[series]) & np.isfinite(table[self.x])
+        return (
+            [(table[self.x][kept] * self.scale, smoothed(table[series][kept], self._smoothing))] if kept.any() else []
+        )
+
+    def _draw_group(
+        self,
+        figure: go.Figure,
+        lines: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
+        name: str,
+        index: int,
+    ) -> None:
+        begin = max(x[0] for x, _ in lines)
+        end = min(x[-1] for x, _ in lines)
+        grid = np.linspace(begin, max(begin, end), 200)
+        values = np.array([np.interp(grid, x, y) for x, y in lines])
+        color = COLORS[index % len(COLORS)]
+        figure.add_scatter(
+            x=np.concatenate([grid, grid[::-1]]),
+            y=np.concatenate([values.max(axis=0), values.min(axis=0)[::-1]]),
+            fill="toself",
+            fillcolor=f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},0.18)",
+            line={"width": 0},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+        add_line(figure, grid, values.mean(axis=0), name, index)
+
+
+def smoothed(values: NDArray[np.float64], smoothing: float) -> NDArray[np.float64]:
+    """Exponential mean with weight `smoothing` (0 to 1) of the past, without bias at its beginning."""
+    if not smoothing:
+        return values
+    result = np.empty(len(values))
+    mean = 0.0
+    for index, value in enumerate(values):
+        mean = smoothing * mean + (1 - smoothing) * value
+        result[index] = mean / (1 - smoothing ** (index + 1))
+    return result
+
+
+def learning_curve(
+    runs: Mapping[str, Table],
+    evaluations: Mapping[str, Table] | None = None,
+    *,
+    x: str = "env_steps",
+    smoothing: float = 0.0,
+    labels: Mapping[str, str] | None = None,
+) -> go.Figure:
+    """Mean return of training episodes (lines) and of greedy evaluations (diamonds) of one run or several.
+
+    `runs`: name -> Run.series() with return_mean and `x` (env_steps, updates or wall_seconds); `evaluations`: name ->
+    Run.evaluations(). `labels`: what the legend says of each run (default its name); runs of one label are one group,
+    drawn as their mean and their range. `smoothing`: of an exponential mean, 0 (none) to 1."""
+    several = len(runs) > 1
+    curves = _Curves(runs, x, labels, smoothing)
+    figure = new_figure("Return", curves.x_name, "return per episode", height=360)
+    curves.draw(figure, "return_mean", "training")
+    for index, (label, names) in enumerate(curves.groups.items()):
+        tables = [evaluations[name] for name in names if name in evaluations] if evaluations else []
+        for table in tables:
+            if not len(table):
+                continue
+            figure.add_scatter(
+                x=table[x] * curves.scale,
+                y=table["mean"],
+                name=f"{label}: evaluation" if several else "evaluation",
+                mode="lines+markers",
+                error_y=None if several else {"type": "data", "array": table["std"], "thickness": 1, "width": 3},
+                line={"color": COLORS[index % len(COLORS)] if several else COLORS[1], "width": 1.5, "dash": "dot"},
+                marker={"symbol": "diamond", "size": 8},
+                showlegend=not several,
+            )
+    return figure if figure.data else say_nothing_yet(figure, "no episode has ended yet")
+
+
+def series_over(
+    runs: Mapping[str, Table],
+    name: str,
+    *,
+    x: str = "env_steps",
+    log: bool = False,
+    smoothing: float = 0.0,
+    labels: Mapping[str, str] | None = None,
+    legend: bool = True,
+) -> go.Figure:
+    """One run-level series of one run or several. `runs`: name -> Run.series() with `name` and `x`; `labels` and
+    `smoothing` as for `learning_curve`. A run whose values are far beyond all others' does not set the scale."""
+    about = next((table.about[name] for table in runs.values() if name in table.about), _SERIES.get(name))
+    curves = _Curves(runs, x, labels, smoothing)
+    unit = about.unit if about else ""
+    has_legend = legend and len(runs) > 1
+    figure = new_figure(_TITLES.get(name, name), curves.x_name, unit, height=240, legend=has_legend)
+    curves.draw(figure, name)
+    if not figure.data:
+        return say_nothing_yet(figure, "not reported yet")
+    reported = [table[name] for table in runs.values() if np.isfinite(table[name]).any()]
+    tops = sorted(float(np.nanmax(values)) for values in reported)
+    is_positive = all(np.nanmin(values) >= 0 for values in reported)
+    usual = DIVERGED * tops[(len(tops) - 1) // 2]
+    if log:
+        figure.update_yaxes(type="log")
+    elif is_positive and tops[-1] > usual > 0:
+        figure.update_yaxes(range=[0, 1.2 * max(top for top in tops if top <= usual)])
+        figure.add_annotation(
+            text="a run leaves the picture above", x=1, y=1, xref="paper", yref="paper", showarrow=False, yanchor="top"
+        )
+    else:
+        figure.update_yaxes(rangemode="tozero" if is_positive else "normal")
+    return figure
+
+
+_SHARES = {  # name: (words, pattern of the area)
+    "learn_share": ("learning", ""),
+    "sample_share": ("drawing", "/"),
+    "record_share": ("recording", "."),
+    "publish_share": ("publishing", "x"),
+    "checkpoint_share": ("checkpoints", "-"),
+    "trainer_wait_share": ("waiting", "\\"),
+    "other_share": ("other", "|"),
+}
+
+
+def trainer_time(table: Table) -> go.Figure:
+    """Where the trainer's time goes, stacked shares of wall time. `table`: Run.series() with the *_share series."""
+    reported = np.isfinite([table[name] for name in _SHARES]).any(axis=0)  # nothing is, once the run was stopped
+    scale, label = time_unit(table["wall_seconds"])
+    figure = new_figure("The trainer's time", label, "share of wall time", height=260)
+    for color, (name, (words, shape)) in zip(COLORS, _SHARES.items(), strict=True):
+        if np.isfinite(table[name]).any():
+            figure.add_scatter(
+                x=table["wall_seconds"][reported] * scale,
+                y=np.nan_to_num(table[name][reported]),
+                name=words,
+                mode="lines",
+                stackgroup="shares",
+                line={"width": 0.5, "color": color},
+                fillpattern={"shape": shape, "fgcolor": color, "size": 6, "solidity": 0.25} if shape else None,
+            )
+    share_axis(figure)
+    return figure if figure.data else say_nothing_yet(figure, "not reported yet")
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+_ABSENT = "-"
+_IDENTITY = ("run.seed", "run.dir")  # every run has its own; they make no two runs different
+
+
+def settings_table(
+    runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, differing: bool = False
+) -> dict[str, NDArray[Any]]:
+    """One row a setting: its name, its value in every run, the default, unit and meaning.
+
+    `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not
+    all alike (with one run: in which it departs from the defaults). Settings that this version does not know are listed
+    last."""
+    sections = {section for tree in runs.values() for section in tree}
+    known = {info.name: info for info in describe_settings(sorted(sections))}
+    defaults = _flat({name: info.default for name, info in known.items()})
+    values = {name: _flat(tree) for name, tree in runs.items()}
+    for tree in values.values():
+        for name, removed in REMOVED.items():
+            if tree.get(name) == _text(removed.value):
+                del tree[name]
+    foreign = sorted({setting for tree in values.values() for setting in tree} - set(defaults))
+    rows: list[tuple[str, ...]] = []
+    for setting in [*defaults, *foreign]:
+        texts = [tree.get(setting, _ABSENT) for tree in values.values()]
+        default = defaults.get(setting, _ABSENT)
+        if differing and len(set(texts)) == 1 and (len(texts) > 1 or texts[0] == default):
+            continue
+        info = known.get(setting)
+        meaning = (info.unit, info.doc) if info else ("", "not known to this version of ddrl")
+        rows.append((setting, *texts, default, *meaning))
+    names = ["setting", *runs, "default", "unit", "meaning"]
+    return {name: np.array([row[index] for row in rows], object) for index, name in enumerate(names)}
+
+
+def differing_labels(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """What a legend says of each run: the settings in which it differs (learner.lr=0.001), else its name.
+
+    Runs that differ in their seed alone have one label: they are a group. `runs`: as for `settings_table`."""
+    if len(runs) < 2:
+        return {name: name for name in runs}
+    table = settings_table(runs, differing=True)
+    rows = [index for index, setting in enumerate(table["setting"]) if setting not in _IDENTITY]
+    if not rows:
+        return dict.fromkeys(runs, "all seeds") if "run.seed" in table["setting"] else {name: name for name in runs}
+    rows.sort(key=lambda row: str(table["setting"][row]).startswith("run."))  # what is learned with, before limits
+    groups = {tuple(table[name][row] for row in rows) for name in runs}
+    # Three settings, and as many more as it takes to tell groups apart: runs of one label are drawn as one.
+    shown = next(count for count in range(3, len(rows) + 3) if len({group[:count] for group in groups}) == len(groups))
+    return {name: ", ".join(f"{table['setting'][row]}={table[name][row]}" for row in rows[:shown]) for name in runs}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Settings by their full name; the table of a plug-in is one level deeper (learner.c51.atoms)."""
+    flat: dict[str, str] = {}
+    for name, value in tree.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": _text(value)}
+    return flat
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- a sketch ----------------------------------------------------------------------------------------------------------
+# A learning curve as a few hundred bytes of SVG, which a notebook's panel redraws every second without flicker or a
+# library in the browser.
+
+_SIZE = (640, 200)  # [px], width and height
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 632, 18, 166  # [px], edges of the drawing
+
+
+def sketch(
+    lines: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]], *, x_name: str = "", y_name: str = ""
+) -> str:
+    """SVG of (name, x [N], y [N]) lines on common axes; NaN points are left out. Colors follow the page's text, light
+    or dark."""
+    kept = [(name, x[np.isfinite(y)], y[np.isfinite(y)]) for name, x, y in lines]
+    xs = np.concatenate([x for _, x, _ in kept])
+    ys = np.concatenate([y for _, _, y in kept])
+    parts = [f"<title>{escape(y_name or 'curve')}</title>"]
+    if len(xs):
+        x_span = (float(xs.min()), float(xs.max()))
+        y_span = (min(float(ys.min()), 0.0) if ys.max() > 0 else float(ys.min()), float(ys.max()))
+        if y_span[0] == y_span[1]:
+            y_span = (y_span[0], y_span[0] + 1.0)
+        for share in (0.0, 0.5, 1.0):
+            y = _BOTTOM - share * (_BOTTOM - _TOP)
+            line = f'x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
+            parts.append(f'<line {line} stroke="currentColor" opacity="0.15"/>')
+            parts.append(_label(_LEFT - 6, y + 4, f"{y_span[0] + share * (y_span[1] - y_span[0]):.4g}", "end"))
+        parts.append(_label(_LEFT, _BOTTOM + 14, f"{x_span[0]:,.0f}", "start"))
+        parts.append(_label(_RIGHT, _BOTTOM + 14, f"{x_span[1]:,.0f}", "end"))
+        parts.append(_label((_LEFT + _RIGHT) / 2, _BOTTOM + 14, x_name))
+        for index, (name, x, y) in enumerate(kept):
+            across = np.interp(x, x_span, (_LEFT, _RIGHT)) if x_span[0] < x_span[1] else np.full(len(x), _LEFT)
+            down = np.interp(y, y_span, (_BOTTOM, _TOP))
+            points = " ".join(f"{a:.1f},{d:.1f}" for a, d in zip(across, down, strict=True))
+            color = COLORS[index % len(COLORS)]
+            dash = f' stroke-dasharray="{6 // index + 2} 3"' if index else ""
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{dash}/>')
+            parts.append(_label(_LEFT + index * 120, 12, name, "start", color))
+    else:
+        parts.append(_label(_SIZE[0] / 2, _SIZE[1] / 2, "no episode has ended yet"))
+    style = f"max-width:{_SIZE[0]}px;color:var(--jp-ui-font-color1,currentColor)"
+    head = f'<svg viewBox="0 0 {_SIZE[0]} {_SIZE[1]}" width="100%" style="{style}" font-family="sans-serif" '
+    return f'{head}font-size="11" role="img">{"".join(parts)}</svg>'
+
+
+def _label(x: float, y: float, text: str, anchor: str = "middle", color: str = "currentColor") -> str:
+    return f'<text x="{x}" y="{y:.1f}" text-anchor="{anchor}" fill="{color}">{escape(text)}</text>'
