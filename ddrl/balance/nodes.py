@@ -113,10 +113,13 @@ def node_process(comm: MPI.Comm, topology: Topology, assignment: Assignment) -> 
 
     def make_exchange() -> Exchange:
         from ddrl.balance.exchange import Exchange, node_device
-        from ddrl.learner.learner import Learner
+        from ddrl.learner.checks import checked_learner
+        from ddrl.replay.sources import small_source
 
         set_torch_threads(config.learner.threads)
-        exchange = Exchange(Learner.of(config, topology.spec, node_device(config.learner.device, place)))
+        source = small_source(config, topology.schema, topology.declaration.experience)
+        device = node_device(config.learner.device, place)
+        exchange = Exchange(checked_learner(config, topology.spec, source, lambda text: None, device))
         spare_collector()
         flush_denormals()
         return exchange

@@ -54,3 +54,4 @@ class Declaration:
     experience: Experience = field(default_factory=Experience)
     inputs: tuple[ActingInput, ...] = ()  # of the acting model, beside the observation
     settings: dict[str, Any] = field(default_factory=dict[str, Any])  # of the chooser; opaque to everybody else
+    unread: tuple[str, ...] = ()  # settings that are not at their defaults though nothing reads them; by the library

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from ddrl.acting.choosers import Chooser, chooser_class
@@ -75,6 +75,7 @@ class Algorithm(Protocol):
     Settings: ClassVar[Any]  # its own table of settings: a frozen dataclass of core.config.setting fields, or None
     parts: ClassVar[tuple[str, ...]]  # in the order in which an update takes them
     targets: ClassVar[tuple[str, ...]]  # parts that have a target copy
+    reads: ClassVar[tuple[str, ...]]  # of `SHARED`; may be left out. Others that are set are named at the start
     updates: int  # set by the library before each update: how many there have been
 
     @staticmethod
@@ -112,11 +113,55 @@ class Algorithm(Protocol):
 
 
 PACKAGE = "ddrl.learner.algorithms"
+METHODS = {  # of an algorithm, with their arguments
+    "describe": "config, spec",
+    "modules": "",
+    "prepare": "source",
+    "evaluations": "batch, part",
+    "loss": "outputs, batch, part",
+    "acting": "",
+    "inspect": "observations",
+}
+SHARED = ("network", "hidden", "dueling", "double", "loss")  # settings of [learner] that some algorithms read
 
 
 def algorithm_class(config: Config) -> Any:
-    """The class that learner.algorithm names; ConfigError where there is none."""
-    return plugins.load("learner.algorithm", PACKAGE, config.learner.algorithm)
+    """The class that learner.algorithm names; ConfigError where there is none, or where it lacks a method."""
+    found = plugins.load("learner.algorithm", PACKAGE, config.learner.algorithm)
+    for method, arguments in METHODS.items():
+        if not callable(getattr(found, method, None)):
+            raise ConfigError(
+                f"learner.algorithm = {config.learner.algorithm}: class {found.__name__} has no method "
+                f"{method}({arguments}): add it, as ddrl.learner.algorithm.Algorithm describes it"
+            )
+    for name in ("Settings", "parts", "targets"):
+        if not hasattr(found, name):
+            raise ConfigError(
+                f"learner.algorithm = {config.learner.algorithm}: class {found.__name__} has no attribute {name}: add "
+                "it, as ddrl.learner.algorithm.Algorithm describes it"
+            )
+    return found
+
+
+def _unread(config: Config, algorithm: Any, declaration: Declaration) -> tuple[str, ...]:
+    """The settings that are not at their defaults though nothing reads them with this algorithm."""
+    unread: list[str] = []
+    reads = getattr(algorithm, "reads", None)
+    if reads is not None:  # an algorithm that does not say what it reads may read anything
+        unread += [f"learner.{name}" for name in SHARED if name not in reads]
+    if not algorithm.targets:
+        unread += ["learner.target_period", "learner.target_rate"]
+    if declaration.experience.source == "trajectories":
+        unread += [f"replay.{name.name}" for name in fields(config.replay) if name.name != "source"]
+    elif declaration.experience.n_step is not None:
+        unread.append("replay.n_step")
+    default = Config()
+    return tuple(name for name in unread if _value(config, name) != _value(default, name))
+
+
+def _value(config: Config, name: str) -> Any:
+    section, _, setting = name.partition(".")
+    return getattr(getattr(config, section), setting)
 
 
 def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -138,7 +183,8 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
         if declared.kind == "state":
             state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
             columns.setdefault(declared.name, state)
-    return replace(declaration, chooser=name, columns=tuple(columns.values()))
+    unread = _unread(config, algorithm, declaration)
+    return replace(declaration, chooser=name, columns=tuple(columns.values()), unread=unread)
 
 
 def _check_family(

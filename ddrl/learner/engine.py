@@ -562,6 +562,11 @@ class Engine:
         self._last = arrangement, evaluations, outputs
         return dict(outputs)
 
+    @property
+    def used_kernel(self) -> bool:
+        """Whether the kernel computed a network in the last forward pass."""
+        return any(isinstance(unit, Kernel) for unit in self._last[0].units)
+
     def backward(self, loss: Loss) -> torch.Tensor:
         """The gradient of the loss of the last forward pass, a vector float32 in the layout of the part's parameters
         (`Part.gradient`); valid until the next backward pass."""

@@ -14,7 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ddrl.channels.area import SampleArea
 from ddrl.core import algorithm, plugins
-from ddrl.core.config import Config
+from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.files import replacement
 from ddrl.core.rows import RowKind, RowSchema
@@ -113,6 +113,19 @@ def make_source(
     if experience.source == "replay":
         return ReplaySource(config, schema, experience)
     return TrajectorySource(config, schema, experience)
+
+
+CHECKED_BATCH = 8  # draws of a batch of `small_source`
+
+
+def small_source(config: Config, schema: RowSchema, experience: algorithm.Experience) -> Experience | None:
+    """An empty source of the run's kind whose batches have `CHECKED_BATCH` draws, for checks before the run; None where
+    replay.source is the user's own."""
+    if ":" in config.replay.source:
+        return None
+    replay = ReplayConfig(n_step=config.replay.n_step, selector="uniform", capacity=10_000, min_size=1)
+    small = replace(config, replay=replay, learner=replace(config.learner, batch_size=CHECKED_BATCH))
+    return make_source(small, schema, experience)
 
 
 def rate_limiter(config: Config, batch: int, available: Callable[[], bool]) -> RateLimiter:

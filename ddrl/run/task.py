@@ -8,6 +8,7 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -47,11 +48,19 @@ if TYPE_CHECKING:
 
 
 def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
-    """The learner and its acting model; the only place where a run loads torch."""
-    from ddrl.learner import Learner
+    """The learner, whose algorithm is checked first, and its acting model; the only place where a run loads torch."""
+    from ddrl.learner.checks import checked_learner
+    from ddrl.replay.sources import small_source
 
-    learner = Learner.of(topology.config, topology.spec)
+    config = topology.config
+    source = small_source(config, topology.schema, topology.declaration.experience)
+    learner = checked_learner(config, topology.spec, source, notify)
     return learner, learner.acting_model()
+
+
+def notify(text: str) -> None:
+    """Tell the user, before there are records."""
+    print(f"ddrl: {text}", file=sys.stderr, flush=True)
 
 
 def build_source(topology: Topology, channels: HostChannels) -> Experience:

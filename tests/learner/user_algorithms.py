@@ -11,7 +11,7 @@ import numpy as np
 from ddrl.acting.choosers import EpsilonGreedy
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
-from ddrl.core.metrics import Metric
+from ddrl.core.metrics import TD_ERROR, Metric
 from ddrl.core.specs import Column, EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
@@ -36,7 +36,7 @@ class ActorCritic:
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        return Declaration("actor_critic", "gaussian")
+        return Declaration("actor_critic", "gaussian", figures=(TD_ERROR,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: ActorCriticSettings) -> None:
         import torch

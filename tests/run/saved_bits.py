@@ -130,24 +130,39 @@ class _Recorded:
     """Hashes what replay is given and what it returns."""
 
     def __init__(self) -> None:
+        from ddrl.learner import checks
         from ddrl.replay import ExperienceReplay
 
         self.rows, self.batches, self.updates = hashlib.sha256(), hashlib.sha256(), 0
         self._record, self._sample = ExperienceReplay.record_rows, ExperienceReplay.sample
         recorded = self
+        paused = False  # while an algorithm is checked on a replay of its own
+        check = checks.checked_learner
+
+        def checked_learner(*given: Any) -> Any:
+            nonlocal paused
+            paused = True
+            learner = check(*given)
+            paused = False
+            return learner
 
         def record_rows(replay: Any, rows: np.ndarray, *more: Any, **named: Any) -> Any:
+            if paused:
+                return recorded._record(replay, rows, *more, **named)
             for name in ("stream", "step", "kind", "reward", "action", "state", "policy_version"):
                 recorded.rows.update(np.ascontiguousarray(rows[name]).tobytes())
             return recorded._record(replay, rows, *more, **named)
 
         def sample(replay: Any, *more: Any, **named: Any) -> Any:
             batch = recorded._sample(replay, *more, **named)
+            if paused:
+                return batch
             recorded.updates += 1
             for name in ("s_tm1", "a_tm1", "r_t", "discount_t", "s_t", "pick_pos", "weight", "policy_version"):
                 recorded.batches.update(np.ascontiguousarray(getattr(batch, name)).tobytes())
             return batch
 
+        checks.checked_learner = checked_learner
         ExperienceReplay.record_rows, ExperienceReplay.sample = record_rows, sample  # type: ignore[method-assign]
 
 

@@ -47,6 +47,7 @@ class C51:
     Settings = C51Settings
     parts = ("value",)
     targets = ("value",)
+    reads = ("network", "hidden", "dueling", "double")
     updates = 0
 
     @staticmethod

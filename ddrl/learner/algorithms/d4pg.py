@@ -71,6 +71,7 @@ class D4PG:
     Settings = D4PGSettings
     parts = ("critic", "actor")
     targets = ("critic", "actor")
+    reads = ("hidden",)
     updates = 0
 
     @staticmethod

@@ -29,6 +29,7 @@ class DQN:
     Settings = None
     parts = ("value",)
     targets = ("value",)
+    reads = ("network", "hidden", "dueling", "double", "loss")
     updates = 0
 
     @staticmethod

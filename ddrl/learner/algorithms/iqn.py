@@ -44,6 +44,7 @@ class IQN:
     Settings = IQNSettings
     parts = ("value",)
     targets = ("value",)
+    reads = ("network", "hidden", "dueling", "double")
     updates = 0
 
     @staticmethod

@@ -59,6 +59,7 @@ class PQN:
     Settings = PQNSettings
     parts = ("value",)
     targets = ()
+    reads = ("network", "hidden")
     updates = 0
 
     @staticmethod

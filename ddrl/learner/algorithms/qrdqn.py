@@ -37,6 +37,7 @@ class QRDQN:
     Settings = QRDQNSettings
     parts = ("value",)
     targets = ("value",)
+    reads = ("network", "hidden", "dueling", "double")
     updates = 0
 
     @staticmethod

@@ -42,6 +42,7 @@ class R2D2:
     Settings = R2D2Settings
     parts = ("value",)
     targets = ("value",)
+    reads = ("double",)
     updates = 0
 
     @staticmethod

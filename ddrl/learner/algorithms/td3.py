@@ -50,6 +50,7 @@ class TD3:
     Settings = TD3Settings
     parts = ("critic", "actor")
     targets = ("critic", "actor")
+    reads = ("hidden", "loss")
     draws = ("critic",)  # the noise on the target action
     updates = 0
 
