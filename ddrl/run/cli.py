@@ -25,7 +25,7 @@ examples:
   python -m ddrl.run                                  CartPole, as local processes
   python -m ddrl.run --serial --set run.seed=7        one process, reproducible bit for bit
   python -m ddrl.run pong --set run.max_seconds=600   a task that ships with ddrl, or your own task.toml
-  mpirun -n 300 python -m ddrl.run                    rank 0 trains, each host's relay relays, the rest roll out
+  mpirun -n 300 python -m ddrl.run                    the first rank of each host relays, the rest roll out
   python -m ddrl.run --resume runs/NAME               go on where a run, or a pool of them, stopped
   python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.devices=cpu:0,cpu:1
                                                       several tasks on fewer devices
