@@ -78,7 +78,7 @@ def draw_cost(
 def draws_and_law(
     priorities: NDArray[np.float32], exponent: float, *, draws: int = 100_000
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """How often each transition was drawn with these raw priorities, and the probability that the law gives it: [N],
+    """How often each transition was drawn with these raw priorities, and the probability that its selector gives it: [N],
     [N]."""
     replay = ExperienceReplay(_STATE, _ACTION, len(priorities))
     _record_episode(replay, len(priorities))
@@ -90,7 +90,7 @@ def draws_and_law(
     place = np.array([where[position] for position in range(len(positions))])
     for _ in range(-(-draws // 1000)):
         counts += np.bincount(place[replay.sample(1000, selector, 0.99).pick_pos], minlength=len(counts))
-    return counts, replay.law(selector)
+    return counts, replay.probabilities(selector)
 
 
 def eviction_survivors(
