@@ -135,7 +135,10 @@ def account(
     )
     reported, others = _pairs(saved, known, days, log)
     say(f"the optimum of {len(reported) + len(others)} days")
-    case, tuning = (Case.of(*zip(*pairs, strict=True), known.click_value) for pairs in (reported, others))
+    case, tuning = (
+        Case.of([day for day, _ in pairs], [yesterday for _, yesterday in pairs], known.click_value)
+        for pairs in (reported, others)
+    )
     played = _play(saved, play, known, [day for day, _ in reported])
     row = case.days
     moments = np.linspace(0, 1, MOMENTS)
