@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.engine import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
 from ddrl.learner.networks import FlatInputs
+from ddrl.learner.plain import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
 
 
 def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:

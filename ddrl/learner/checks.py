@@ -47,6 +47,7 @@ def checked_learner(
 
     source: an empty source of experience for the checks alone, whose batches are small; None where the run's is the
     user's own, so that its batches are not known. notify: told in a line of each part that autograd must compute."""
+    torch.set_flush_denormal(True)  # as in a run's updates
     with _generators_restored():
         differing = _check(config, spec, source, device)
     learner = Learner.of(config, spec, device)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -28,70 +28,24 @@ from ddrl.core.errors import NetworkError
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.part import Part
+from ddrl.learner.plain import (
+    Activation,
+    Bounds,
+    Columns,
+    Dueling,
+    Layer,
+    Linear,
+    Norm,
+    Plain,
+    layers_of,
+    leaves_of,
+    linears,
+)
 
 MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 DRAWS_NOTHING = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)
 
 # -- networks of plain layers ------------------------------------------------------------------------------------------
-
-
-class Linear(NamedTuple):
-    """out = x weight^T + bias."""
-
-    weight: torch.Tensor  # [out, in]
-    bias: torch.Tensor | None
-
-
-class Norm(NamedTuple):
-    """Layer normalization of each row."""
-
-    weight: torch.Tensor | None  # [width]
-    bias: torch.Tensor | None
-    epsilon: float
-
-
-class Activation(NamedTuple):
-    """tanh or relu."""
-
-    tanh: bool
-
-
-class Dueling(NamedTuple):
-    """[(1 + actions) atoms], V first -> Q = V + A - mean A [actions atoms]."""
-
-    atoms: int
-
-
-class Bounds(NamedTuple):
-    """low + half + half x, with half = (high - low) / 2; with the evaluation's second input, noise [B, width], also +
-    half noise, cut off at the bounds."""
-
-    low: torch.Tensor  # [width]
-    high: torch.Tensor
-
-
-Layer = Linear | Norm | Activation | Dueling | Bounds
-
-
-class Columns(NamedTuple):
-    """Where columns of a network's first layer come from: an input of the evaluation, [B, ...] with `width` numbers a
-    row, or an array of it where it is a dict."""
-
-    width: int
-    input: int = 0
-    array: str | None = None
-    scale: float = 1.0
-
-
-class Plain(NamedTuple):
-    """A network of plain layers. Modules say so by a method `plain(inputs: int) -> Plain | None`, where `inputs` is how
-    many tensors an evaluation gives them."""
-
-    columns: Sequence[Columns]  # side by side
-    nets: Sequence[Sequence[Layer]]  # several of equal shape with the same input, or one
-    shape: tuple[int, ...]  # of a row of the output of each
-    stacked: bool = False  # outputs are [B, nets, *shape], else [B, *shape]
-    noise: bool = False  # the evaluation's last input is noise of `Bounds`
 
 
 def plain_of(module: nn.Module, inputs: Sequence[Any]) -> Plain | None:
@@ -114,40 +68,13 @@ def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None
     layers = layers_of(module)
     if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
         return None
-    flat = isinstance(_leaves(module)[0], nn.Flatten)
+    flat = isinstance(leaves_of(module)[0], nn.Flatten)
     if isinstance(x, torch.Tensor) and (
         x.dtype != layers[0].weight.dtype or not (x.dim() == 2 or (flat and x.dim() > 1))
     ):
         return None
-    (width,) = (len(layer.weight) for layer in [*_linears(layers)][-1:])
+    (width,) = (len(layer.weight) for layer in [*linears(layers)][-1:])
     return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
-
-
-def layers_of(module: nn.Module) -> list[Layer] | None:
-    """The layers of a Sequential of plain layers, in order; None where another one is among them. A first Flatten
-    counts for nothing: inputs are flattened anyway."""
-    layers: list[Layer] = []
-    for place, leaf in enumerate(_leaves(module)):
-        kind = type(leaf)
-        if kind is nn.Linear:
-            layers.append(Linear(leaf.weight, leaf.bias))  # type: ignore[arg-type]
-        elif kind is nn.LayerNorm and len(leaf.normalized_shape) == 1:  # type: ignore[arg-type]
-            layers.append(Norm(leaf.weight, leaf.bias, leaf.eps))  # type: ignore[arg-type]
-        elif kind in (nn.ReLU, nn.Tanh):
-            layers.append(Activation(kind is nn.Tanh))
-        elif kind is not nn.Identity and not (kind is nn.Flatten and place == 0 and leaf.start_dim == 1):
-            return None
-    return layers
-
-
-def _leaves(module: nn.Module) -> list[nn.Module]:
-    if type(module) is nn.Sequential:
-        return [leaf for child in module for leaf in _leaves(child)]
-    return [module]
-
-
-def _linears(layers: Iterable[Layer]) -> Iterator[Linear]:
-    return (layer for layer in layers if isinstance(layer, Linear))
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -275,7 +202,7 @@ class Kernel:
         """The memory and the operations of a batch; differentiated rows come first."""
         plain = batch.plain
         differentiated = self._differentiated
-        self._dtype = next(_linears(plain.nets[0])).weight.dtype
+        self._dtype = next(linears(plain.nets[0])).weight.dtype
         evaluations = sorted(batch.evaluations, key=lambda each: each[1].name not in differentiated)
         total = sum(rows for *_, rows in evaluations)
         back = sum(rows for _, evaluation, rows in evaluations if evaluation.name in differentiated)

@@ -31,8 +31,8 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
-from ddrl.learner.engine import Columns, Dueling, Linear, Plain, layers_of
 from ddrl.learner.losses import Support
+from ddrl.learner.plain import Columns, Dueling, Linear, Plain, layers_of
 
 # -- observations ------------------------------------------------------------------------------------------------------
 # Observations as tensors: one tensor, or a dict of them by name where the environment gives a record of arrays.

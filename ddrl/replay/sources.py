@@ -124,7 +124,12 @@ def small_source(config: Config, schema: RowSchema, experience: algorithm.Experi
     if ":" in config.replay.source:
         return None
     replay = ReplayConfig(n_step=config.replay.n_step, selector="uniform", capacity=10_000, min_size=1)
-    small = replace(config, replay=replay, learner=replace(config.learner, batch_size=CHECKED_BATCH))
+    small = replace(
+        config,
+        replay=replay,
+        rollout=replace(config.rollout, refresh="step"),
+        learner=replace(config.learner, batch_size=CHECKED_BATCH),
+    )
     return make_source(small, schema, experience)
 
 
