@@ -29,7 +29,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "dashboard": ("dashboard", "ddrl/plots", "ddrl/telemetry"),
     "distribution": _LINKS,
     "lag": (*_RUNS, "ddrl/learner"),
-    "learner": ("ddrl/learner", *(f"ddrl/kernel/{name}.hpp" for name in ("adam", "linear_layers", "q_learning"))),
+    "learner": ("ddrl/learner", *(f"ddrl/kernel/{name}.hpp" for name in ("adam", "losses", "plain_networks"))),
     "lunarlander": _LEARNING,
     "microbatch": ("ddrl/balance",),
     "mutations": ("ddrl", "tests"),

@@ -84,14 +84,14 @@ def test_coordinate_descent_alone_comes_within_a_thousandth():
 
 
 def test_a_gap_that_is_not_reached_is_an_error():
-    with pytest.raises(EnvError, match="stands at a gap of"):
+    with pytest.raises(EnvError, match="is at a gap of"):
         solve_dual(problem(SMALL), -1.0, sweeps=1, rounds=1)
 
 
 def test_further_rounds_close_what_the_first_leaves():
     whole = problem(replace(SMALL, requests=8000))
     gain = solve_dual(whole).lower - whole.bid_only
-    with pytest.raises(EnvError, match="stands at a gap of"):
+    with pytest.raises(EnvError, match="is at a gap of"):
         solve_dual(whole, 1e-9, sweeps=1, rounds=1)
     best = solve_dual(whole, 1e-9, sweeps=1, rounds=8)
     assert best.gap <= 1e-9

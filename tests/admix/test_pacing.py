@@ -55,9 +55,9 @@ def test_a_step_goes_towards_what_the_remaining_demand_needs() -> None:
     pacing.begin(0, np.array([0.004]))
     pacing.state[1:, 0, 0] = 0.4, 0.2
     needed = 0.8 * 0.3 / 0.6
-    bonus = pacing.decide(np.array([[70.0]]), np.array([[30.0]]), np.zeros((1, 1)), np.zeros((1, 1)))
+    bonus = pacing.decide(np.array([[70.0]]), np.array([[30.0]]), np.array([[0.5]]))
     assert bonus[0, 0] == pytest.approx(0.5 * (0.004 + 2.0 * 0.01 * (needed - 0.1)))
-    pacing.decide(np.array([[100.0]]), np.array([[30.0]]), np.zeros((1, 1)), np.zeros((1, 1)))
+    pacing.decide(np.array([[100.0]]), np.array([[30.0]]), np.array([[0.5]]))
     assert pacing.state[0, 0, 0] == 0.01  # never above the penalty
 
 
