@@ -58,12 +58,10 @@ def test_the_gradient_agrees_with_finite_differences_of_the_loss(
     )
     batch = random_batch(VECTOR, 16, 0)
     used: list[torch.Tensor] = []
-    monkeypatch.setattr(Adam, "step", lambda self, gradients, lr: (used.extend(gradients), torch.zeros(()))[1])
+    monkeypatch.setattr(Adam, "step", lambda self, vector, lr: (used.append(vector.clone()), torch.zeros(()))[1])
     learner.update(batch)
     step, generator = 1e-6, np.random.default_rng(0)
-    gradients = (
-        learner.parameters.split(used[0].view(torch.uint8)) if len(used) == 1 else used
-    )  # the mlp's come as one flat vector
+    gradients = learner.parameters.split(used[0].view(torch.uint8))
     for parameter, gradient in zip(online.parameters(), gradients, strict=True):
         flat = parameter.data.view(-1)
         for place in generator.choice(flat.numel(), min(flat.numel(), 6), replace=False):
