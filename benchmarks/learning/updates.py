@@ -112,7 +112,9 @@ def serve(cases: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.learning.updates", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument("--against", type=Path, help="root of the other tree, built")
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--short", action="store_true")
