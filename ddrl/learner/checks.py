@@ -32,7 +32,9 @@ from ddrl.learner.algorithm import Acting, Algorithm, Evaluation, Loss, algorith
 from ddrl.learner.export import random_inputs, random_observations
 from ddrl.learner.learner import Learner
 
-EPISODES = 40  # of random rows
+MAX_EPISODES = 40  # of random rows
+MIN_EPISODES = 8
+MAX_BYTES = 64 << 20  # of random rows, where MIN_EPISODES take less
 MAX_DIFFERENCE = 1e-3  # between both ways' gradients, as a share of their norm; float32 rounds to 1e-6 or so
 TURNS = 8  # updates in which each part should have its turn, at the start or far on
 FAR = 10**9  # updates; parts that begin late have begun
@@ -317,11 +319,14 @@ def _shown(value: Any) -> str:
 
 
 def random_rows(schema: RowSchema, spec: EnvSpec, declaration: Declaration) -> NDArray[Any]:
-    """Rows of `EPISODES` episodes of one stream, each longer than a draw, with every second one ended by a limit;
-    observations as `random_observations`, actions within their bounds, all else standard normal, or 0 and 1."""
+    """Rows of some episodes of one stream, each longer than a draw, with every second one ended by a limit: fewer
+    where rows are large. Observations as `random_observations`, actions within their bounds, all else standard normal,
+    or 0 and 1."""
     experience = declaration.experience
     steps = experience.pick_len + experience.burn_in + experience.length + (experience.n_step or 1) + 3
-    rows = np.zeros(EPISODES * (steps + 1), schema.dtype)
+    fitting = MAX_BYTES // ((steps + 1) * schema.dtype.itemsize)
+    episodes = min(max(fitting, MIN_EPISODES), MAX_EPISODES)
+    rows = np.zeros(episodes * (steps + 1), schema.dtype)
     generator = np.random.default_rng(0)
     for column in schema.columns:
         rows[column.name] = random_observations(column.array, len(rows), generator)
@@ -331,8 +336,8 @@ def random_rows(schema: RowSchema, spec: EnvSpec, declaration: Declaration) -> N
     rows["policy_version"] = 0
     rows["stream"] = 0
     rows["step"] = np.arange(len(rows))
-    kinds = np.full((EPISODES, steps + 1), int(RowKind.STEP))
-    kinds[:, -1] = [RowKind.TERMINATED if place % 2 else RowKind.TRUNCATED for place in range(EPISODES)]
+    kinds = np.full((episodes, steps + 1), int(RowKind.STEP))
+    kinds[:, -1] = [RowKind.TERMINATED if place % 2 else RowKind.TRUNCATED for place in range(episodes)]
     rows["kind"] = kinds.ravel()
     ends = rows["kind"] != RowKind.STEP
     for column in schema.columns:

@@ -116,6 +116,7 @@ def make_source(
 
 
 CHECKED_BATCH = 8  # draws of a batch of `small_source`
+CHECKED_CAPACITY = 10_000  # records of `small_source` at most
 
 
 def small_source(config: Config, schema: RowSchema, experience: algorithm.Experience) -> Experience | None:
@@ -123,7 +124,8 @@ def small_source(config: Config, schema: RowSchema, experience: algorithm.Experi
     replay.source is the user's own."""
     if ":" in config.replay.source:
         return None
-    replay = ReplayConfig(n_step=config.replay.n_step, selector="uniform", capacity=10_000, min_size=1)
+    capacity = min(config.replay.capacity, CHECKED_CAPACITY)  # never more memory than the run's own
+    replay = ReplayConfig(n_step=config.replay.n_step, selector="uniform", capacity=capacity, min_size=1)
     small = replace(
         config,
         replay=replay,

@@ -203,10 +203,14 @@ def ask_for_stacks(pid: int) -> str:
 
 def end_stranger(pid: int) -> None:
     """Kill a process that is no child of this one, once it has had the time to write its stacks."""
-    ask_for_stacks(pid)
-    time.sleep(STACKS_TIMEOUT)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        descriptor = os.pidfd_open(pid)
+        try:
+            ask_for_stacks(pid)
+            select.select([descriptor], [], [], STACKS_TIMEOUT)  # where it ends before, there is nothing to wait for
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)  # never to another one that has its number by now
+        finally:
+            os.close(descriptor)
 
 
 # -- what a death leads to ---------------------------------------------------------------------------------------------

@@ -176,7 +176,8 @@ class Link:
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                data, beside = b"", []
+                data = b""
+                beside = []
             if not data:
                 self.closed = True
                 break

@@ -20,8 +20,8 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 from ddrl.learner.algorithms.dqn import DQN
-from ddrl.learner.checks import checked_learner
-from ddrl.replay.sources import small_source
+from ddrl.learner.checks import MAX_EPISODES, MIN_EPISODES, checked_learner, random_rows
+from ddrl.replay.sources import CHECKED_BATCH, small_source
 from tests.learner.continuous_cases import BOX
 from tests.learner.learner_cases import VECTOR, random_batch
 
@@ -282,3 +282,17 @@ def test_settings_that_an_algorithm_does_not_read_are_named(
 ) -> None:
     config = load_config(overrides=[f"learner.algorithm={algorithm}", *overrides])
     assert describe(config, VECTOR).unread == unread
+
+
+def test_the_checks_take_no_more_memory_than_they_may_with_large_observations_and_a_small_replay() -> None:
+    large = EnvSpec("Large", ArraySpec((500_000,), "float32"), 2)
+    config = Config(learner=FEW, replay=ReplayConfig(capacity=20, min_size=20))
+    declaration = describe(config, large)
+    schema = row_schema(large, declaration.columns)
+    small = random_rows(row_schema(VECTOR, declaration.columns), VECTOR, declaration)
+    rows = random_rows(schema, large, declaration)
+    assert len(rows) * MAX_EPISODES == len(small) * MIN_EPISODES
+    source: Any = small_source(config, schema, declaration.experience)
+    source.record(rows, 0)
+    assert 0 < len(source.replay) <= 20 < len(rows)
+    assert len(source.sample().weight) == CHECKED_BATCH
