@@ -117,7 +117,9 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
         "#!/bin/sh\n# called by mpirun as: agent [options] ADDRESS COMMAND...\n"
         'while [ "${1#-}" != "$1" ]; do shift; done\naddress=$1; shift\n'
         "number=$(echo $address | awk -F. '{print $3 * 250 + $4 - 1}')\n"
-        f'exec ip netns exec {PREFIX}$number unshare --uts sh -c "hostname {PREFIX}$number; $*"\n'
+        # Ranks that share memory are taken for one host, so each host mounts a /dev/shm of its own.
+        f"exec ip netns exec {PREFIX}$number unshare --uts --mount "
+        f'sh -c "mount -t tmpfs tmpfs /dev/shm; hostname {PREFIX}$number; $*"\n'
     )
     agent.chmod(0o755)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import select
 from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -96,7 +98,8 @@ class HostStarters:
         self._own = own
         self._board = channels.board
         relay = next(rank for rank in topology.on_host(0) if rank.role is Role.RELAY)
-        self._relay_ended = channels.counters.row(topology.row_of(relay))["ended"]
+        self._relay = channels.counters.row(topology.row_of(relay))
+        self._relay_pidfd = -1  # of a relay that lives
         self._orders = channels.orders
         self._reports = channels.reports
         self._hosts = topology.hosts
@@ -142,6 +145,8 @@ class HostStarters:
     def stop(self) -> list[Up]:
         """See `Starters`. Those of other hosts end with the job's command."""
         messages = [*self._own.stop(), *self._hear_others()]
+        if self._relay_pidfd >= 0:
+            os.close(self._relay_pidfd)
         for held in self._held.values():
             messages.extend(held)
         return messages
@@ -150,8 +155,20 @@ class HostStarters:
         """JobFailed where the job has failed elsewhere."""
         if self._board.command == Command.FAIL:
             raise JobFailed(read_failure(self._run_id, 0))
-        if self._relay_ended.value == 1.0:
+        if self._relay_has_ended():
+            self._relay["ended"].set(1.0)  # so that nobody waits for its last rows
             raise JobFailed("the root relay has ended, and with it the other hosts' collectors")
+
+    def _relay_has_ended(self) -> bool:
+        """Whether it has said so, or has died. It is a process of the launcher, so no keeper watches it."""
+        pid = self._relay["pid"].value
+        try:
+            if self._relay_pidfd < 0 and not math.isnan(pid):
+                self._relay_pidfd = os.pidfd_open(int(pid))
+        except ProcessLookupError:
+            return True
+        died = self._relay_pidfd >= 0 and bool(select.select([self._relay_pidfd], [], [], 0.0)[0])
+        return died or self._relay["ended"].value == 1.0
 
     @contextlib.contextmanager
     def _cause_first(self) -> Generator[None]:

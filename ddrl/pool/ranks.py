@@ -303,11 +303,7 @@ def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack
         return
     topology = channels.topology
     mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
-    if keeper is None:
-        relay_process(membership, topology, mine, channels)
-    else:
-        collectors = keeper.take_collectors_end()
-        relay_process(membership, topology, mine, channels, check=keeper.check, collectors=collectors)
+    relay_process(membership, topology, mine, channels, keeper)
 
 
 def _await_task(membership: Membership, place: RelayPlace, board: Board) -> HostChannels | None:

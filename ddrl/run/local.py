@@ -114,7 +114,11 @@ def run_here(
             if topology.in_rounds:
                 rounds = start_rounds(task, keeper.take_collectors_end())
             equip(task)
-            document = drive(task, interrupts)
+            try:
+                document = drive(task, interrupts)
+            except JobFailed:
+                keeper.raise_error()
+                raise
         if hosts and board.command == BoardCommand.FAIL:  # of a relay, after the task had ended
             raise JobFailed(read_failure(run_id, 0))
         return document

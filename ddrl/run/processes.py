@@ -743,6 +743,12 @@ class HostKeeper:
         if self.result is None:
             raise JobFailed(f"{self.name} {Ended(status, '', 0.0, 0.0).how}, and with it the host's rollouts")
 
+    def raise_error(self) -> None:
+        """JobFailed with the error that has ended it, where it has sent one: the cause of what its parent misses."""
+        self._read()
+        if self.result is not None and self.result.error:
+            raise JobFailed(self.result.error)
+
     def duty(self) -> Duty:
         """Checks it beside training."""
         from ddrl.run.task import Duty
@@ -757,7 +763,7 @@ class HostKeeper:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.returncode < 0 and self._host:  # killed; on the trainer's host the trainer saves, then sweeps
+        if self._process.returncode and self._host:  # it failed; on the trainer's host the trainer saves, then sweeps
             unlink_run(self._run_id, self._host)
         for thread in self._threads:
             thread.join(1.0)  # what a process that lives on prints is not awaited
@@ -838,9 +844,13 @@ def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
     try:
         board = Board.attach(board_name(run_id, host)) if orders.has_board else None
         with Job(run_id, host, board, parent) as job:
-            job.open(Topology.from_bytes(orders.topology), orders.cores)
-            job.send_made(Made(orders.topology, None))
-            job.serve()
+            try:
+                job.open(Topology.from_bytes(orders.topology), orders.cores)
+                job.send_made(Made(orders.topology, None))
+                job.serve()
+            except BaseException as error:  # before `close` ends what the parent hears of otherwise
+                parent.link.send(Result(None, describe(error, f"the keeper of host {host}")))
+                return 1
     except BaseException as error:
         parent.link.send(Result(None, describe(error, f"the keeper of host {host}")))
         return 1

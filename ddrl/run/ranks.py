@@ -437,9 +437,8 @@ def _relay(
                 topology,
                 mine,
                 channels,
+                keeper,
                 on_death=partial(_note_death, topology, mine, channels),
-                check=keeper.check,
-                collectors=keeper.take_collectors_end() if mine.host and topology.in_rounds else None,
             )
     except BaseException as error:
         failure = str(error) if isinstance(error, JobFailed) else describe(error, where)

@@ -6,12 +6,14 @@ The only member that speaks MPI while the job runs. `Membership` reports the fai
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ddrl.acting.policy import forbid_torch
 from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.core.errors import JobFailed
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.membership import Membership
@@ -21,21 +23,24 @@ from ddrl.run.topology import HostChannels, Topology, read_failure, report_failu
 from ddrl.run.training import CollectorStarter
 from ddrl.telemetry import HostSampler
 
+if TYPE_CHECKING:
+    from ddrl.run.processes import HostKeeper
+
 
 def relay_process(
     membership: Membership,
     topology: Topology,
     mine: Assignment,
     channels: HostChannels,
+    keeper: HostKeeper | None = None,
     on_death: Callable[[int], object] = lambda row: None,
-    check: Callable[[], object] = lambda: None,
-    collectors: int | None = None,
 ) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
-    the membership; the process's exit status. on_death: see `HostSampler`; check: called again and again, it may
-    raise; collectors: descriptor of the socket that orders those of this host, on other hosts than the trainer's."""
+    the membership; the process's exit status. keeper: of this host, where it is a child of this process; on_death: see
+    `HostSampler`."""
     starter: CollectorStarter | None = None
-    if collectors is not None:
+    if keeper is not None and mine.host and topology.in_rounds:  # on the trainer's host the trainer orders collectors
+        collectors = keeper.take_collectors_end()
         starter = slice_module("pool.collectors", "pool.collectors").StarterLink(collectors)
     try:
         relay = _make_relay(membership, topology, mine, channels, starter)
@@ -46,7 +51,12 @@ def relay_process(
             try:
                 while not relay.finished:
                     relay.step()
-                    check()
+                    if keeper is not None:
+                        keeper.check()
+            except JobFailed:
+                if keeper is not None and starter is not None:
+                    keeper.raise_error()
+                raise
             finally:
                 sampler.close()
     finally:

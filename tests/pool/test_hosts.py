@@ -168,7 +168,7 @@ def test_the_death_of_another_hosts_relay_or_keeper_ends_the_job_and_leaves_noth
         ("1", "HostStarters.__init__", 1),
         ("1", "HostStarters.say", 3),
         ("1", "HostStarters.hear", 9),
-        ("0", "RootRelay._carry", 99),
+        ("0", "LinesOut.progress", 99),
         ("2", "StarterLink.write", 2),
         ("2", "StarterLink.read", 99),
         ("2", "StarterLink.end", 1),

@@ -273,8 +273,8 @@ def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path):
     ("rank", "function", "count"),
     [
         (1, "HostChannels.attach", 1),
-        (1, "RootRelay._carry", 99),
-        (1, "RootRelay._all_done", 1),
+        (1, "LinesOut.progress", 99),
+        (1, "RootCommands._all_done", 1),
         (3, "HostKeeper.__init__", 1),
         (3, "StarterLink.__init__", 1),
         (3, "StarterLink.write", 2),
