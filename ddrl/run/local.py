@@ -21,7 +21,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.preparation import Preparation, Probe, announce, describe_environment, planned_config
-from ddrl.run.process import Interrupts
+from ddrl.run.process import Interrupts, set_torch_threads
 from ddrl.run.processes import HostKeeper, Job, KeepHost, Made, Ranks, Result, run_host
 from ddrl.run.slot import PRINT_ONLY
 from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
@@ -110,6 +110,7 @@ def run_here(
         channels.attach_drained()
         board = channels.board
         with Interrupts() as interrupts:
+            set_torch_threads(topology.config.learner.threads)
             task = Task(topology, channels, records, [keeper.duty()])
             if topology.in_rounds:
                 rounds = start_rounds(task, keeper.take_collectors_end())

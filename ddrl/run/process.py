@@ -146,7 +146,11 @@ def fix_order_of_sums() -> None:
 
 
 def set_torch_threads(threads: int) -> None:
-    """Threads of torch's CPU kernels, for every task of the process."""
+    """Threads of torch's CPU kernels, for every task of the process; before the first of them computes, for threads
+    that wait for the next kernel take a core."""
+    from ddrl.learner import import_torch
+
+    import_torch()
     import torch
 
     torch.set_num_threads(threads)

@@ -45,10 +45,10 @@ from ddrl.run.process import (
     is_orphan,
     leave_process_group,
     name_process,
+    set_torch_threads,
     sweep_open_mpi,
 )
 from ddrl.run.processes import HostKeeper, KeepHost, LeadHost, Made, Ranks, Records, Result, tell_terminal
-from ddrl.run.relay import relay_process
 from ddrl.run.topology import HostChannels, Topology, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
@@ -189,6 +189,8 @@ class Lead:
             raise
         keeper.send(Ranks(ranks, cores))
         _answer(world, work)
+        import ddrl.run.relay  # noqa: F401  # pyright: ignore[reportUnusedImport]  (while the keeper makes the channels)
+
         result: Result
         try:
             made = keeper.receive(Made)
@@ -411,6 +413,8 @@ def _relay(
     """Relay from the moment that the keeper has made the host's channels; the error that ended it, or "". Its failures
     are on the host's board, where the trainer or the root relay finds them. agree: with the other ranks, on how this
     one has started."""
+    from ddrl.run.relay import relay_process
+
     where = f"rank {mine.rank} (relay of host {mine.host})"
     channels: HostChannels | None = None
     failure = ""
@@ -479,6 +483,7 @@ def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, la
     try:
         with Interrupts() as interrupts:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
+            set_torch_threads(topology.config.learner.threads)
             task = Task(topology, channels, open_records(records, None))
             leader = slice_module("balance.nodes", "learner.nodes").lead_nodes(nodes, task, channels)
             summary = drive(task, interrupts, _save_in_a_copy)

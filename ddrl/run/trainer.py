@@ -6,6 +6,7 @@ keeper's process id. A keeper that has ended is an interrupt: the trainer saves,
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 from collections.abc import Callable
@@ -44,7 +45,6 @@ def drive(
     from ddrl.run.task import Outcome, Reason
 
     try:
-        set_torch_threads(task.config.learner.threads)
         spare_collector()
         flush_denormals()
         if task.training.rounds is not None:  # what else learns here depends on when experience arrives
@@ -68,6 +68,8 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     from ddrl.learner import import_torch
 
     import_torch()
+    for name in ("ddrl.learner.checks", "onnx", "onnxruntime"):  # while ranks still start
+        importlib.import_module(name)
     from ddrl.run.process import name_process
     from ddrl.run.processes import Records
     from ddrl.run.task import Duty, Task
@@ -83,6 +85,7 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     assert isinstance(records, Records)
     lock = link.take_descriptor() if records.has_lock else None
     collectors = link.take_descriptor() if records.has_collectors else None
+    set_torch_threads(channels.topology.config.learner.threads)
     task = Task(channels.topology, channels, open_records(records, lock))
     task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
     rounds = None

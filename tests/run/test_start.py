@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from ddrl.core.config import Config
+from ddrl.run import slot
 from ddrl.run.cli import parse
 from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import announce
@@ -104,3 +106,11 @@ def test_a_directory_made_for_another_run_is_still_refused(tmp_path: Path) -> No
     done = ddrl(*settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode == 1
     assert "holds a run already" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "used"), [("", "^ofi"), ("self,tcp", "self,tcp")])
+def test_a_users_choice_of_mpis_transports_is_kept(given: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "set_timer_slack", lambda nanoseconds: None)
+    monkeypatch.setattr(os, "environ", {"OMPI_MCA_btl": given} if given else {})
+    slot.prepare_mpi(2)
+    assert os.environ == {"OMPI_MCA_btl": used}
