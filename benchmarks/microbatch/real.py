@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, mpi_environment, on_ranks, print_table, ratios, run_parts
-from benchmarks.microbatch.work import exponential_times, fit
-from ddrl.balance.collection import expected_first_of
+from benchmarks.microbatch.work import expected_first_of, exponential_times, fit
 from ddrl.balance.sizes import balanced_sizes
 
 SHARES = [0.4, 0.4, 0.4, 0.1]

@@ -47,6 +47,11 @@ def lessons_of(spec: EnvSpec, rows: int, count: int = 8) -> list[Transitions]:
     return found
 
 
+def expected_first_of(first: int, nodes: int, mean: float) -> float:
+    """Mean time [s] of the K-th of N exponential times of `mean` [s]: (H_N - H_(N-K)) / mu (Renyi 1953)."""
+    return mean * sum(1.0 / place for place in range(nodes - first + 1, nodes + 1))
+
+
 def exponential_times(iterations: int, nodes: int, mean: float, seed: int = 0) -> NDArray[np.float64]:
     """Exponential times [iterations, nodes] of that mean. The k-th shortest of N is a sum of independent exponential
     spacings of means mean / N, mean / (N - 1), ... (Renyi 1953), in any order of the nodes. Each spacing is drawn once

@@ -41,7 +41,7 @@ from benchmarks.harness import Timing, mpi_environment, mpirun
 from benchmarks.pool.simulated import hindsight, repairman_share
 from ddrl.core.errors import DdrlError
 from ddrl.pool.__main__ import ask_pool
-from ddrl.pool.prewarm import PrewarmSettings, Round
+from ddrl.pool.prewarm import DELAY_COST, Round
 from ddrl.pool.queue import jain_index
 from ddrl.pool.records import Collector, Lease, PoolRecord, read_pool
 
@@ -230,7 +230,6 @@ def starts(
 
 def _starts_row(record: PoolRecord, orders: dict[int, dict[str, Any]], task: str, worker: int) -> dict[str, Any]:
     """Figures of the collectors of a task's worker."""
-    settings = PrewarmSettings()
     everyone = [one for one in record.collectors if one.task == task]
     own = sorted((one for one in everyone if one.worker == worker), key=lambda one: one.round)
     rounds: list[Round] = []
@@ -243,14 +242,14 @@ def _starts_row(record: PoolRecord, orders: dict[int, dict[str, Any]], task: str
     counted = own[1:]
     predicted = [one for one in counted if one.round in orders and orders[one.round]["start"][worker] is not None]
     shown = predicted or counted
-    cost = sum(settings.idle_cost * _idle(one) + settings.delay_cost * _late(one) for one in counted) / len(counted)
+    cost = sum(_idle(one) + DELAY_COST * _late(one) for one in counted) / len(counted)
     absent = [max(0.0, later.start - one.end) for one, later in pairwise(counted) if one.end is not None]
     first_sent: dict[int, float] = {}
     for one in everyone:
         first_sent[one.round] = min(one.sent, first_sent.get(one.round, one.sent))
     in_time = [order["issued"] < first_sent[number - 1] for number, order in orders.items() if number - 1 in first_sent]
-    best = hindsight([rounds], settings)
-    later_best = hindsight([rounds], settings, len(rounds) - len(shown))
+    best = hindsight([rounds])
+    later_best = hindsight([rounds], len(rounds) - len(shown))
     figures = record.summary["tasks"][task]["figures"]
     return {
         "rounds": len(counted),

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ddrl.core import plugins
 from ddrl.pool.policies import Fair, Policy, Slices, SlicesSettings
-from ddrl.pool.prewarm import PrewarmSettings, Round
+from ddrl.pool.prewarm import DELAY_COST, Round, cost_level
 from ddrl.pool.queue import jain_index
 from ddrl.pool.records import PoolSetup, TaskTrace, generate, read_pool, recorded_traces
 from ddrl.pool.simulator import Outcome, Start, lower_bound, share_bound, simulate
@@ -199,22 +199,18 @@ def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
         ("8 on 2, cv 0.1", 8, 2, {"variation": 0.1, "startup_variation": 0.1}),
         ("8 on 2, exponential", 8, 2, {"exponential": True, "startup_variation": 0.1}),
     ]
-    settings = PrewarmSettings()
-    starts: list[tuple[str, Start]] = [("cold", "cold"), ("keep-alive", "alive"), ("predicted", "predicted")]
+    starts: list[tuple[str, Start]] = [("cold", "cold"), ("keep-alive", "alive"), ("predicted", "prewarm")]
     for case, tasks, devices, more in cases:
         for startup in (0.1, 1.0, 5.0):
             for name, start in starts:
                 traces = equal_tasks(tasks, rounds, 5, startup=startup, **more)
                 outcome, everything = (
-                    simulate(traces, devices, Fair(), start, settings, uncounted=uncounted)
-                    for uncounted in (learned, 0)
+                    simulate(traces, devices, Fair(), start, uncounted=uncounted) for uncounted in (learned, 0)
                 )
                 warmth = outcome.all_warmth
                 predicted = outcome.warmth
-                best, best_of_all = (
-                    hindsight(list(outcome.rounds.values()), settings, first) for first in (learned, 0)
-                )
-                counted = predicted if start == "predicted" and predicted.collectors else warmth
+                best, best_of_all = (hindsight(list(outcome.rounds.values()), first) for first in (learned, 0))
+                counted = predicted if start == "prewarm" and predicted.collectors else warmth
                 rows.append(
                     {
                         "case": case,
@@ -224,11 +220,11 @@ def prewarming(rounds: int, learned: int) -> list[dict[str, Any]]:
                         "hit_rate": counted.hit_rate,
                         "idle_share": counted.idle_seconds / counted.collectors / ROUND_SECONDS,
                         "late_share": counted.late_seconds / counted.collectors / ROUND_SECONDS,
-                        "cost": warmth.cost(settings) / warmth.collectors,
-                        "of_optimum": warmth.cost(settings) / warmth.collectors / best.cost,
+                        "cost": warmth.cost() / warmth.collectors,
+                        "of_optimum": warmth.cost() / warmth.collectors / best.cost,
                         "idle_share_of_optimum": best.idle / ROUND_SECONDS,
                         "least_idle_share": best.least_idle / ROUND_SECONDS,
-                        "of_optimum_all_rounds": everything.all_warmth.cost(settings)
+                        "of_optimum_all_rounds": everything.all_warmth.cost()
                         / everything.all_warmth.collectors
                         / best_of_all.cost,
                         "absent_share": counted.absent_seconds / counted.collectors / ROUND_SECONDS,
@@ -255,7 +251,7 @@ class Hindsight:
     least_idle: float
 
 
-def hindsight(tasks: Sequence[Sequence[Round]], settings: PrewarmSettings, first: int = 0) -> Hindsight:
+def hindsight(tasks: Sequence[Sequence[Round]], first: int = 0) -> Hindsight:
     """Of fixed rules for tasks of one kind, over their rounds from `first` on: so long after data or parameters one to
     four rounds before, or staying alive. Over many rounds it is the optimum under their true distribution."""
     by_task = [
@@ -273,19 +269,19 @@ def hindsight(tasks: Sequence[Sequence[Round]], settings: PrewarmSettings, first
 
     counted = [latest(anchor, back) for back in range(4) for anchor in (1, 2)]
     alive = float(np.mean(np.concatenate([(end - sent)[first:] for end, sent, _, _ in by_task])))
-    rules = [(settings.idle_cost * alive, alive), *(_started(times, settings.level, settings) for times in counted)]
+    rules = [(alive, alive), *(_started(times, cost_level(DELAY_COST)) for times in counted)]
     cost, idle = min(rules)
-    return Hindsight(cost, idle, min(alive, *(_started(times, 1 - IN_TIME, settings)[1] for times in counted)))
+    return Hindsight(cost, idle, min(alive, *(_started(times, 1 - IN_TIME)[1] for times in counted)))
 
 
-def _started(latest: NDArray[np.float64], level: float, settings: PrewarmSettings) -> tuple[float, float]:
+def _started(latest: NDArray[np.float64], level: float) -> tuple[float, float]:
     """Cost and idle seconds a collector of starts at a quantile of the latest ones in time; never before their
     anchor."""
     start = float(np.quantile(latest, level, method="inverted_cdf"))
     if start < 0:
         return float("inf"), float("inf")
     idle, late = (float(np.mean(np.maximum(0, sign * (latest - start)))) for sign in (1, -1))
-    return settings.idle_cost * idle + settings.delay_cost * late, idle
+    return idle + DELAY_COST * late, idle
 
 
 # -- beside pools that were run ----------------------------------------------------------------------------------------

@@ -22,14 +22,12 @@ from ddrl.core.errors import ConfigError
 class Update:
     """What an iteration's update is made of.
 
-    weights: of each accepted gradient's mean, by (node, version); they sum to 1 (b_i / sum b of the accepted samples).
-    requeued: samples to deal again; lost: samples that no update will hold."""
+    weights: of each accepted gradient's mean, by (node, version); they sum to 1 (b_i / sum b of the accepted
+    samples)."""
 
     version: int
     weights: Mapping[tuple[Hashable, int], float]
     samples: int
-    requeued: int
-    lost: int
 
 
 @dataclass
@@ -54,8 +52,8 @@ class Collection:
     current version open the waiting time for the others, the target nodes. A later gradient is used by the update in
     progress if it is fresh enough; else it is dropped.
 
-    `finish` returns the samples of dropped gradients as `requeued`, to be dealt again, or as `lost`. Losing them biases
-    the gradient toward the data of fast nodes where data and speed are related; requeueing does not.
+    The samples of dropped gradients are dealt again (`balance.dropped_samples` = requeue), or are lost. Losing them
+    biases the gradient toward the data of fast nodes where data and speed are related; requeueing does not.
 
     Invariant (`check`): every sample dealt is used, requeued, lost, or with a node that still computes on it."""
 
@@ -67,7 +65,6 @@ class Collection:
         self._computing: dict[Hashable, tuple[int, int]] = {}  # node: (version, samples)
         self._made_at: dict[int, float] = {}  # when each version that still counts was made
         self._held: dict[tuple[Hashable, int], int] = {}  # accepted for the current update: samples
-        self._requeued = self._lost = 0
         self._current = self._begun = 0  # gradients of the current version: here, and asked for
         self._opened_at = math.inf
         self._open = False
@@ -149,7 +146,6 @@ class Collection:
         """`node` has died: its samples are requeued, whatever the setting, since no gradient of them exists."""
         if node in self._computing:
             version, samples = self._computing.pop(node)
-            self._requeued += samples
             self.counts.requeued += samples
             self._begun -= version == self.version
             self._open_wait(now)
@@ -175,11 +171,9 @@ class Collection:
             raise ConfigError("the update is not ready: the first K gradients, or the end of the wait, are missing")
         samples = sum(self._held.values())
         weights = {key: size / samples for key, size in self._held.items()}
-        update = Update(self.version, weights, samples, self._requeued, self._lost)
+        update = Update(self.version, weights, samples)
         self.counts.used += samples
         self._held = {}
-        self._requeued = 0
-        self._lost = 0
         self._open = False
         self.version += 1
         self._made_at[self.version] = now
@@ -201,18 +195,9 @@ class Collection:
     def _drop(self, samples: int) -> None:
         self.counts.dropped += 1
         if self.settings.dropped_samples == "requeue":
-            self._requeued += samples
             self.counts.requeued += samples
         else:
-            self._lost += samples
             self.counts.lost += samples
-
-
-def expected_first_of(first: int, nodes: int, mean: float = 1.0) -> float:
-    """Mean time [s] of the K-th of N exponential times of `mean` [s]: (H_N - H_(N-K)) / mu (Renyi 1953)."""
-    if not 1 <= first <= nodes:
-        raise ConfigError(f"K = {first} must lie between 1 and {nodes}")
-    return mean * sum(1.0 / place for place in range(nodes - first + 1, nodes + 1))
 
 
 # -- samples of an epoch -----------------------------------------------------------------------------------------------
@@ -225,26 +210,21 @@ class Epochs:
 
     `deal` cuts the next micro-batches by the current sizes; `done`, `give_back` and `lose` say what became of them.
     What is given back (a dropped gradient, a dead node) is dealt again before the rest. An epoch ends when every sample
-    was done or lost. The permutation of epoch e follows from (seed, e).
+    was done or lost. The permutation of epoch e follows from (seed, e)."""
 
-    `bytes_dealt` counts sample_bytes for every sample dealt, again where it was dealt again."""
-
-    def __init__(self, count: int, seed: int, *, sample_bytes: int = 0) -> None:
+    def __init__(self, count: int, seed: int) -> None:
         if count < 1:
             raise ConfigError(f"a training set of {count} samples")
         self.count = count
         self.seed = seed
-        self.sample_bytes = sample_bytes
         self.epoch = 0
-        self.bytes_dealt = 0
-        self.lost = 0
         self._out: dict[Hashable, Indices] = {}
         self._begin()
 
     def _begin(self) -> None:
         self._queue = deque([np.random.default_rng((self.seed, self.epoch)).permutation(self.count)])
         self._finished = np.zeros(self.count, np.bool_)
-        self._lost_now = 0
+        self._lost = 0
 
     @property
     def left(self) -> int:
@@ -274,7 +254,6 @@ class Epochs:
         for node, size in zip(sizes, np.diff(edges), strict=True):
             if size:
                 self._out[node] = subsets[node] = self._take(int(size))
-                self.bytes_dealt += int(size) * self.sample_bytes
         return subsets
 
     def _take(self, size: int) -> Indices:
@@ -297,9 +276,7 @@ class Epochs:
 
     def lose(self, node: Hashable) -> None:
         """The node's subset counts as lost for this epoch."""
-        lost = len(self._pop(node))
-        self.lost = self.lost + lost
-        self._lost_now = self._lost_now + lost
+        self._lost += len(self._pop(node))
 
     def _pop(self, node: Hashable) -> Indices:
         if node not in self._out:
@@ -320,4 +297,4 @@ class Epochs:
         parts = [np.flatnonzero(self._finished), *self._out.values(), *self._queue]
         indices = np.concatenate(parts)
         assert len(np.unique(indices)) == len(indices), "a sample is doubled"
-        assert len(indices) + self._lost_now == self.count, "a sample is missing"
+        assert len(indices) + self._lost == self.count, "a sample is missing"

@@ -65,8 +65,8 @@ class Exchange:
 
     def move_into(self, memory: Mapping[str, Vector], *, fill: bool = True) -> None:
         """Let these vectors of a learner on the CPU lie in `memory`, by name; "value.gradient" is memory for gradients.
-        `fill`: with the learner's values, else those that stand there are its own from now on. A learner elsewhere
-        stays where it is."""
+        `fill`: with the learner's values; else the learner has the values that are there. A learner on a device stays
+        where it is."""
         if self.learner.device.type != "cpu":
             return
         homes: dict[str, dict[str, torch.Tensor]] = {}

@@ -27,6 +27,8 @@ from ddrl.balance.messages import (
     Finish,
     Joined,
     MakeSegment,
+    Mapped,
+    Share,
     SharedMemory,
     arrays_of,
     count_rows,
@@ -35,12 +37,13 @@ from ddrl.balance.messages import (
     unpack,
 )
 from ddrl.balance.settings import BalanceConfig
-from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer, make_sizer
+from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer
 from ddrl.balance.sizes import Cluster, Observation, Sizes, proportional_sizes
 from ddrl.channels.board import CounterRow
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed
+from ddrl.core.settings import plugin_settings
 from ddrl.distribution.waits import nothing
 
 if TYPE_CHECKING:
@@ -62,9 +65,7 @@ class NodeState:
     """What the leader knows of one node."""
 
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
-    offered_memory: bool = False  # it was sent the shared memory's name
-    rings: bool = False  # it has mapped the doorbells
-    in_memory: bool = False  # and reads vectors and writes gradients there
+    shares_memory: bool = False  # it has mapped the doorbells, and the vectors where there are any
     part: str = ""  # that it computes a gradient of now; "": it is free
     rows: Any = None  # that it computes this gradient of
     dealt_at: float = 0.0
@@ -176,7 +177,7 @@ def make_node_sizer(config: Config, nodes: list[int]) -> tuple[Cluster, Sizer]:
     limits = [settings.max_sizes[node] for node in nodes] if settings.max_sizes else None
     cluster = Cluster.of(config.learner.batch_size, np.ones(len(nodes)), limits)
     kind = plugins.load("balance.sizer", PACKAGE, settings.sizer)
-    return cluster, make_sizer(settings.sizer, cluster, config.table(f"balance.{kind.name}"))
+    return cluster, kind(cluster, plugin_settings(config, "balance", kind))
 
 
 class Leader:
@@ -210,7 +211,7 @@ class Leader:
         self._next_check = 0.0
         self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
         self.parts = {part: PartBatches(config, list(self.nodes)) for part in exchange.learner.parts}
-        self._absent = set(self.nodes)  # nodes that have not sent their signature
+        self._absent = set(self.nodes)  # nodes that have not sent their signature, or not tried to map the memory
         if make_segment is not None:
             has_vectors = all(batches.awaits_all for batches in self.parts.values())
             try:
@@ -241,6 +242,11 @@ class Leader:
             )
             ready = collection.ready(self._clock())
         return self._sum(batches, part)
+
+    def _memory_of(self, state: NodeState) -> SharedMemory | None:
+        """The shared memory, where this node reads its vectors and writes its gradients there."""
+        memory = self._connection.memory
+        return memory if memory is not None and memory.has_vectors and state.shares_memory else None
 
     def _free_nodes(self) -> list[int]:
         return [node for node, state in self.nodes.items() if not state.part]
@@ -285,24 +291,18 @@ class Leader:
         """Complete the request for a node and send it with the vectors that changed. `copy` these: where not every
         gradient is awaited, the learner changes its vectors while they are still being sent."""
         state = self.nodes[node]
-        memory = self._connection.memory
         request.vectors = tuple(name for name, version in versions.items() if state.versions.get(name) != version)
         request.late = state.late
         request.dropped = state.dropped
         request.samples = state.samples
         request.seconds = state.seconds
-        request.in_memory = state.in_memory
-        request.memory = ""
-        if memory is not None and not state.offered_memory:
-            request.memory = memory.name
-            request.memory_has_vectors = memory.has_vectors
-        state.offered_memory = True
         state.versions = versions
-        if memory is not None and state.in_memory:
+        memory = self._memory_of(state)
+        if memory is not None:
             memory.publish({name: versions[name] for name in request.vectors})
         fields = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
         self._connection.send(node + 1, request, fields)
-        if state.in_memory:
+        if memory is not None:
             return
         for name in request.vectors:
             if name not in sent_vectors:
@@ -349,7 +349,7 @@ class Leader:
             if self._check_nodes():
                 continue
             longest = max(0.0, min(MAX_SLEEP, remaining()))
-            all_ring = all(state.rings for state in self.nodes.values())
+            all_ring = all(state.shares_memory for state in self.nodes.values())
             self._connection.sleep(rings, begun, longest, all_ring=all_ring)
 
     def _check_nodes(self) -> bool:
@@ -378,6 +378,9 @@ class Leader:
         match reply:
             case Joined():
                 self._greet(node, reply)
+            case Mapped():
+                self.nodes[node].shares_memory = reply.shares_memory
+                self._absent.discard(node)
             case Computed():
                 self._accept(node, reply, arrays)
             case Failed():
@@ -386,14 +389,18 @@ class Leader:
 
     def _greet(self, node: int, reply: Joined) -> None:
         """A node has started. ConfigError where its networks are not the trainer's."""
-        self._absent.discard(node)
         expected = self._exchange.signature
+        memory = self._connection.memory
+        if memory is None or reply.signature != expected:  # else it is still to map the memory
+            self._absent.discard(node)
         for what in sorted(expected.keys() | reply.signature.keys()):
             if expected.get(what) != reply.signature.get(what):
                 raise ConfigError(
                     f"node {node} has {what} = {reply.signature.get(what)}, the trainer {expected.get(what)}: nodes "
                     "must hold the same networks; start every rank with the same code and packages"
                 )
+        if memory is not None:
+            self._connection.send(node + 1, Share(memory.name, memory.has_vectors), {})
 
     def _accept(self, node: int, reply: Computed, arrays: Fields) -> None:
         """A node's gradient has arrived: keep it for the next update, or drop it."""
@@ -401,12 +408,8 @@ class Leader:
         batches = self.parts[state.part]
         collection = batches.collection
         version = collection.computing(node)
-        state.rings = reply.rings
-        memory = self._connection.memory
-        if reply.in_memory and memory is not None:
-            if not state.in_memory:
-                state.in_memory = True
-                state.versions = {}  # its next request names every vector, to be read there
+        memory = self._memory_of(state)
+        if memory is not None:
             vector = memory.gradients[node][state.part]
         else:
             vector = batches.buffers.pop() if batches.buffers else self._exchange.buffer(state.part)
@@ -419,19 +422,18 @@ class Leader:
         state.part = ""
         state.rows = None
         age = collection.version - version
-        requeued = collection.counts.requeued
         accepted = collection.arrive(now, node)
         batches.record(node, state.samples, state.seconds, reply, age, not accepted)
         if accepted:
             state.late += version < collection.version
             priority = arrays.get("priority")
-            answer = Answer(rows, vector, priority, reply.figures, reply.norm, reply.in_memory)
+            answer = Answer(rows, vector, priority, reply.figures, reply.norm, memory is not None)
             batches.answers[node, version] = answer
             return
         state.dropped += 1
-        if not reply.in_memory:
+        if memory is None:
             batches.buffers.append(vector)
-        if collection.counts.requeued > requeued:
+        if collection.settings.dropped_samples == "requeue":
             batches.undealt.append(rows)
 
     def _is_alive(self, node: int) -> bool:

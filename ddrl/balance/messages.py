@@ -43,7 +43,8 @@ MakeSegment = Callable[[str, int], Segment]  # from its kind and the bytes of it
 class Compute(msgspec.Struct, tag=True):
     """Leader to node: compute the gradient of the rows that this carries.
 
-    The vectors named in `vectors` have changed: they follow as messages, or were changed in the shared memory."""
+    The vectors named in `vectors` have changed. Where vectors are in memory that both share, they were changed there,
+    and the gradient is written there; else the vectors follow as messages, and the gradient comes back as one."""
 
     part: str
     updates: tuple[int, ...]  # of each part, that the vectors result from
@@ -51,14 +52,18 @@ class Compute(msgspec.Struct, tag=True):
     statistics: bool  # the algorithm's figures are wanted
     observed: bool  # the sizer reads the gradient's norm and loss
     vectors: tuple[str, ...] = ()
-    in_memory: bool = False  # vectors are read from the shared memory, and the gradient is written there
-    memory: str = ""  # name of the shared memory, once, for a node that has not yet tried to map it
-    memory_has_vectors: bool = False
     place: tuple[int, int] = (0, 0)  # first of these rows in the batch, rows of the batch
     samples: int = 0  # of this node's previous gradient
     seconds: float = math.nan  # that it took, as measured by the leader
     late: int = 0  # gradients of this node so far
     dropped: int = 0
+
+
+class Share(msgspec.Struct, tag=True):
+    """Leader to node, in answer to `Joined`: the name of the shared memory, and whether it holds vectors."""
+
+    memory: str
+    has_vectors: bool
 
 
 class Finish(msgspec.Struct, tag=True):
@@ -71,11 +76,15 @@ class Joined(msgspec.Struct, tag=True):
     signature: dict[str, str]
 
 
+class Mapped(msgspec.Struct, tag=True):
+    """Node to leader, in answer to `Share`: whether it has mapped the memory, which is that of the leader's host."""
+
+    shares_memory: bool
+
+
 class Computed(msgspec.Struct, tag=True):
     """Node to leader: a gradient, with the priorities of its rows where the algorithm gives them."""
 
-    in_memory: bool  # the gradient is in the shared memory: no vector follows
-    rings: bool  # the node has mapped the doorbells
     figures: dict[str, float] = {}
     norm: float = 0.0  # of the gradient, where observed
     loss: float = 0.0  # mean over the rows, where observed
@@ -88,8 +97,8 @@ class Failed(msgspec.Struct, tag=True):
 
 
 Shapes = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each array that a message carries
-TO_NODE = msgspec.msgpack.Decoder(tuple[Compute | Finish, Shapes])
-TO_LEADER = msgspec.msgpack.Decoder(tuple[Joined | Computed | Failed, Shapes])
+TO_NODE = msgspec.msgpack.Decoder(tuple[Compute | Share | Finish, Shapes])
+TO_LEADER = msgspec.msgpack.Decoder(tuple[Joined | Mapped | Computed | Failed, Shapes])
 
 
 def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
@@ -311,7 +320,6 @@ class SharedMemory:
             self.vectors = {name: next(pieces) for name in exchange.versions()}
             self.gradients = [{part: next(pieces) for part in exchange.learner.parts} for _ in range(ranks - 1)]
         self._exchange = exchange
-        self._reads = False
         self._published: dict[str, int] = {}
 
     @classmethod
@@ -327,18 +335,16 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, name: str, exchange: Exchange, ranks: int, node: int, *, has_vectors: bool) -> SharedMemory:
-        """A node's. ChannelError where it cannot be mapped: the node is on another host."""
+        """A node's; the vectors of its learner lie there from now on. ChannelError where it cannot be mapped: the node
+        is on another host."""
         memory = cls(Segment.attach(name, SEGMENT_KIND), exchange, ranks, has_vectors=has_vectors)
         if has_vectors:
-            exchange.move_into({f"{part}.gradient": vector for part, vector in memory.gradients[node].items()})
+            gradients = {f"{part}.gradient": vector for part, vector in memory.gradients[node].items()}
+            exchange.move_into({**memory.vectors, **gradients}, fill=False)
         return memory
 
     def read(self, names: Iterable[str]) -> None:
-        """A node's: these vectors have changed. From the first call on, which names all of them, a learner on the CPU
-        reads them here; one on a device copies those that have changed."""
-        if not self._reads:
-            self._exchange.move_into(self.vectors, fill=False)
-            self._reads = True
+        """A node's: these vectors have changed. A learner on a device copies them."""
         for name in names:
             self._exchange.set_vector(name, self.vectors[name])
 

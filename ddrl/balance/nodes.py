@@ -24,7 +24,9 @@ from ddrl.balance.messages import (
     Fields,
     Finish,
     Joined,
+    Mapped,
     Rows,
+    Share,
     SharedMemory,
     unpack,
 )
@@ -147,9 +149,13 @@ def serve(
         node = Node(connection, comm.Get_rank() - 1, exchange, counters)
         while (message := _await_message(connection, counters, job_continues)) is not None:
             request, arrays = unpack(message, TO_NODE)
-            if isinstance(request, Finish):
-                return
-            node.answer(request, arrays)
+            match request:
+                case Share():
+                    node.map(request)
+                case Compute():
+                    node.answer(request, arrays)
+                case Finish():
+                    return
     except DdrlError as error:
         connection.send(0, Failed(str(error)), {})
     except Exception as error:
@@ -182,6 +188,7 @@ class Node:
         self._number = number
         self._exchange = exchange
         self._counters = counters
+        self._vectors_memory: SharedMemory | None = None  # the shared memory, where it has vectors
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
 
     def answer(self, request: Compute, arrays: Fields) -> None:
@@ -191,7 +198,6 @@ class Node:
 
         learner = self._exchange.learner
         begin = time.perf_counter()
-        self._map(request)
         self._update_vectors(request)
         learner.seed(request.seed)
         rows = Rows(arrays, request.place)
@@ -202,12 +208,12 @@ class Node:
                 "part is passed over by giving no evaluations"
             )
         figures = {name: float(value) for name, value in gradient.figures.items()}
-        memory = self._connection.memory
         buffer = self._gradients[request.part]
         vector = self._exchange.flat(gradient, buffer)
-        reply = Computed(in_memory=memory is not None and memory.has_vectors, rings=memory is not None)
-        if reply.in_memory and vector.ctypes.data != buffer.ctypes.data:
+        memory = self._vectors_memory
+        if memory is not None and vector.ctypes.data != buffer.ctypes.data:
             np.copyto(buffer, vector)
+        reply = Computed()
         if request.statistics:
             reply.figures = figures
         if request.observed:
@@ -216,28 +222,28 @@ class Node:
         priority = {} if gradient.priority is None else {"priority": gradient.priority.cpu().numpy()}
         seconds = time.perf_counter() - begin
         self._connection.send(0, reply, priority)
-        if not reply.in_memory:
+        if memory is None:
             self._connection.send_vector(0, vector)
         self._connection.flush()
         if self._counters is not None:
             self._count(self._counters, request, seconds)
 
-    def _map(self, request: Compute) -> None:
-        """Map the memory that the request names, if this node is on the leader's host."""
-        if request.memory:
-            ranks = self._connection.ranks
-            has_vectors = request.memory_has_vectors
-            with contextlib.suppress(ChannelError):  # on another host there is none of this name
-                memory = SharedMemory.attach(
-                    request.memory, self._exchange, ranks, self._number, has_vectors=has_vectors
-                )
-                self._connection.memory = memory
-                if has_vectors:
-                    self._gradients = memory.gradients[self._number]
+    def map(self, share: Share) -> None:
+        """Map the leader's memory if this node is on the leader's host, and say whether it is."""
+        ranks = self._connection.ranks
+        with contextlib.suppress(ChannelError):  # on another host there is none of this name
+            memory = SharedMemory.attach(
+                share.memory, self._exchange, ranks, self._number, has_vectors=share.has_vectors
+            )
+            self._connection.memory = memory
+            if share.has_vectors:
+                self._vectors_memory = memory
+                self._gradients = memory.gradients[self._number]
+        self._connection.send(0, Mapped(self._connection.memory is not None), {})
 
     def _update_vectors(self, request: Compute) -> None:
-        memory = self._connection.memory
-        if request.in_memory and memory is not None:
+        memory = self._vectors_memory
+        if memory is not None:
             memory.read(request.vectors)
         else:
             for name in request.vectors:

@@ -38,8 +38,9 @@ from ddrl.balance.sizes import (
     water_level,
 )
 from ddrl.core import plugins
-from ddrl.core.config import check_ranges, convert, setting
+from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
+from ddrl.core.settings import plugin_settings
 
 PACKAGE = "ddrl.balance.sizers"
 DEFAULT = "affine"
@@ -73,17 +74,8 @@ class AwaitsAll:
 def make_sizer(name: str, cluster: Cluster, settings: Mapping[str, Any] | None = None) -> Sizer:
     """The sizer `name` for `cluster`; `settings`: its own table. ConfigError for an unknown name or setting."""
     kind = plugins.load("balance.sizer", PACKAGE, name)
-    component = getattr(kind, "Settings", None)
-    if component is None:
-        if settings:
-            raise ConfigError(f"balance.{kind.name} has no settings, but {', '.join(settings)} was set")
-        return kind(cluster, None)
-    known = set(component.__dataclass_fields__)
-    if unknown := set(settings or {}) - known:
-        raise ConfigError(f"there is no setting 'balance.{kind.name}.{min(unknown)}'; known are {', '.join(known)}")
-    checked = convert(dict(settings or {}), component, f"balance.{kind.name}", joint=".")
-    check_ranges(f"balance.{kind.name}", checked)
-    return kind(cluster, checked)
+    table = {f"balance.{kind.name}": dict(settings or {})}
+    return kind(cluster, plugin_settings(Config(tables=table), "balance", kind))
 
 
 class NoiseScale:
@@ -244,12 +236,14 @@ class LastValue(Ema):
         super().__init__(cluster, EmaSettings(rate=1.0))
 
 
+DEAD_BAND = 0.05  # relative time error of a node below which `controller` keeps its size
+
+
 @dataclass(frozen=True)
 class ControllerSettings:
     """Settings of `controller`."""
 
     gain: float = setting(0.5, "", "Share of the measured time error that one iteration corrects.", gt=0, le=1)
-    dead_band: float = setting(0.05, "", "Relative time error below which a node's size stays.", ge=0, le=1)
 
 
 class Controller(AwaitsAll):
@@ -274,7 +268,7 @@ class Controller(AwaitsAll):
             count = np.maximum(received.sum(-1, keepdims=True), 1)
             mean = np.where(received, seconds, 0.0).sum(-1, keepdims=True) / count
             error = np.where(received, (mean - seconds) / seconds, 0.0)
-            error = np.where(np.abs(error) > self._settings.dead_band, error, 0.0)
+            error = np.where(np.abs(error) > DEAD_BAND, error, 0.0)
             self._share = self._share * (1 + self._settings.gain * error)  # error > -1: a share stays positive
         none = np.zeros_like(self._share)
         level = water_level(cluster.total, none, self._share, cluster.min_size, cluster.max_size)
@@ -339,6 +333,9 @@ class Clairvoyant(Causal):
 # -- the learned sizer -------------------------------------------------------------------------------------------------
 
 
+MIN_GAIN = 0.01  # iterations that the agent must save on average beside the filter's sizes for its own to be used
+
+
 @dataclass(frozen=True)
 class DdqnSettings(FilterSettings):
     """Settings of `ddqn`: the filter's, and the agent's."""
@@ -347,9 +344,6 @@ class DdqnSettings(FilterSettings):
         [1.0, 0.0, 0.0, 0.0], "", "Weights of time, statistical efficiency, dropped share and imbalance; they sum to 1."
     )
     margin: float = setting(0.002, "iterations", "What an action must promise above the filter's own size.", ge=0)
-    least_gain: float = setting(
-        0.01, "iterations", "What the agent must earn on average above the filter's sizes for its own to be used.", ge=0
-    )
     trust: float = setting(
         0.02, "", "Share of the newest iteration in what the agent earned; 0: its sizes are always used.", ge=0, le=1
     )
@@ -392,9 +386,7 @@ class Ddqn:
     @property
     def used(self) -> NDArray[np.bool_]:
         """In which clusters [...] the agent's sizes are used now, rather than the filter's."""
-        trust = self._settings.trust
-        least_gain = self._settings.least_gain
-        return self._earned > least_gain if trust else np.ones(self._earned.shape, np.bool_)
+        return self._earned > MIN_GAIN if self._settings.trust else np.ones(self._earned.shape, np.bool_)
 
     def propose(self, observation: Observation) -> Sizes:
         state = self._state

@@ -53,6 +53,8 @@ REMOVED = {
     "channels.mailbox_slots": Removed(4, "a host holds as many versions as can be in use; leave it out"),
     "areas.guard": Removed("generations", "set replay.source = benchmarks.admix.sources:PlainFlag"),
     "learner.node_replay": Removed("leader", "gradient nodes learn from the trainer's replay; leave it out"),
+    "balance.controller.dead_band": Removed(0.05, "derive a class of your own from Controller"),
+    "balance.ddqn.least_gain": Removed(0.01, "derive a class of your own from Ddqn"),
     "learner.td3.target_noise_clip": Removed(0.5, "derive a class of your own from TD3"),
     "learner.r2d2.eta": Removed(0.9, "derive a class of your own from R2D2"),
 }

@@ -27,6 +27,7 @@ from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
+from ddrl.pool.prewarm import Corrected, Order, Schedule
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import Child, Keeper, Place
 from ddrl.run.keeper import Ended as ProcessEnded
@@ -38,22 +39,6 @@ from ddrl.run.topology import HostChannels, describe
 #
 # Down: `Order`, how the collectors of a round are to start; `Begin`, its parameters are there. Up: `Sent`, `Ended`,
 # `Corrected`. Times are CLOCK_MONOTONIC [s], which processes of one host share; `clock` names the host's.
-
-
-class Start(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one worker's next collector starts. With neither time: when its parameters are there, as every other one."""
-
-    stays: bool = False  # the collector of the round before stays for this one; else it ends
-    at: float | None = None  # predicted time
-    after: float | None = None  # the time moves to so many seconds after the worker's data ...
-    back: int = 1  # ... of so many rounds before
-
-
-class Order(msgspec.Struct, frozen=True, tag=True):
-    """How the collectors of `round` start, by worker."""
-
-    round: int
-    starts: tuple[Start, ...]
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -87,15 +72,6 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cpu_seconds: float
     words: str
     rows: int = 0
-
-
-class Corrected(msgspec.Struct, frozen=True, tag=True):
-    """The start of a collector of `round` was moved once the worker's data before it were sent; late: the predicted
-    time had passed."""
-
-    round: int
-    worker: int
-    late: bool
 
 
 Down = Order | Begin
@@ -276,58 +252,6 @@ class _Process:
     stays: bool = False  # it was ordered to stay after its round
 
 
-class Schedule:
-    """When which collector is to start; `due` gives those whose time has come. Knows no clock."""
-
-    def __init__(self) -> None:
-        self._orders: dict[int, Order] = {}
-        self._times: dict[tuple[int, int], float] = {}  # (round, worker) not started
-
-    def order(self, order: Order) -> None:
-        """Add an order."""
-        self._orders[order.round] = order
-        for worker, start in enumerate(order.starts):
-            if start.at is not None:
-                self._times[order.round, worker] = start.at
-
-    def ordered(self, round: int, worker: int) -> Start | None:
-        """What was ordered; None: nothing yet."""
-        order = self._orders.get(round)
-        return None if order is None else order.starts[worker]
-
-    def sent(self, round: int, worker: int, at: float, now: float) -> list[Corrected]:
-        """The worker's data of the round were sent: starts of later ones that count from them move."""
-        moved: list[Corrected] = []
-        for (later, of), predicted in self._times.items():
-            start = self._orders[later].starts[of]
-            if of == worker and start.after is not None and later - start.back == round:
-                self._times[later, of] = at + start.after
-                moved.append(Corrected(later, worker, late=predicted < now))
-        return moved
-
-    def begin(self, begin: Begin) -> None:
-        """The round has its parameters: orders for it and for rounds before are void."""
-        self._orders = {round: order for round, order in self._orders.items() if round >= begin.round}
-        self._times = {key: at for key, at in self._times.items() if key[0] > begin.round}
-
-    def due(self, now: float, unsent: set[tuple[int, int]]) -> list[tuple[int, int]]:
-        """(round, worker) whose time has come, each once. unsent: (round, worker) that still collect; a start that
-        counts from their data waits for these."""
-        ready = [key for key, at in self._times.items() if at <= now and not self._held(key, unsent)]
-        for key in ready:
-            del self._times[key]
-        return sorted(ready)
-
-    def next_time(self, unsent: set[tuple[int, int]]) -> float:
-        """When `due` gives the next one; inf: only after an event."""
-        return min((at for key, at in self._times.items() if not self._held(key, unsent)), default=math.inf)
-
-    def _held(self, key: tuple[int, int], unsent: set[tuple[int, int]]) -> bool:
-        round, worker = key
-        start = self._orders[round].starts[worker]
-        return start.after is not None and (round - start.back, worker) in unsent
-
-
 class CollectorForks:
     """The collectors of a host, seen from its keeper. `started` is called with the row of a worker in the counters when
     its collector starts to be watched for silence: it is in phase WAITING while nothing is expected of it."""
@@ -423,7 +347,7 @@ class CollectorForks:
             self._end_link()
 
     def _begin(self, begin: Begin) -> None:
-        self._schedule.begin(begin)
+        self._schedule.begin(begin.round)
         self._newest = begin.round
         for worker in begin.workers:
             if not any(one.worker == worker and one.round == begin.round for one in self._processes.values()):

@@ -24,7 +24,8 @@ from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ChannelError, JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Orders, Report, decode, encode
-from ddrl.pool.collectors import Corrected, Down, Ended, Order, Sent, Start, StarterLink, Up, host_clock
+from ddrl.pool.collectors import Down, Ended, Sent, StarterLink, Up, host_clock
+from ddrl.pool.prewarm import Corrected, Order, Start
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import Rows
 

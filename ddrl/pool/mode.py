@@ -14,12 +14,11 @@ import uuid
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from ddrl.channels.segment import sweep_dead
-from ddrl.core.config import Config
 from ddrl.core.errors import PoolError
 from ddrl.core.roles import Role
 from ddrl.pool.devices import group_name, make_group
@@ -32,6 +31,9 @@ from ddrl.run.directory import write_json
 from ddrl.run.keeper import Child, Ended, Keeper, Place
 from ddrl.run.process import Interrupts
 from ddrl.telemetry import ControlServer, is_listening
+
+if TYPE_CHECKING:
+    from ddrl.pool.ranks import TaskRelays
 
 WAIT = 0.5  # [s] between two checks of signals; whatever else happens is an event
 MAX_LEASES = 100_000  # written to leases.jsonl; the sums count all
@@ -53,7 +55,7 @@ def setup_of(command: Command) -> PoolSetup:
     return resumed_setup(command)
 
 
-def run_tasks(setup: PoolSetup, relays: Relays | None = None) -> int:
+def run_tasks(setup: PoolSetup, relays: TaskRelays | None = None) -> int:
     """Run all tasks to their ends; the exit status. relays: of the tasks, under mpirun."""
     setup = replace(setup, began=time.monotonic())
     sweep_dead()
@@ -67,39 +69,10 @@ def run_tasks(setup: PoolSetup, relays: Relays | None = None) -> int:
             return pool.run(interrupts)
 
 
-class Relays(Protocol):
-    """The relays of all tasks on all hosts: ranks, of which the master is the first."""
-
-    hosts: int
-    launcher: str  # command that starts as many ranks
-
-    @property
-    def free(self) -> int:
-        """Places for tasks that are added."""
-        ...
-
-    def add(self, task: str, config: Config) -> None:
-        """Give a place to one more task. ConfigError where its settings are not for it, PoolError where none is
-        free."""
-        ...
-
-    def run_id(self, task: str) -> str:
-        """Of the run of which they are the relays."""
-        ...
-
-    def end(self, task: str) -> None:
-        """The task's process has ended: so do its relays."""
-        ...
-
-    def check_launcher(self) -> None:
-        """Called once a turn: end all tasks where mpirun has ended."""
-        ...
-
-
 class Pool:
     """The master's process. What it opens is closed by `stack`."""
 
-    def __init__(self, setup: PoolSetup, stack: ExitStack, relays: Relays | None = None) -> None:
+    def __init__(self, setup: PoolSetup, stack: ExitStack, relays: TaskRelays | None = None) -> None:
         self._setup = setup
         self._relays = relays
         devices = [device.name for device in setup.parsed_devices()]

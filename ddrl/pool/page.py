@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, say_nothing_yet
+from ddrl.pool.queue import PoolFigures
 from ddrl.pool.records import PoolRecord, waits_for
 from ddrl.pool.simulator import figures_beside_bounds
 
@@ -122,16 +123,20 @@ def pool_bounds(record: PoolRecord, *, height: int = 340) -> go.Figure:
 
 def pool_table(record: PoolRecord) -> dict[str, list[Any]]:
     """One row a task: leases, seconds that it waited, held and computed, its longest wait, and how it ended."""
-    table: dict[str, list[Any]] = {"task": list(record.tasks)}
-    leases = [[lease for lease in record.leases if lease.task == task] for task in record.tasks]
-    table["leases"] = [len(own) for own in leases]
-    table["waited [s]"] = [round(sum(lease.granted - lease.asked for lease in own), 2) for own in leases]
-    table["held [s]"] = [round(sum(lease.released - lease.granted for lease in own), 2) for own in leases]
-    table["busy [s]"] = [round(sum(lease.busy for lease in own), 2) for own in leases]
-    table["longest wait [s]"] = [round(max((one.granted - one.asked for one in own), default=0.0), 3) for own in leases]
+    figures = PoolFigures(record.devices)
+    for lease in record.leases:
+        figures.add(lease)
+    sums = [figures.of_task(task) for task in record.tasks]
     ends = record.summary.get("tasks", {})
-    table["end"] = [str(ends.get(task, {}).get("reason", "")) for task in record.tasks]
-    return table
+    return {
+        "task": list(record.tasks),
+        "leases": [len(record.leases_of(task)) for task in record.tasks],
+        "waited [s]": [round(own["wait_seconds"], 2) for own in sums],
+        "held [s]": [round(own["held_seconds"], 2) for own in sums],
+        "busy [s]": [round(own["busy_seconds"], 2) for own in sums],
+        "longest wait [s]": [round(own["longest_wait"], 3) for own in sums],
+        "end": [str(ends.get(task, {}).get("reason", "")) for task in record.tasks],
+    }
 
 
 def busy_against_tasks(

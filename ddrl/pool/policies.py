@@ -3,7 +3,8 @@
 `ddrl.pool.queue.DeviceQueue` calls a policy and keeps the invariants (one holder a device, one device a task), so that
 a policy cannot break them. A policy is a pure state machine: it knows time only from its arguments, so the same object
 runs in the simulator and in a real pool. Each class proves its bound on one wait, for K tasks on M devices with holds
-of at most G seconds. A policy of a user is a class with a `name`, derived from `Policy`, written package.module:Class.
+of at most G seconds; a test holds it to the bound. A policy of a user is a class with a `name`, derived from `Policy`,
+written package.module:Class.
 """
 
 from __future__ import annotations
@@ -72,10 +73,6 @@ class Policy:
         """When `choose` may answer otherwise although nothing has happened [s]; inf: never."""
         return math.inf
 
-    def longest_wait(self, task: str, tasks: int, devices: int, longest_hold: float) -> float:
-        """Bound on one wait of `task` [s], while `tasks` share `devices` and no hold is longer; inf: there is none."""
-        return math.inf
-
 
 class Fifo(Policy):
     """First in, first out: the oldest request gets any idle device.
@@ -88,10 +85,6 @@ class Fifo(Policy):
 
     def choose(self, waiting: Sequence[Request], idle: Sequence[int], now: float) -> tuple[Request, int]:
         return waiting[0], idle[0]
-
-    def longest_wait(self, task: str, tasks: int, devices: int, longest_hold: float) -> float:
-        """ceil((K - M) / M) G."""
-        return math.ceil(max(0, tasks - devices) / devices) * longest_hold
 
 
 class RoundRobin(Policy):
@@ -121,10 +114,6 @@ class RoundRobin(Policy):
         """Turn the circle until the task is last."""
         turn = self._circle.index(request.task) + 1
         self._circle = self._circle[turn:] + self._circle[:turn]
-
-    def longest_wait(self, task: str, tasks: int, devices: int, longest_hold: float) -> float:
-        """ceil(K / M) G; 0 where there is a device for each task."""
-        return math.ceil(tasks / devices) * longest_hold if tasks > devices else 0.0
 
 
 @dataclass(frozen=True)
@@ -173,12 +162,6 @@ class Slices(Policy):
         """The next slice's begin."""
         begin = (math.floor(now / self.settings.seconds) + 1) * self.settings.seconds
         return begin if begin > now else begin + self.settings.seconds  # rounding
-
-    def longest_wait(self, task: str, tasks: int, devices: int, longest_hold: float) -> float:
-        """n slices and one hold; inf where a hold can outlast a slice."""
-        if longest_hold > self.settings.seconds:
-            return math.inf
-        return math.ceil(tasks / devices) * self.settings.seconds + longest_hold
 
     def _tenant(self, place: int, now: float) -> str:
         tenants = self._tasks[place :: len(self._devices)]
@@ -271,7 +254,7 @@ class Fair(Policy):
         self._longest_hold = 0.0
 
     def join(self, task: str, weight: float) -> None:
-        """Open its account, level with the least served, or it would hold the devices until it has caught up."""
+        """Open its account level with the least served, or it would get every device until it has caught up."""
         account = _Account(weight)
         account.served = weight * min((other.served / other.weight for other in self._accounts.values()), default=0.0)
         self._accounts[task] = account
@@ -307,13 +290,6 @@ class Fair(Policy):
     def choose(self, waiting: Sequence[Request], idle: Sequence[int], now: float) -> tuple[Request, int]:
         """Due requests by due time, then most work remaining."""
         return min(waiting, key=lambda request: self._order(request, now)), idle[0]
-
-    def longest_wait(self, task: str, tasks: int, devices: int, longest_hold: float) -> float:
-        """(patience / w + ceil((K - M) / M)) G."""
-        if tasks <= devices:
-            return 0.0
-        patience = self.settings.patience / self._accounts[task].weight
-        return (patience + math.ceil((tasks - devices) / devices)) * longest_hold
 
     def _order(self, request: Request, now: float) -> tuple[bool, float, float, float]:
         """The least is granted first."""

@@ -141,7 +141,8 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
 
 
 class TaskRelays:
-    """`Relays` of a pool, as rank 0 knows them. ConfigError where the ranks or the settings fit no such pool."""
+    """The relays of all tasks on all hosts, as rank 0 knows them. ConfigError where the ranks or the settings fit no
+    such pool. launcher: command that starts as many ranks."""
 
     def __init__(
         self, world: MPI.Intracomm, setup: PoolSetup, machines: Sequence[str], launcher: str, parent: int
@@ -165,15 +166,16 @@ class TaskRelays:
 
     @property
     def free(self) -> int:
-        """See `Relays`."""
+        """Places for tasks that are added."""
         return len(self._free)
 
     def run_id(self, task: str) -> str:
-        """See `Relays`."""
+        """Of the run of which they are the relays."""
         return self.ranks.run_ids[self._place_of[task]]
 
     def add(self, task: str, config: Config) -> None:
-        """See `Relays`."""
+        """Give a place to one more task. ConfigError where its settings are not for it, PoolError where none is
+        free."""
         self._check(task, config)
         if config.cluster.relays != self._relays:
             raise ConfigError(f"task '{task}': cluster.relays is {self._relays} in this pool: leave it out")
@@ -191,7 +193,7 @@ class TaskRelays:
             raise ConfigError(f"task '{task}': {error}") from None
 
     def end(self, task: str) -> None:
-        """See `Relays`."""
+        """The task's process has ended: so do its relays."""
         self._end(self._place_of[task])
 
     def _end(self, place: str) -> None:
@@ -201,7 +203,7 @@ class TaskRelays:
             sweep_dead()
 
     def check_launcher(self) -> None:
-        """See `Relays`. Also lets MPI move on what rank 0 has sent."""
+        """Called once a turn: end all tasks where mpirun has ended, and let MPI progress what rank 0 has sent."""
         self._world.Iprobe()
         if is_orphan(self._parent):
             for place, board in self._boards.items():

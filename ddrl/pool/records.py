@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -290,6 +290,10 @@ class PoolRecord:
     collectors: tuple[Collector, ...]
     summary: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    def leases_of(self, task: str) -> list[Lease]:
+        """A task's leases, in order of release."""
+        return [lease for lease in self.leases if lease.task == task]
+
     @property
     def seconds(self) -> float:
         """The makespan; of a pool that has not ended, until the last lease."""
@@ -329,6 +333,16 @@ def read_pool(path: Path) -> PoolRecord:
     )
 
 
+def busy_between(leases: Iterable[Lease], begin: float, end: float) -> float:
+    """Device seconds that computed between two times; a lease counts by its part within them."""
+    parts = (
+        lease.busy * max(0.0, min(end, lease.released) - max(begin, lease.granted)) / (lease.released - lease.granted)
+        for lease in leases
+        if lease.released > lease.granted
+    )
+    return sum(parts)
+
+
 def waits_for(record: PoolRecord) -> dict[tuple[str, str], float]:
     """Seconds that a task waited while another one held a device: {(who waits, for whom): seconds}.
 
@@ -353,7 +367,7 @@ def recorded_traces(record: PoolRecord) -> list[TaskTrace]:
     """The rounds that the leases show, as if nobody else had used the devices. A hold counts as the device's work."""
     traces: list[TaskTrace] = []
     for task in record.tasks:
-        leases = [lease for lease in record.leases if lease.task == task]
+        leases = record.leases_of(task)
         if not leases:
             continue
         before = [0.0, *(lease.released for lease in leases[:-1])]

@@ -29,10 +29,9 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import JobFailed
-from ddrl.pool import prewarm
-from ddrl.pool.collectors import Begin, Corrected, Ended, Order, Sent, Start, StarterLink, Starters, Up, earliest
+from ddrl.pool.collectors import Begin, Ended, Sent, StarterLink, Starters, Up, earliest
 from ddrl.pool.hosts import HostStarters
-from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.prewarm import Corrected, Planner
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
 
@@ -84,15 +83,6 @@ class Trace:
         return None if value is None or math.isnan(value) else round(value - self.began, 6)
 
 
-@dataclass
-class _Course:
-    """What is known of one round's collectors, by worker."""
-
-    parameters: float
-    sent: dict[int, Sent] = field(default_factory=dict[int, Sent])
-    startup: dict[int, float] = field(default_factory=dict[int, float])  # s; nan: it stayed from the round before
-
-
 class Collectors:
     """When a task's collectors start, and the sums over what they did. `trace` may be replaced before the first
     round."""
@@ -100,62 +90,28 @@ class Collectors:
     def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
         self.workers = workers
         self.trace = trace
-        self.warmth = Warmth()  # of all rounds but the first; of those with an instruction
-        self.predicted = Warmth()
+        self.planner = Planner(workers, config.collectors, config.delay_cost)
         self.cpu_seconds = 0.0  # of collectors that have ended, their start included
         self._starter = starter
-        self._mode = config.collectors
-        settings = PrewarmSettings(delay_cost=config.delay_cost)
-        self._history = History(settings)
-        self._instructions: dict[int, Instruction] = {}
-        self._ordered: set[int] = set()
-        self._courses: dict[int, _Course] = {}
-        self._ends: dict[int, float] = {}  # by worker, of its newest process that has ended
-        self._open: dict[tuple[int, int], Sent] = {}  # sent, their process not ended yet
-
-    # -- orders --------------------------------------------------------------------------------------------------------
+        self._has_begun = False
+        self._unwritten: dict[tuple[int, int], Sent] = {}  # by round and worker: sent, their process not ended yet
 
     def begin(self, round: int, now: float) -> None:
         """The parameters of a round are about to be published: its collectors act, and orders for the next round go
         out."""
-        if not self._courses:
+        if not self._has_begun:
             self.trace.first = round
-        before = self._courses.get(round - 1)
-        if before is not None:
-            self._measure(round - 1, before, now)
-        self._courses = {round - 1: before, round: _Course(now)} if before is not None else {round: _Course(now)}
+            self._has_begun = True
+        orders = self.planner.begin(round, now)
         self._starter.say(Begin(round, tuple(range(self.workers))))
-        if self._mode == "prewarm":
-            begin = [now] * self.workers
-            for ahead in range(1, prewarm.best_ahead(self._history) + 1):
-                if round + ahead not in self._ordered:
-                    found = prewarm.instruct(self.trace.task, round + ahead, begin, self._history, ahead)
-                    if found is not None:
-                        self._instruct(found)
-        if round + 1 not in self._ordered:
-            self._order(round + 1, [Start(stays=self._mode != "cold")] * self.workers)
-        self._ordered = {number for number in self._ordered if number > round}
-        self._instructions = {number: one for number, one in self._instructions.items() if number >= round}
+        for order in orders:
+            self._starter.say(order)
+            starts = [start.at for start in order.starts]
+            self.trace.write("instructions.jsonl", order.round, issued=time.monotonic(), start=starts)
 
     def start_again(self, round: int, worker: int) -> None:
         """The worker's collector was killed before it had sent."""
         self._starter.say(Begin(round, (worker,)))
-
-    def _instruct(self, instruction: Instruction) -> None:
-        self._instructions[instruction.round] = instruction
-        starts: list[Start] = []
-        for rule, at in zip(instruction.forecast.rules, instruction.start, strict=True):
-            counts_from_data = rule.anchor is prewarm.Anchor.SENT
-            stays = math.isnan(at)
-            starts.append(Start(stays, None if stays else at, rule.after if counts_from_data else None, rule.back))
-        self._order(instruction.round, starts)
-
-    def _order(self, round: int, starts: Sequence[Start]) -> None:
-        self._ordered.add(round)
-        self._starter.say(Order(round, tuple(starts)))
-        self.trace.write("instructions.jsonl", round, issued=time.monotonic(), start=[start.at for start in starts])
-
-    # -- what they did -------------------------------------------------------------------------------------------------
 
     def hear(self) -> list[Sent | Ended]:
         """Messages since the last call, corrections apart; never waits."""
@@ -172,79 +128,49 @@ class Collectors:
         """End them all."""
         for message in self._starter.stop():
             self._note(message)
-        for round, worker in sorted(self._open):
-            self._write(self._open[round, worker], None)
-        self._open.clear()
+        for key in sorted(self._unwritten):
+            self._write(self._unwritten[key], None)
+        self._unwritten.clear()
 
     def figures(self) -> dict[str, float]:
         """Sums for a summary: counts, and seconds."""
-        sums: dict[str, float] = asdict(self.warmth)
+        predicted = self.planner.predicted
+        sums: dict[str, float] = asdict(self.planner.warmth)
         for name in ("corrections", "late_corrections"):
-            sums[name] = getattr(self.predicted, name)
-        sums |= {"predicted_collectors": self.predicted.collectors, "predicted_hits": self.predicted.hits}
-        sums |= {f"predicted_{name}": getattr(self.predicted, name) for name in ("idle_seconds", "late_seconds")}
+            sums[name] = getattr(predicted, name)
+        for name in ("collectors", "hits", "idle_seconds", "late_seconds"):
+            sums[f"predicted_{name}"] = getattr(predicted, name)
         return {**sums, "collector_cpu_seconds": self.cpu_seconds}
 
     def _note(self, message: Up) -> None:
-        if isinstance(message, Corrected):
-            self.predicted.corrections += 1
-            self.predicted.late_corrections += message.late
-        elif isinstance(message, Sent):
-            self._note_sent(message)
-        else:
-            self.cpu_seconds += message.cpu_seconds
-            self._ends[message.worker] = message.end
-            sent = self._open.pop((message.round, message.worker), None)
-            if sent is not None:
-                self._write(sent, message.end)
-
-    def _note_sent(self, sent: Sent) -> None:
-        course = self._courses.get(sent.round)
-        if course is None:
-            return
-        course.sent[sent.worker] = sent
-        before = self._courses.get(sent.round - 1)
-        earlier = None if before is None else before.sent.get(sent.worker)
-        stayed = earlier is not None and earlier.start == sent.start
-        course.startup[sent.worker] = math.nan if stayed else sent.ready - sent.start
-        if before is not None:
-            warmths = [self.warmth]
-            instruction = self._instructions.get(sent.round)
-            if instruction is not None and not math.isnan(instruction.start[sent.worker]):
-                warmths.append(self.predicted)
-            for warmth in warmths:
-                warmth.count(sent.ready, course.parameters)
-                if not stayed:
-                    warmth.absent_seconds += max(0.0, sent.start - self._ends.get(sent.worker, sent.start))
-        if stayed and earlier is not None:  # its line of the round before was not written: the process had not ended
-            self._open.pop((earlier.round, earlier.worker), None)
-            self._write(earlier, None)
-        self._open[sent.round, sent.worker] = sent
+        match message:
+            case Corrected():
+                self.planner.note_corrected(message)
+            case Sent(round=round, worker=worker):
+                if self.planner.parameters(round) is None:
+                    return
+                if self.planner.note_sent(round, worker, message.start, message.ready, message.sent):
+                    earlier = self._unwritten.pop((round - 1, worker), None)  # the process that stayed had not ended
+                    if earlier is not None:
+                        self._write(earlier, None)
+                self._unwritten[round, worker] = message
+            case Ended(round=round, worker=worker):
+                self.cpu_seconds += message.cpu_seconds
+                self.planner.note_end(worker, message.end)
+                sent = self._unwritten.pop((round, worker), None)
+                if sent is not None:
+                    self._write(sent, message.end)
 
     def _write(self, sent: Sent, end: float | None) -> None:
-        course = self._courses.get(sent.round)
         self.trace.write(
             "collectors.jsonl",
             sent.round,
             worker=sent.worker,
             start=sent.start,
             ready=sent.ready,
-            parameters=None if course is None else course.parameters,
+            parameters=self.planner.parameters(sent.round),
             sent=sent.sent,
             end=end,
-        )
-
-    def _measure(self, round: int, course: _Course, now: float) -> None:
-        """A round has ended: its times count for the next prediction."""
-        count = range(self.workers)
-        self._history = self._history.add(
-            Round(
-                round,
-                begin=(course.parameters,) * self.workers,
-                sent=tuple(course.sent[worker].sent for worker in count),
-                end=(now,) * self.workers,
-                startup=tuple(course.startup[worker] for worker in count),
-            )
         )
 
 

@@ -19,11 +19,10 @@ from typing import Literal
 import numpy as np
 
 from ddrl.core.errors import PoolError
-from ddrl.pool import prewarm
 from ddrl.pool.policies import Fair, Policy, Request
-from ddrl.pool.prewarm import History, Instruction, PrewarmSettings, Round, Warmth
+from ddrl.pool.prewarm import DELAY_COST, Planner, Round, Schedule, Warmth
 from ddrl.pool.queue import DeviceQueue, Grant
-from ddrl.pool.records import Lease, PoolRecord, TaskTrace, generate, recorded_traces
+from ddrl.pool.records import Lease, PoolRecord, TaskTrace, busy_between, generate, recorded_traces
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
 # What no order of a pool's rounds can beat.
@@ -60,12 +59,13 @@ def _seconds_alone(trace: TaskTrace) -> float:
 
 def share_bound(traces: Sequence[TaskTrace], devices: int) -> float:
     """Largest busy / wall of a pool whose tasks never end: min(1, sum of duty cycles / devices)."""
-    duties = (
-        sum(trace.busy(round) for round in range(trace.rounds))
-        / sum(trace.alone(round) for round in range(trace.rounds))
-        for trace in traces
-    )
+    duties = (sum(trace.busy(round) for round in range(trace.rounds)) / sum(_alone(trace)) for trace in traces)
     return min(1.0, sum(duties) / devices)
+
+
+def _alone(trace: TaskTrace) -> list[float]:
+    """Seconds of each round without any wait."""
+    return [trace.alone(round) for round in range(trace.rounds)]
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,9 @@ def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
         return []
     traces = recorded_traces(record)
     devices = len(record.devices)
-    busy = {task: sum(lease.busy for lease in record.leases if lease.task == task) for task in record.tasks}
     held = sum(lease.released - lease.granted for lease in record.leases)
-    duty = sum(busy[trace.name] / sum(trace.alone(number) for number in range(trace.rounds)) for trace in traces)
-    total = sum(busy.values())
+    total = sum(lease.busy for lease in record.leases)
+    duty = sum(sum(lease.busy for lease in record.leases_of(trace.name)) / sum(_alone(trace)) for trace in traces)
     return [
         Bounded("busy / wall", total / (devices * record.seconds), min(1.0, duty / devices), ""),
         Bounded("busy / held", total / held if held else 0.0, 1.0, ""),
@@ -105,7 +104,7 @@ def figures_beside_bounds(record: PoolRecord) -> list[Bounded]:
 
 # -- simulator ---------------------------------------------------------------------------------------------------------
 
-Start = Literal["cold", "alive", "predicted"]
+Start = Literal["cold", "alive", "prewarm"]  # as pool.collectors
 
 
 @dataclass
@@ -135,14 +134,7 @@ class Outcome:
 
     def steady_share(self, begin: float, end: float) -> float:
         """Busy / wall between two times; a lease counts by its part within them."""
-        parts = (
-            lease.busy
-            * max(0.0, min(end, lease.released) - max(begin, lease.granted))
-            / (lease.released - lease.granted)
-            for lease in self.leases
-            if lease.released > lease.granted
-        )
-        return sum(parts) / (self.devices * (end - begin))
+        return busy_between(self.leases, begin, end) / (self.devices * (end - begin))
 
     @property
     def waits(self) -> list[float]:
@@ -153,48 +145,44 @@ class Outcome:
 class _Task:
     """A task on its way through its trace."""
 
-    def __init__(self, trace: TaskTrace, settings: PrewarmSettings) -> None:
+    def __init__(self, trace: TaskTrace, planner: Planner) -> None:
         self.trace = trace
+        self.planner = planner
+        self.schedule = Schedule()
         self.round = 0
-        self.parameters = 0.0  # when those of the round arrived
-        self.sent: list[float] = []
+        self.started = [0.0] * trace.workers  # of each worker's newest collector
+        self.ready = [0.0] * trace.workers
+        self.sent = [0.0] * trace.workers
         self.pending: list[tuple[float, int]] = []  # data not yet worked on: arrival, worker
         self.computed = 0  # gradients of this round
-        self.asked = self.granted = 0.0
+        self.asked = 0.0
+        self.granted = 0.0
         self.working = False  # the device computes, or moves state
         self.device = -1
         self.resident = -1  # device that holds the task's state
         self.busy = 0.0
-        self.history = History(settings)
-        self.instructions: dict[int, Instruction] = {}  # by round, of those not begun
-        self.starts: dict[int, list[float]] = {}  # as predicted, then corrected; nan: the collector stays alive
-        self.startup: list[float] = []  # seconds of this round's start, by worker; nan: it stayed
 
 
 class Simulator:
-    """One run. `start`: how collectors start: when parameters arrive, never again, or as predicted."""
+    """One run, by `simulate`."""
 
     def __init__(
-        self,
-        traces: Sequence[TaskTrace],
-        devices: int,
-        policy: Policy,
-        start: Start = "predicted",
-        settings: PrewarmSettings | None = None,
-        uncounted: int = 0,
+        self, traces: Sequence[TaskTrace], devices: int, policy: Policy, start: Start, delay_cost: float, uncounted: int
     ) -> None:
         if not traces:
             raise PoolError("a pool without tasks has nothing to simulate")
-        self._settings = settings or PrewarmSettings()
         self._start_mode = start
-        self._uncounted = uncounted
         self._queue = DeviceQueue(policy, devices)
-        self._tasks = {trace.name: _Task(trace, self._settings) for trace in traces}
+        self._tasks: dict[str, _Task] = {}
         self._events: list[tuple[float, int, str, str, int]] = []
         self._order = itertools.count()
         self._tenants: dict[int, str] = {}  # whose state a device holds
         self.outcome = Outcome(devices)
         for trace in traces:
+            planner = Planner(trace.workers, start, delay_cost, uncounted)
+            planner.warmth = self.outcome.all_warmth
+            planner.predicted = self.outcome.warmth
+            self._tasks[trace.name] = _Task(trace, planner)
             self._queue.join(trace.name, trace.weight)
 
     def run(self) -> Outcome:
@@ -229,89 +217,42 @@ class Simulator:
         heapq.heappush(self._events, (time, next(self._order), what, task, worker))
 
     def _parameters(self, task: _Task, now: float, _: int) -> None:
-        """The round's parameters have arrived: collectors act; starts of the next round's are predicted."""
-        trace = task.trace
-        number = task.round
-        startup, ready = self._ready(task, now)
-        if number > 0:
-            self._count(task, ready, now)
-        task.parameters = now
-        task.sent = [math.nan] * trace.workers
-        task.startup = startup
-        for worker in range(trace.workers):
-            self._at(max(now, ready[worker]), "collect", trace.name, worker)
-        if self._start_mode == "predicted":
-            self._instruct(task, now)
+        """The round's parameters have arrived: collectors act; starts of later rounds' are ordered."""
+        orders = task.planner.begin(task.round, now)
+        if task.planner.measured is not None:
+            self.outcome.rounds.setdefault(task.trace.name, []).append(task.planner.measured)
+        for worker in range(task.trace.workers):
+            self._make_ready(task, worker, now)
+            self._at(max(now, task.ready[worker]), "collect", task.trace.name, worker)
+        task.schedule.begin(task.round)
+        for order in orders:
+            task.schedule.order(order)
+
+    def _make_ready(self, task: _Task, worker: int, now: float) -> None:
+        """When the round's collector has started and is ready."""
+        start = task.schedule.time(task.round, worker)
+        if start is None and task.round and self._start_mode != "cold":  # it stayed
+            task.ready[worker] = task.sent[worker]
+            return
+        task.started[worker] = now if start is None else min(start, now)  # once the parameters are there it starts
+        task.ready[worker] = task.started[worker] + task.trace.startup[task.round][worker]
 
     def _collect(self, task: _Task, now: float, worker: int) -> None:
         """Parameters and collector are there."""
         self._at(now + task.trace.collect[task.round][worker], "data", task.trace.name, worker)
 
-    def _instruct(self, task: _Task, now: float) -> None:
-        """Issue what is due: for the next round, or for later ones where collectors start slowly."""
-        begin = [now] * task.trace.workers
-        for ahead in range(1, prewarm.best_ahead(task.history) + 1):
-            target = task.round + ahead
-            if target < task.trace.rounds and target not in task.instructions:
-                found = prewarm.instruct(task.trace.name, target, begin, task.history, ahead)
-                if found is not None:
-                    task.instructions[target], task.starts[target] = found, list(found.start)
-
-    def _ready(self, task: _Task, now: float) -> tuple[list[float], list[float]]:
-        """How long each collector of the round that begins took to start, nan where it stayed, and when it is ready."""
-        startup = task.trace.startup[task.round]
-        if task.round == 0 or self._start_mode == "cold":
-            return startup, [now + seconds for seconds in startup]
-        took = [math.nan] * len(startup)
-        ready = list(task.sent)
-        for worker, start in enumerate(task.starts.get(task.round, [])):
-            if not math.isnan(start):
-                took[worker] = startup[worker]
-                ready[worker] = min(start, now) + took[worker]  # once the parameters are there it starts at once
-        return took, ready
-
-    def _count(self, task: _Task, ready: list[float], now: float) -> None:
-        starts = task.starts.pop(task.round, [math.nan] * len(ready))
-        task.instructions.pop(task.round, None)
-        for worker, (time, start) in enumerate(zip(ready, starts, strict=True)):
-            if task.round <= self._uncounted:
-                break
-            predicted = not math.isnan(start)
-            for warmth in (self.outcome.all_warmth, *([self.outcome.warmth] if predicted else [])):
-                warmth.count(time, now)
-                if self._start_mode == "cold":
-                    warmth.absent_seconds += now - task.sent[worker]
-                elif predicted:
-                    warmth.absent_seconds += max(0.0, start - task.sent[worker])
-        measured = Round(
-            task.round - 1,
-            begin=(task.parameters,) * len(ready),
-            sent=tuple(task.sent),
-            end=(now,) * len(ready),
-            startup=tuple(task.startup),
-        )
-        self.outcome.rounds.setdefault(task.trace.name, []).append(measured)
-        if self._start_mode == "predicted":
-            task.history = task.history.add(measured)
-
     def _data(self, task: _Task, now: float, worker: int) -> None:
-        """A worker's data have arrived; its collector ends."""
+        """A worker's data have arrived; its collector ends, unless it stays."""
         task.sent[worker] = now
-        self._correct(task, now, worker)
+        for corrected in task.schedule.sent(task.round, worker, now, now):
+            task.planner.note_corrected(corrected)
+        task.planner.note_sent(task.round, worker, task.started[worker], task.ready[worker], now)
+        task.planner.note_end(worker, now)
         task.pending.append((now, worker))
         if task.device >= 0 and not task.working:
             self._compute(task, now)
         elif task.device < 0 and len(task.pending) == 1:
             self._ask(task, now)
-
-    def _correct(self, task: _Task, now: float, worker: int) -> None:
-        for target, instruction in task.instructions.items():
-            start = prewarm.correct(instruction, worker, task.round, now)
-            if start is not None:
-                starts = task.starts[target]
-                self.outcome.warmth.corrections += not math.isclose(start, starts[worker], abs_tol=1e-9)
-                self.outcome.warmth.late_corrections += starts[worker] < now
-                starts[worker] = start
 
     def _ask(self, task: _Task, now: float) -> None:
         task.asked = now
@@ -374,24 +315,24 @@ def simulate(
     traces: Sequence[TaskTrace],
     devices: int,
     policy: Policy,
-    start: Start = "predicted",
-    settings: PrewarmSettings | None = None,
+    start: Start = "prewarm",
+    delay_cost: float = DELAY_COST,
     uncounted: int = 0,
 ) -> Outcome:
-    """Run `traces` on `devices` devices under a fresh `policy`.
+    """Run `traces` on `devices` devices under a fresh `policy`. start: how collectors start, as pool.collectors.
 
     uncounted: rounds of each task, after its first, whose collectors `warmth` leaves out."""
-    return Simulator(traces, devices, policy, start, settings, uncounted).run()
+    return Simulator(traces, devices, policy, start, delay_cost, uncounted).run()
 
 
-# -- equal_tasks -------------------------------------------------------------------------------------------------------
+# -- other numbers of tasks --------------------------------------------------------------------------------------------
 # A pool as one typical task, and what other numbers of such tasks would do on the same queue: for pages and notebooks
 # that let their reader try numbers.
 
 
 ROUNDS = 120  # simulated of each task
-_FROM = 0.1  # of the time until the first task ends: the steady part
-_TO = 0.95
+STEADY_FROM = 0.1  # of the time until the first task ends: the part in which all of them run
+STEADY_TO = 0.95
 
 
 @dataclass(frozen=True)
@@ -407,26 +348,26 @@ class TypicalTask:
 
 def typical_task(record: PoolRecord) -> TypicalTask:
     """What the leases of a pool show of its tasks; the first round, which holds the task's start, does not count."""
+    traces = recorded_traces(record)
+    if not traces:
+        return TypicalTask(0.0, 0.0, 0.0, 0.0)
     duties: list[float] = []
     means: list[float] = []
     variations: list[float] = []
-    for trace in recorded_traces(record):
-        alone = np.array([trace.alone(number) for number in range(trace.rounds)][1:] or [trace.alone(0)])
-        busy = [lease.busy for lease in record.leases if lease.task == trace.name][1:] or [trace.busy(0)]
-        means.append(float(alone.mean()))
-        variations.append(float(alone.std() / alone.mean()) if alone.mean() > 0 else 0.0)
-        duties.append(min(1.0, sum(busy) / float(alone.sum())) if alone.sum() > 0 else 0.0)
-    first = {task: [lease for lease in record.leases if lease.task == task] for task in record.tasks}
-    begin = max((leases[0].granted for leases in first.values() if leases), default=0.0)
-    end = min((leases[-1].released for leases in first.values() if leases), default=0.0)
-    begin, end = begin + _FROM * (end - begin), begin + _TO * (end - begin)
-    busy_seconds = sum(
-        lease.busy * max(0.0, min(end, lease.released) - max(begin, lease.granted)) / (lease.released - lease.granted)
-        for lease in record.leases
-        if lease.released > lease.granted
-    )
-    share = busy_seconds / (len(record.devices) * (end - begin)) if end > begin else 0.0
-    return TypicalTask(_mean(means), _mean(duties), _mean(variations), share)
+    leases = [record.leases_of(trace.name) for trace in traces]
+    for trace, own in zip(traces, leases, strict=True):
+        alone = np.array(_alone(trace)[1:] or _alone(trace))
+        busy = [lease.busy for lease in own][1:] or [trace.busy(0)]
+        mean = max(float(alone.mean()), 1e-12)
+        means.append(mean)
+        variations.append(float(alone.std()) / mean)
+        duties.append(min(1.0, sum(busy) / (mean * len(alone))))
+    all_began = max(own[0].granted for own in leases)
+    seconds = min(own[-1].released for own in leases) - all_began
+    begin = all_began + STEADY_FROM * seconds
+    end = all_began + STEADY_TO * seconds
+    share = busy_between(record.leases, begin, end) / (len(record.devices) * (end - begin)) if end > begin else 0.0
+    return TypicalTask(float(np.mean(means)), float(np.mean(duties)), float(np.mean(variations)), share)
 
 
 def steady_shares(
@@ -443,10 +384,6 @@ def steady_shares(
         ]
         outcome = simulate(traces, devices, Fair(), "alive")
         end = min(outcome.finished.values())
-        shares.append(outcome.steady_share(_FROM * end, _TO * end))
+        shares.append(outcome.steady_share(STEADY_FROM * end, STEADY_TO * end))
         bounds.append(share_bound(traces, devices))
     return shares, bounds
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -112,15 +112,15 @@ def exact(leader, learner, config, gate):
             copy(learner, alone)
     leader.gradient(batch, next(iter(learner.parts)))  # every node now has the newest vectors
     found = {"errors": errors, "priorities": priorities, "passed": passed, "vectors": digests(learner)}
-    found["mapped"] = [node.in_memory for node in leader.nodes.values()]
+    found["mapped"] = [leader._memory_of(node) is not None for node in leader.nodes.values()]
     return {**found, "rung": rung(leader, len(errors))}
 
 
 def rung(leader, gradients):
-    """For each node whether it has the bells; then whether the leader's was rung for each gradient but the first."""
+    """For each node whether it has the bells; then whether the leader's was rung for each gradient."""
     memory = leader._connection.memory
     return [
-        *(node.rings for node in leader.nodes.values()),
+        *(node.shares_memory for node in leader.nodes.values()),
         memory is not None and leader._connection.rings >= gradients * NODES,
     ]
 

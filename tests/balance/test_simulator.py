@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.microbatch.fronts import hypervolume, nondominated
+from benchmarks.microbatch.work import expected_first_of
 from ddrl.balance import make_sizer
-from ddrl.balance.collection import expected_first_of
 from ddrl.balance.ddqn import check_weights, rewards
 from ddrl.balance.simulator import KINDS, Simulation, awaited, make_scenario, simulate, slow_down, times
 from ddrl.core.errors import ConfigError

@@ -122,7 +122,7 @@ def test_a_time_that_cannot_be_is_refused_with_the_node(bad):
         ({"total": 9, "nodes": 2, "settings": {"jiter": 1}}, "no setting 'balance.affine.jiter'"),
         ({"total": 9, "nodes": 2, "settings": {"jitter": 0.0}}, "balance.affine.jitter .* above 0"),
         ({"total": 9, "nodes": 2, "settings": {"jitter": "much"}}, "balance.affine"),
-        ({"total": 9, "nodes": 2, "sizer": "equal", "settings": {"rate": 1}}, "balance.equal has no settings"),
+        ({"total": 9, "nodes": 2, "sizer": "equal", "settings": {"rate": 1}}, "no setting 'balance.equal.rate'"),
         ({"total": 9, "nodes": 2, "sizer": "ddqn", "settings": {"weights": [1, 1, 0, 0]}}, "sum to 2"),
         ({"total": 9, "nodes": 2, "sizer": "ddqn", "settings": {"weights": [1.0]}}, "one of at least 0 each"),
     ],

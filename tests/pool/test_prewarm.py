@@ -11,11 +11,13 @@ from ddrl.pool import prewarm
 from ddrl.pool.prewarm import (
     Anchor,
     History,
-    PrewarmSettings,
+    Order,
     Round,
+    Schedule,
+    Start,
     Warmth,
     best_ahead,
-    correct,
+    cost_level,
     forecast,
     instruct,
     quantiles,
@@ -31,8 +33,8 @@ def rounds_of(seconds, startup=1.0, collect=2.0) -> list[Round]:
     return made
 
 
-def history_of(rounds, settings: PrewarmSettings | None = None) -> History:
-    history = History(settings or PrewarmSettings())
+def history_of(rounds, delay_cost: float = prewarm.DELAY_COST) -> History:
+    history = History(delay_cost)
     for round in rounds:
         history = history.add(round)
     return history
@@ -54,8 +56,9 @@ def test_fewer_than_five_rounds_after_the_warmup_predict_nothing():
     assert forecast(history_of(rounds_of([5.0] * 6))) is not None
 
 
-def test_warmup_rounds_do_not_count():
-    found = forecast(history_of(rounds_of([60.0] * 2 + [5.0] * 5), PrewarmSettings(warmup=2)))
+def test_warmup_rounds_do_not_count(monkeypatch):
+    monkeypatch.setattr(prewarm, "WARMUP", 2)
+    found = forecast(history_of(rounds_of([60.0] * 2 + [5.0] * 5)))
     assert found is not None
     assert found.iteration == pytest.approx(5.0)
 
@@ -95,22 +98,22 @@ def test_rounds_that_vary_too_much_predict_nothing():
     assert forecast(history_of(rounds_of(generator.normal(5, 0.3, 40)))) is not None
 
 
-def test_the_start_is_the_quantile_at_the_costs():
+def test_the_start_is_the_quantile_at_the_costs(monkeypatch):
+    monkeypatch.setattr(prewarm, "WARMUP", 0)
     latest = np.arange(1.0, 20.0)  # 19 values of D - L: i / (n + 1) is 0.05, 0.10, ...
     rounds = [Round(n, (0.0,), (50.0,), (100.0,), (50.0 - after,)) for n, after in enumerate(latest)]
-    for idle, delay, expected in ((1.0, 1.0, 10.0), (1.0, 3.0, 5.0), (3.0, 1.0, 15.0), (1.0, 9.0, 2.0)):
-        chosen = PrewarmSettings(warmup=0, idle_cost=idle, delay_cost=delay)
-        (rule,) = forecast(history_of(rounds, chosen)).rules
+    for delay_cost, expected in ((1.0, 10.0), (3.0, 5.0), (1 / 3, 15.0), (9.0, 2.0)):
+        (rule,) = forecast(history_of(rounds, delay_cost)).rules
         assert rule.after == pytest.approx(expected)
 
 
-def test_the_quantile_costs_least():
+def test_the_quantile_costs_least(monkeypatch):
     """The newsvendor's rule by brute force: no other fixed start is cheaper over the same rounds."""
     generator = np.random.default_rng(1)
     latest = 4.0 + generator.gamma(4, 0.05, 2001)
-    chosen = PrewarmSettings(warmup=0, window=2001, outlier_deviations=100.0, idle_cost=1.0, delay_cost=9.0)
+    monkeypatch.setattr(prewarm, "OUTLIER_DEVIATIONS", 100.0)
     rounds = [Round(n, (0.0,), (1.0,), (10.0,), (9.0 - after,)) for n, after in enumerate(latest)]
-    (rule,) = forecast(prewarm.History(chosen, tuple(rounds), first_start=(1.0,))).rules
+    (rule,) = forecast(prewarm.History(9.0, tuple(rounds), first_start=(1.0,))).rules
 
     def cost(start: float) -> float:
         return float(np.mean(np.maximum(0, latest - start) + 9 * np.maximum(0, start - latest)))
@@ -130,30 +133,38 @@ def test_the_quantiles_without_each_round_are_those_of_the_others(count, level):
 def test_few_rounds_start_earlier_by_students_distribution():
     """5 normal values: a next one lies below the bound in 1 of 30 cases, as the costs say."""
     generator = np.random.default_rng(2)
-    level = PrewarmSettings().level
+    level = cost_level(prewarm.DELAY_COST)
     samples = generator.normal(0.0, 1.0, (20_000, 6))
     missed = [row[5] < quantiles(np.sort(row[:5]), level)[0] for row in samples]
     assert np.mean(missed) == pytest.approx(level, rel=0.15)
 
 
-def test_an_instruction_names_task_round_and_a_start_for_each_worker():
-    rounds = [Round(n, (6.0 * n, 6.0 * n + 0.5), (6.0 * n + 2, 6.0 * n + 5.5), (6.0 * n + 6, 6.0 * n + 6.5), (1.0, 3.0))
+def test_an_order_names_the_round_and_a_start_for_each_worker():
+    rounds = [Round(n, (6.0 * n, 6.0 * n), (6.0 * n + 2, 6.0 * n + 5.0), (6.0 * n + 6, 6.0 * n + 6.0), (1.0, 3.0))
               for n in range(12)]  # fmt: skip
-    instruction = instruct("cartpole", 13, (100.0, 100.5), history_of(rounds))
-    assert instruction is not None
-    assert (instruction.task, instruction.round) == ("cartpole", 13)
-    assert [rule.anchor for rule in instruction.forecast.rules] == [Anchor.SENT, Anchor.BEGIN]
-    assert instruction.start == pytest.approx((105.0, 103.5))
-    assert instruct("cartpole", 3, (10.0, 10.5), history_of(rounds[:3])) is None
+    order = instruct(13, 100.0, history_of(rounds))
+    assert order is not None
+    assert order.round == 13
+    assert [rule.anchor for rule in forecast(history_of(rounds)).rules] == [Anchor.SENT, Anchor.BEGIN]
+    assert [start.at for start in order.starts] == pytest.approx([105.0, 103.0])
+    assert instruct(3, 10.0, history_of(rounds[:3])) is None
+
+
+def moved_to(order: Order, round: int, sent: float) -> float | None:
+    """When worker 0 starts by an order, once its data of a round were sent."""
+    schedule = Schedule()
+    schedule.order(order)
+    schedule.sent(round, 0, sent, sent)
+    return schedule.time(order.round, 0)
 
 
 def test_a_start_counts_from_the_data_where_it_can_and_from_the_parameters_where_it_must():
-    steady = instruct("a", 9, (100.0,), history_of(rounds_of([5.0] * 8)))
-    assert steady.start == pytest.approx((104.0,))
-    assert correct(steady, 0, 8, 103.0) == pytest.approx(105.0)  # the data came a second later than planned
-    slow = instruct("a", 9, (100.0,), history_of(rounds_of([5.0] * 8, startup=4.0)))  # longer than the 3 s after them
-    assert slow.start == pytest.approx((101.0,))
-    assert correct(slow, 0, 8, 102.0) is None
+    steady = instruct(9, 100.0, history_of(rounds_of([5.0] * 8)))
+    assert steady.starts[0].at == pytest.approx(104.0)
+    assert moved_to(steady, 8, 103.0) == pytest.approx(105.0)  # the data came a second later than planned
+    slow = instruct(9, 100.0, history_of(rounds_of([5.0] * 8, startup=4.0)))  # longer than the 3 s after them
+    assert slow.starts[0].at == pytest.approx(101.0)
+    assert moved_to(slow, 8, 102.0) == slow.starts[0].at
 
 
 def test_a_start_up_as_long_as_a_round_counts_from_the_data_before_where_collecting_is_what_varies():
@@ -164,13 +175,14 @@ def test_a_start_up_as_long_as_a_round_counts_from_the_data_before_where_collect
         now = sent + 1.0
     history = history_of(rounds)
     assert best_ahead(history) == 2
-    instruction = instruct("slow", 62, (now,), history, ahead=2)
-    (rule,) = instruction.forecast.rules
+    order = instruct(62, now, history, ahead=2)
+    found = forecast(history, 2)
+    (rule,) = found.rules
     assert (rule.anchor, rule.back) == (Anchor.SENT, 2)
-    assert correct(instruction, 0, 61, now + 9.0) is None
-    assert correct(instruction, 0, 60, now + 4.5) == pytest.approx(now + 4.5 + rule.after)
-    planned = now + instruction.forecast.sent[0] + rule.after
-    assert instruction.start == pytest.approx((planned,))
+    planned = now + found.sent[0] + rule.after
+    assert order.starts[0].at == pytest.approx(planned)
+    assert moved_to(order, 61, now + 9.0) == order.starts[0].at
+    assert moved_to(order, 60, now + 4.5) == pytest.approx(now + 4.5 + rule.after)
 
 
 def test_an_instruction_is_issued_earlier_only_where_that_is_clearly_cheaper():
@@ -189,8 +201,8 @@ def test_a_short_round_among_a_few_equal_ones_counts():
 def test_a_start_up_longer_than_a_round_begins_rounds_before():
     history = history_of(rounds_of([5.0] * 12, startup=12.0))
     assert best_ahead(history) == 3
-    assert instruct("slow", 9, (100.0,), history, ahead=3).start == pytest.approx((103.0,))
-    assert math.isnan(instruct("slow", 9, (100.0,), history, ahead=1).start[0])  # too late: it stays alive
+    assert instruct(9, 100.0, history, ahead=3).starts[0].at == pytest.approx(103.0)
+    assert instruct(9, 100.0, history, ahead=1).starts == (Start(stays=True),)  # too late: it stays alive
     assert best_ahead(history_of(rounds_of([5.0] * 12))) == 1
     assert best_ahead(history_of(rounds_of([5.0] * 2))) == 1
 
@@ -224,9 +236,10 @@ def test_the_slow_first_start_counts_only_until_there_is_another():
 
 def test_rounds_that_kept_their_collector_get_the_start_that_is_to_be_expected():
     startup = np.array([math.nan, 0.2, 0.4, math.nan])
-    assert prewarm._filled(startup, 1.5, 3) == pytest.approx([0.4, 0.2, 0.4, 0.4])  # two known: the longest
-    assert prewarm._filled(startup, 1.5, 2) == pytest.approx([0.3, 0.2, 0.4, 0.3])  # enough: the median
-    assert prewarm._filled(startup[:1], 1.5, 2) == pytest.approx([1.5])
+    assert prewarm._filled(startup, 1.5) == pytest.approx([0.4, 0.2, 0.4, 0.4])  # two known: the longest
+    many = np.array([math.nan, 0.2, 0.2, 0.4, 0.6, 0.6])
+    assert prewarm._filled(many, 1.5)[0] == pytest.approx(0.4)  # enough: the median
+    assert prewarm._filled(startup[:1], 1.5) == pytest.approx([1.5])
 
 
 @given(
@@ -240,8 +253,8 @@ def test_a_forecast_is_pure_and_does_not_depend_on_the_clocks_zero_or_unit(ticks
     rounds = rounds_of([tick / 64 for tick in ticks], startup=1 / 16, collect=1 / 16)
     history = history_of(rounds)
     assert history == history_of(rounds)
-    assert len(history.rounds) <= history.settings.window
-    assert history.outliers < history.settings.shift_outliers
+    assert len(history.rounds) <= prewarm.WINDOW
+    assert history.outliers < prewarm.SHIFT_OUTLIERS
     found, again = forecast(history), forecast(history_of([moved(round, scale, shift) for round in rounds]))
     assert (found is None) == (again is None)
     if found is not None and again is not None:
@@ -265,5 +278,5 @@ def test_warmth_counts_hits_idle_and_late_seconds():
     warmth.count(ready=10.5, parameters=10.0)
     assert (warmth.collectors, warmth.hits, warmth.idle_seconds, warmth.late_seconds) == (2, 1, 1.0, 0.5)
     assert warmth.hit_rate == 0.5
-    assert warmth.cost(PrewarmSettings(idle_cost=1.0, delay_cost=4.0)) == 3.0
+    assert warmth.cost(4.0) == 3.0
     assert math.isnan(Warmth().hit_rate)

@@ -1,4 +1,4 @@
-"""The queue for devices and its policies: the law under random events, who goes first, and the bounds on waiting."""
+"""The queue for devices and its policies: the invariant under random events, who goes first, and bounds on waiting."""
 
 import math
 
@@ -212,6 +212,18 @@ def test_fair_gives_device_seconds_by_weight():
     assert queue.held_seconds["heavy"] / queue.held_seconds["light"] == pytest.approx(3.0, rel=0.05)
 
 
+def longest_wait(policy, weight: float, tasks: int, devices: int, longest_hold: float) -> float:
+    """The bound on one wait that the policy's class proves, for a task of this weight."""
+    if isinstance(policy, Slices):
+        return math.ceil(tasks / devices) * policy.settings.seconds + longest_hold
+    if tasks <= devices:
+        return 0.0
+    if isinstance(policy, RoundRobin):
+        return math.ceil(tasks / devices) * longest_hold
+    patience = policy.settings.patience / weight if isinstance(policy, Fair) else 0.0
+    return (patience + math.ceil((tasks - devices) / devices)) * longest_hold
+
+
 def worst_wait_against_bound(policy, devices: int, tasks: int, rounds: int, seed: int) -> tuple[float, int]:
     """Largest wait / bound among tasks that ask as unkindly as they can; and the grants made."""
     generator = np.random.default_rng(seed)
@@ -237,14 +249,14 @@ def worst_wait_against_bound(policy, devices: int, tasks: int, rounds: int, seed
             round += 1
             queue.request(Request(ask[1], now, round, 1.0 if victim else 1e9))
         for grant in queue.grants(now):
-            bound = policy.longest_wait(grant.request.task, tasks, devices, longest_hold)
+            bound = longest_wait(policy, weights[grant.request.task], tasks, devices, longest_hold)
             worst = max(worst, grant.waited / bound if bound > 0 else math.inf if grant.waited > 1e-9 else 0.0)
             hold = longest_hold * float(generator.choice([1.0, 1.0, 0.999, 0.01]))
             ends.append((now + hold, grant.request.task))
             grants += 1
-        # No more than the law says of the waiting either, or a task that is never served would not count.
+        # Nor does one that still waits exceed it, or a task that is never served would not count.
         for request in queue.waiting:
-            bound = policy.longest_wait(request.task, tasks, devices, longest_hold)
+            bound = longest_wait(policy, weights[request.task], tasks, devices, longest_hold)
             worst = max(worst, (now - request.at) / bound if bound > 0 else math.inf)
     return worst, grants
 

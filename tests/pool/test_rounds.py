@@ -9,7 +9,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,10 @@ import pytest
 
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.envs import environment_seeds
-from ddrl.pool.collectors import Begin, Order, Schedule, Sent, Start, earliest
+from ddrl.pool import prewarm
+from ddrl.pool.collectors import Sent, earliest
 from ddrl.pool.policies import Fifo
-from ddrl.pool.prewarm import History
+from ddrl.pool.prewarm import Order, Schedule, Start
 from ddrl.pool.rounds import MAX_RESTARTS, Collectors
 from ddrl.run.cli import parse
 from ddrl.run.local import run_here
@@ -170,14 +170,15 @@ def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_
 
 
 @pytest.mark.long  # where a round is shorter than a collector's start, nothing can be predicted
-def test_collectors_start_when_the_history_of_the_rounds_says_so_and_no_later_than_their_parameters(tmp_path):
+def test_collectors_start_when_the_history_of_the_rounds_says_so_and_no_later_than_their_parameters(
+    tmp_path, monkeypatch
+):
     """Lateness costs next to nothing here and all rounds count as alike, so that a start is predicted at any speed."""
     made: list[Collectors] = []
+    monkeypatch.setattr(prewarm, "MAX_VARIATION", 100.0)
 
     def equip(task: Task) -> None:
-        collectors = task.training.rounds.collectors
-        collectors._history = History(replace(collectors._history.settings, max_variation=100.0))
-        made.append(collectors)
+        made.append(task.training.rounds.collectors)
 
     more = settings("pool.delay_cost=0.01", "run.max_env_steps=1800", "env.id=tests.run.environments:slow")
     folder = run(tmp_path / "run", *PREWARM, *more, equip=equip)
@@ -375,5 +376,5 @@ def test_what_was_planned_for_a_round_is_void_once_its_parameters_are_there():
     schedule = Schedule()
     schedule.order(Order(1, (Start(at=10.0),)))
     schedule.order(Order(2, (Start(at=20.0),)))
-    schedule.begin(Begin(1, (0,)))
+    schedule.begin(1)
     assert schedule.due(99.0, set()) == [(2, 0)]
