@@ -50,12 +50,12 @@ class Ring:
         """Memory that a ring takes [bytes]."""
 
     @staticmethod
-    def initialize(memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], capacity: int, row_nbytes: int, drop: bool) -> None:
-        """Make a fresh ring; `drop`: a full one drops new rows."""
+    def initialize(memory: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], capacity: int, row_nbytes: int) -> None:
+        """Make a fresh ring."""
 
     def push(self, rows: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout: float | None = None) -> int:
         """
-        Append rows; waits for room at most `timeout` [s] (None: for ever) unless the ring drops. Returns rows written.
+        Append rows; waits for room at most `timeout` [s] (None: for ever). Returns rows written.
         """
 
     def pop(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
@@ -77,9 +77,6 @@ class Ring:
     def row_nbytes(self) -> int: ...
 
     @property
-    def drops(self) -> bool: ...
-
-    @property
     def closed(self) -> bool: ...
 
     @property
@@ -87,9 +84,6 @@ class Ring:
 
     @property
     def popped(self) -> int: ...
-
-    @property
-    def dropped(self) -> int: ...
 
     @property
     def waits(self) -> int: ...
@@ -150,7 +144,7 @@ class Sealed:
     def slot(self) -> int: ...
 
     @property
-    def values(self) -> tuple[float, ...]: ...
+    def values(self) -> list[float]: ...
 
 class Mailbox:
     """Slots of bytes: one writer, many readers in place."""
@@ -185,6 +179,21 @@ class Mailbox:
     def reader_process(self, reader: int) -> tuple[int, int]:
         """Process id (0: none) and start time of a reader."""
 
+    def pin(self, reader: int) -> Sealed:
+        """Pin the newest version for a reader; word 0: none yet."""
+
+    def wait_pin(self, reader: int, version: int, timeout: float | None) -> Sealed:
+        """
+        Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.
+        """
+
+    def unpin(self, reader: int) -> None: ...
+
+    def valid(self, word: int) -> bool: ...
+
+    @property
+    def newest_word(self) -> int: ...
+
     @property
     def slots(self) -> int: ...
 
@@ -199,26 +208,6 @@ class Mailbox:
 
     @property
     def revoked(self) -> int: ...
-
-class MailboxReader:
-    """One reader's line of a mailbox."""
-
-    def __init__(self, mailbox: object, reader: int) -> None: ...
-
-    def pin(self) -> Sealed:
-        """Pin the newest version; word 0: none yet."""
-
-    def wait_pin(self, version: int, timeout: float | None) -> Sealed:
-        """
-        Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.
-        """
-
-    def unpin(self) -> None: ...
-
-    def valid(self, word: int) -> bool: ...
-
-    @property
-    def newest_word(self) -> int: ...
 
 class Counter:
     """One float64 in shared memory: one writer, many readers."""
@@ -523,8 +512,6 @@ class ReplayCore:
 
     def serialize(self, configuration: str, progress: object | None) -> object: ...
 
-    def unserialize(self, data: bytes, configuration: str, progress: object | None) -> None: ...
-
     def save(self, path: str, configuration: str, increment: bool, progress: object | None) -> None: ...
 
-    def load(self, paths: Sequence[str], configuration: str, progress: object | None) -> None: ...
+    def load(self, snapshots: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)]], configuration: str, progress: object | None) -> None: ...

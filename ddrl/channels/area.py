@@ -55,7 +55,7 @@ class SampleArea:
         self._arrays: dict[str, NDArray[Any]] = {}  # [slots, k, *shape]
         for column, offset in zip(columns, _offsets(columns, block), strict=False):
             self._arrays[column.name] = _strided(memory, first + offset, stride, self.slots, block, column)
-        self._reader: _kernel.MailboxReader | None = None
+        self._reads = False  # whether this end is the trainer's
         self._words: dict[int, int] = {}  # of the blocks that were whole when seen first, by slot
         self._newest = 0  # ticket
         self.damaged = 0  # blocks whose checksum was wrong
@@ -109,10 +109,10 @@ class SampleArea:
 
     def update(self) -> int:
         """Find the blocks that can be read; returns how many. O(blocks written since the last call)."""
-        reader = self._reader
-        if reader is None:
+        reader = self._mailbox.kernel
+        if not self._reads:
             self._mailbox.reader(0)
-            reader = self._reader = _kernel.MailboxReader(self._mailbox.kernel, 0)
+            self._reads = True
         newest = reader.newest_word >> 8
         for ticket in range(max(self._newest + 1, newest - self.slots + 1), newest + 1):
             for slot in range(self.slots):
@@ -126,13 +126,12 @@ class SampleArea:
     def draw(self, rows: NDArray[np.int64]) -> tuple[dict[str, NDArray[Any]], bool]:
         """The samples `rows` [B] of those that `update` counted, 0 .. blocks * k - 1, in arrays [B, *shape] of their
         own; and whether no block was written over meanwhile. Where that is False, what was drawn may be torn."""
-        reader = self._reader
         words = self._words
-        assert reader is not None, "update comes before draw"
+        assert self._reads, "update comes before draw"
         slots = np.fromiter(words, np.int64, len(words))[rows // self.block]
         places = rows % self.block
         drawn = {name: array[slots, places] for name, array in self._arrays.items()}
-        return drawn, all(reader.valid(words[slot]) for slot in set(slots.tolist()))
+        return drawn, all(self._mailbox.kernel.valid(words[slot]) for slot in set(slots.tolist()))
 
     def save(self) -> NDArray[np.uint8]:
         """The blocks that can be read, the oldest first [blocks, bytes]."""
@@ -153,8 +152,7 @@ class SampleArea:
 
     def _take(self, slot: int, word: int) -> None:
         wrong = self._wrong(self._mailbox.slot_view(slot))
-        assert self._reader is not None
-        if not self._reader.valid(word):
+        if not self._mailbox.kernel.valid(word):
             return  # written over while its checksum was taken
         self.damaged += wrong
         if not wrong:

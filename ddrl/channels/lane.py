@@ -1,9 +1,9 @@
 """Lanes: rows from one producer to one consumer of a host, in order, each exactly once; and what is sent over them.
 
 The producer (a rollout, or the root relay for one remote relay) pushes; the consumer (the trainer or a relay) pops,
-usually many lanes at once through a `LaneSet`. A full lane makes the producer wait or drops the new rows; both are
-counted. The ring is ddrl/kernel/ring.hpp. A `StepWriter` makes rows of vector steps; a `MessageLane` carries byte
-strings in rows of its own.
+usually many lanes at once through a `LaneSet`. A full lane makes the producer wait, which is counted. The ring is
+ddrl/kernel/ring.hpp. A `StepWriter` makes rows of vector steps; a `MessageLane` carries byte strings in rows of its
+own.
 """
 
 from __future__ import annotations
@@ -40,18 +40,15 @@ class Lane(Channel):
         self._bell: _kernel.Doorbell | None = None
 
     @classmethod
-    def create(cls, name: str | None, dtype: DTypeLike, capacity: int, full: Literal["wait", "drop"] = "wait") -> Lane:
-        """Make a lane of `capacity` rows; `full` says what a push does when it holds that many. name None: private
-        memory."""
+    def create(cls, name: str | None, dtype: DTypeLike, capacity: int) -> Lane:
+        """Make a lane of `capacity` rows. name None: private memory."""
         dtype = np.dtype(dtype)
         if capacity < 1 or dtype.itemsize < 1:
             raise ValueError(f"lane {name}: capacity ({capacity}) and row size ({dtype.itemsize}) must be at least 1")
-        if full not in ("wait", "drop"):
-            raise ValueError(f"lane {name}: full ({full!r}) must be 'wait' or 'drop'")
 
         def initialize(array: NDArray[np.uint8]) -> None:
             array[:_DIGEST_NBYTES] = _digest(dtype)
-            _kernel.Ring.initialize(array[_DIGEST_NBYTES:], capacity, dtype.itemsize, full == "drop")
+            _kernel.Ring.initialize(array[_DIGEST_NBYTES:], capacity, dtype.itemsize)
 
         nbytes = _DIGEST_NBYTES + _kernel.Ring.nbytes(capacity, dtype.itemsize)
         return cls(Segment.create(name, cls.kind, nbytes, initialize), dtype)
@@ -71,7 +68,7 @@ class Lane(Channel):
     def push(self, rows: NDArray[Any], timeout: float | None = None) -> int:
         """Append rows [n] of the lane's dtype, C-contiguous; returns how many were written.
 
-        Fewer than n: the lane was closed, `timeout` [s] (None: wait for ever) passed while it was full, or it drops.
+        Fewer than n: the lane was closed, or `timeout` [s] (None: wait for ever) passed while it was full.
         """
         return self.ring.push(self._as_bytes(rows), timeout)
 
@@ -105,13 +102,8 @@ class Lane(Channel):
         return self.ring.popped
 
     @property
-    def dropped(self) -> int:
-        """Rows that a full lane turned away (full="drop")."""
-        return self.ring.dropped
-
-    @property
     def waits(self) -> int:
-        """Times the producer had to wait (full="wait")."""
+        """Times the producer had to wait."""
         return self.ring.waits
 
     @property
@@ -182,12 +174,11 @@ class StepWriter(_kernel.StepWriter):
     flags bool); returns the rows made. `columns` holds the schema's further columns by name; one of role STATE is
     also given as name_next, for the next state. Waits at a full lane until there is room, the lane is closed, or
     `timeout` [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` tries again (True: none is
-    left); writing again before that is a ValueError. TypeError where an array does not fit. A lane that drops leaves a
-    gap in `step`.
+    left); writing again before that is a ValueError. TypeError where an array does not fit.
     `cut()`: the environments were reset, the running episodes are over; the next write is step 0 of new ones.
 
     A reward or state that is NaN or infinite raises EnvError with `env_id`, the environment and the step, nothing
-    written; with nonfinite="drop" the row is dropped instead, which leaves a gap in `step` too, and counted
+    written; with nonfinite="drop" the row is dropped instead, which leaves a gap in `step`, and counted
     (`nonfinite`)."""
 
     def __init__(

@@ -56,10 +56,10 @@ class MailboxSlot:
 class Pin:
     """One pinned version. What was computed from `data` counts only if `valid()` is True afterwards."""
 
-    __slots__ = ("_reader", "_sealed", "data")
+    __slots__ = ("_mailbox", "_sealed", "data")
 
-    def __init__(self, reader: _kernel.MailboxReader, sealed: _kernel.Sealed, data: NDArray[np.uint8]) -> None:
-        self._reader = reader
+    def __init__(self, mailbox: _kernel.Mailbox, sealed: _kernel.Sealed, data: NDArray[np.uint8]) -> None:
+        self._mailbox = mailbox
         self._sealed = sealed
         self.data = data  # uint8 [nbytes], read-only, the same address for every version in this slot
 
@@ -81,7 +81,7 @@ class Pin:
     @property
     def values(self) -> tuple[float, ...]:
         """The 8 numbers it carries."""
-        return self._sealed.values
+        return tuple(self._sealed.values)
 
     @property
     def slot(self) -> int:
@@ -90,7 +90,7 @@ class Pin:
 
     def valid(self) -> bool:
         """Whether everything read from `data` until now belongs to this version."""
-        return self._reader.valid(self._sealed.word)
+        return self._mailbox.valid(self._sealed.word)
 
 
 class MailboxReader:
@@ -98,8 +98,7 @@ class MailboxReader:
 
     def __init__(self, mailbox: Mailbox, index: int) -> None:
         self.index = index
-        self._mailbox = mailbox
-        self._kernel = _kernel.MailboxReader(mailbox.kernel, index)
+        self._kernel = mailbox.kernel
         self._views = [mailbox.slot_view(slot) for slot in range(mailbox.slots)]
         for view in self._views:
             view.flags.writeable = False
@@ -111,12 +110,12 @@ class MailboxReader:
         where nothing is yet."""
         if self._word and self._kernel.newest_word == self._word:
             return self._pin
-        return self._took(self._kernel.pin())
+        return self._took(self._kernel.pin(self.index))
 
     def wait_pin(self, version: int, timeout: float | None) -> Pin | None:
         """Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest as `pin`
         does, in one call."""
-        return self._took(self._kernel.wait_pin(version, timeout))
+        return self._took(self._kernel.wait_pin(self.index, version, timeout))
 
     def _took(self, sealed: _kernel.Sealed) -> Pin | None:
         if sealed.word != self._word:
@@ -126,14 +125,14 @@ class MailboxReader:
 
     def unpin(self) -> None:
         """Hold nothing; the slot may be written again."""
-        self._kernel.unpin()
+        self._kernel.unpin(self.index)
         self._word = 0
         self._pin = None
 
     def release(self) -> None:
         """Unpin and give the place back, for another process to take."""
         self.unpin()
-        self._mailbox.kernel.release(self.index)
+        self._kernel.release(self.index)
 
 
 class Mailbox(Channel):

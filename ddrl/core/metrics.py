@@ -146,7 +146,7 @@ METRICS: tuple[Metric, ...] = (
             *_share(Role.TRAINER, "trainer_wait_share", "Share of the trainer's time waiting for data."),
         ),
     ),
-    Metric("rows_dropped", "count", "rows", "Rows dropped at a full lane.", _total(Role.ROLLOUT)),
+    Metric("rows_dropped", "count", "rows", "Rows with a NaN or infinite number, left out.", _total(Role.ROLLOUT)),
     Metric("fetches", "count", "versions", "Newer versions taken into use."),
     # relay
     Metric(

@@ -83,12 +83,7 @@ struct PyRing : ddrl::Ring {
         const size_t count = rows_of(rows.size());
         const std::byte* from = raw(rows);
         size_t written = closed() ? 0 : push_fitting_released(from, count, rows.size());
-        if (written == count || closed()) return written;
-        if (drops()) {
-            count_dropped(count - written);
-            return written;
-        }
-        if (timeout && *timeout <= 0) return written;
+        if (written == count || closed() || (timeout && *timeout <= 0)) return written;
         count_wait();
         wait_in_slices(timeout, [&](double seconds) {
             if (wait_room(seconds) && !closed()) written += push_fitting(from + written * row_bytes(), count - written);
@@ -331,15 +326,6 @@ struct PyMailbox : ddrl::Mailbox {
     }
 };
 
-struct PyMailboxReader {
-    nb::object owner;
-    PyMailbox* mailbox;
-    size_t reader;
-
-    PyMailboxReader(nb::object given, size_t index)
-        : owner(std::move(given)), mailbox(nb::cast<PyMailbox*>(owner)), reader(mailbox->reader_line(index)) {}
-};
-
 struct Counter {
     Table memory;
     double* value;
@@ -375,14 +361,13 @@ static void bind_lanes(nb::module_& module) {
         .def_static("nbytes", &ddrl::Ring::bytes, "capacity"_a, "row_nbytes"_a, "Memory that a ring takes [bytes].")
         .def_static(
             "initialize",
-            [](const Bytes& memory, size_t capacity, size_t row_nbytes, bool drop) {
+            [](const Bytes& memory, size_t capacity, size_t row_nbytes) {
                 ddrl::Ring::initialize(checked(memory, ddrl::Ring::bytes(capacity, row_nbytes), "a ring"), capacity,
-                                       row_nbytes, drop);
+                                       row_nbytes);
             },
-            "memory"_a, "capacity"_a, "row_nbytes"_a, "drop"_a, "Make a fresh ring; `drop`: a full one drops new rows.")
+            "memory"_a, "capacity"_a, "row_nbytes"_a, "Make a fresh ring.")
         .def("push", &PyRing::push, "rows"_a, "timeout"_a.none() = nb::none(),
-             "Append rows; waits for room at most `timeout` [s] (None: for ever) unless the ring drops. Returns rows "
-             "written.")
+             "Append rows; waits for room at most `timeout` [s] (None: for ever). Returns rows written.")
         .def("pop", &PyRing::pop_into, "out"_a, "Move the oldest rows to `out`; returns how many.")
         .def("close", &ddrl::Ring::close, "End all waiting, now and later.")
         .def(
@@ -395,11 +380,9 @@ static void bind_lanes(nb::module_& module) {
         .def_prop_ro("size", &ddrl::Ring::size)
         .def_prop_ro("capacity", &ddrl::Ring::capacity)
         .def_prop_ro("row_nbytes", &ddrl::Ring::row_bytes)
-        .def_prop_ro("drops", &ddrl::Ring::drops)
         .def_prop_ro("closed", &ddrl::Ring::closed)
         .def_prop_ro("pushed", &ddrl::Ring::pushed)
         .def_prop_ro("popped", &ddrl::Ring::popped)
-        .def_prop_ro("dropped", &ddrl::Ring::dropped)
         .def_prop_ro("waits", &ddrl::Ring::waits)
         .def_prop_ro("wait_seconds", &ddrl::Ring::wait_seconds);
 
@@ -456,10 +439,7 @@ void bind_channels(nb::module_& module) {
         .def_ro("checksum", &ddrl::Sealed::checksum)
         .def_ro("time_ns", &ddrl::Sealed::time_ns)
         .def_prop_ro("slot", [](const ddrl::Sealed& self) { return ddrl::Mailbox::slot_of(self.word); })
-        .def_prop_ro("values", [](const ddrl::Sealed& self) -> nb::typed<nb::tuple, double, nb::ellipsis> {
-            return nb::make_tuple(self.values[0], self.values[1], self.values[2], self.values[3], self.values[4],
-                                  self.values[5], self.values[6], self.values[7]);
-        });
+        .def_ro("values", &ddrl::Sealed::values);
 
     nb::class_<PyMailbox>(module, "Mailbox", "Slots of bytes: one writer, many readers in place.")
         .def(nb::init<Bytes>(), "memory"_a, "View of a mailbox that `initialize` made.")
@@ -508,29 +488,26 @@ void bind_channels(nb::module_& module) {
                 return std::make_tuple(self.reader_pid(self.reader_line(reader)), self.reader_start(reader));
             },
             "reader"_a, "Process id (0: none) and start time of a reader.")
+        .def(
+            "pin", [](PyMailbox& self, size_t reader) { return self.pin(self.reader_line(reader)); }, "reader"_a,
+            "Pin the newest version for a reader; word 0: none yet.")
+        .def(
+            "wait_pin",
+            [](PyMailbox& self, size_t reader, int64_t version, std::optional<double> timeout) {
+                self.wait_newer_sliced(version, timeout);
+                return self.pin(self.reader_line(reader));
+            },
+            "reader"_a, "version"_a, "timeout"_a.none(),
+            "Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.")
+        .def(
+            "unpin", [](PyMailbox& self, size_t reader) { self.unpin(self.reader_line(reader)); }, "reader"_a)
+        .def("valid", &ddrl::Mailbox::valid, "word"_a)
+        .def_prop_ro("newest_word", &ddrl::Mailbox::newest_word)
         .def_prop_ro("slots", &ddrl::Mailbox::slots)
         .def_prop_ro("readers", &ddrl::Mailbox::readers)
         .def_prop_ro("data_nbytes", &ddrl::Mailbox::data_bytes)
         .def_prop_ro("newest", &ddrl::Mailbox::newest_version)
         .def_prop_ro("revoked", &ddrl::Mailbox::revoked);
-
-    nb::class_<PyMailboxReader>(module, "MailboxReader", "One reader's line of a mailbox.")
-        .def(nb::init<nb::object, size_t>(), "mailbox"_a, "reader"_a)
-        .def(
-            "pin", [](PyMailboxReader& self) { return self.mailbox->pin(self.reader); },
-            "Pin the newest version; word 0: none yet.")
-        .def(
-            "wait_pin",
-            [](PyMailboxReader& self, int64_t version, std::optional<double> timeout) {
-                self.mailbox->wait_newer_sliced(version, timeout);
-                return self.mailbox->pin(self.reader);
-            },
-            "version"_a, "timeout"_a.none(),
-            "Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.")
-        .def("unpin", [](PyMailboxReader& self) { self.mailbox->unpin(self.reader); })
-        .def(
-            "valid", [](PyMailboxReader& self, uint64_t word) { return self.mailbox->valid(word); }, "word"_a)
-        .def_prop_ro("newest_word", [](const PyMailboxReader& self) { return self.mailbox->newest_word(); });
 
     nb::class_<Counter>(module, "Counter", "One float64 in shared memory: one writer, many readers.")
         .def(nb::init<Table, size_t, size_t>(), "table"_a, "row"_a, "column"_a)

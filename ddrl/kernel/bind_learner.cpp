@@ -40,14 +40,6 @@ bool same_shape(const A& one, const B& other) {
     return true;
 }
 
-void require_actions(const Integers& action, size_t actions) {
-    if (!ddrl::actions_fit(action.data(), action.shape(0), actions))
-        throw nb::index_error("an action is not in [0, actions)");
-}
-
-// ---- networks
-// --------------------------------------------------------------------------------------------------------
-
 // Numbers of a pass [rows, width] and their derivatives [back, width] (back <= rows), with the arrays that hold them.
 template <class T>
 struct Rows {
@@ -201,23 +193,36 @@ void bind_networks(nb::module_& module, const char* rows, const char* networks) 
              "Compute derivatives from those by the outputs, which it overwrites.");
 }
 
-// ---- losses
-// ----------------------------------------------------------------------------------------------------------
+// Steps of a batch; `outputs` hold a number for each, too.
+template <class T>
+ddrl::Steps<T> steps_of(size_t rows, size_t actions, const Integers& action, const Vector<T>& r_t,
+                        const Vector<T>& discount_t, const Vector<T>& weight,
+                        std::initializer_list<const Array<T, 1>*> outputs) {
+    require_rows(rows, {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0)},
+                 "actions, rewards, discounts and weights are [rows]");
+    for (const Array<T, 1>* output : outputs) require(output->shape(0) == rows, "outputs but the slope are [rows]");
+    require(actions > 0, "there is at least one action");
+    if (!ddrl::actions_fit(action.data(), rows, actions)) throw nb::index_error("an action is not in [0, actions)");
+    return {rows, action.data(), r_t.data(), discount_t.data(), weight.data()};
+}
+
+template <class T>
+ddrl::Values<T> values_of(const Cube<T>& values, size_t rows, size_t actions, size_t least) {
+    require(values.shape(0) == rows && values.shape(1) == actions && values.shape(2) >= least,
+            "values are [rows, actions, 1 or more] each, of a distribution on fixed values 2 or more");
+    return {values.shape(2), values.data()};
+}
 
 template <class T>
 double q_learning_loss(const Table<T>& q_tm1, const Integers& action, const Vector<T>& r_t, const Vector<T>& discount_t,
                        const Table<T>& q_t, const Table<T>& selector, const Vector<T>& weight, bool huber,
                        const Array<T, 1>& size, const Array<T, 1>& taken, const Array<T, 2>& slope) {
-    const size_t rows = q_tm1.shape(0), actions = q_tm1.shape(1);
-    require(actions > 0 && same_shape(q_tm1, q_t) && same_shape(q_tm1, selector) && same_shape(q_tm1, slope),
-            "action values and slope are [rows, actions] each, of one action at least");
-    require_rows(rows,
-                 {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), size.shape(0), taken.shape(0)},
-                 "everything but action values is [rows]");
-    require_actions(action, actions);
-    return ddrl::q_learning_loss<T>({rows, actions, q_tm1.data(), action.data(), r_t.data(), discount_t.data(),
-                                     q_t.data(), selector.data(), weight.data()},
-                                    huber, size.data(), taken.data(), slope.data());
+    const size_t actions = q_tm1.shape(1);
+    const auto steps = steps_of(q_tm1.shape(0), actions, action, r_t, discount_t, weight, {&size, &taken});
+    require(same_shape(q_tm1, q_t) && same_shape(q_tm1, selector) && same_shape(q_tm1, slope),
+            "action values and slope are [rows, actions] each");
+    return ddrl::q_learning_loss(steps, actions, q_tm1.data(), q_t.data(), selector.data(), huber, size.data(),
+                                 taken.data(), slope.data());
 }
 
 template <class T>
@@ -225,21 +230,13 @@ double quantile_loss(const Cube<T>& value_tm1, const Vector<T>& fraction, const 
                      const Vector<T>& discount_t, const Cube<T>& value_t, const Cube<T>& selector,
                      const Vector<T>& weight, T kappa, const Array<T, 1>& each, const Array<T, 1>& size,
                      const Array<T, 1>& taken, const Array<T, 3>& slope) {
-    const size_t rows = value_tm1.shape(0), actions = value_tm1.shape(1), count = value_tm1.shape(2);
-    for (const Cube<T>* cube : {&value_tm1, &value_t, &selector})
-        require(cube->shape(0) == rows && cube->shape(1) == actions && cube->shape(2) > 0,
-                "quantiles are [rows, actions, 1 or more] each");
-    require_rows(rows,
-                 {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), each.shape(0), size.shape(0),
-                  taken.shape(0)},
-                 "everything but quantiles and fractions is [rows]");
-    require(fraction.shape(0) == count, "there is a fraction for each quantile of value_tm1");
-    require(actions > 0 && same_shape(value_tm1, slope), "slope is as value_tm1, of one action at least");
-    require_actions(action, actions);
-    return ddrl::quantile_loss<T>(
-        {rows, actions, count, value_t.shape(2), selector.shape(2), value_tm1.data(), fraction.data(), action.data(),
-         r_t.data(), discount_t.data(), value_t.data(), selector.data(), weight.data()},
-        kappa, each.data(), size.data(), taken.data(), slope.data());
+    const size_t rows = value_tm1.shape(0), actions = value_tm1.shape(1);
+    const auto steps = steps_of(rows, actions, action, r_t, discount_t, weight, {&each, &size, &taken});
+    require(fraction.shape(0) == value_tm1.shape(2), "there is a fraction for each quantile of value_tm1");
+    require(same_shape(value_tm1, slope), "slope is as value_tm1");
+    return ddrl::quantile_loss(steps, actions, values_of(value_tm1, rows, actions, 1),
+                               values_of(value_t, rows, actions, 1), values_of(selector, rows, actions, 1),
+                               fraction.data(), kappa, each.data(), size.data(), taken.data(), slope.data());
 }
 
 template <class T>
@@ -247,18 +244,13 @@ double categorical_loss(const Cube<T>& logits_tm1, const Integers& action, const
                         const Vector<T>& discount_t, const Cube<T>& logits_t, const Cube<T>& selector,
                         const Vector<T>& weight, T v_min, T v_max, const Array<T, 1>& divergence,
                         const Array<T, 1>& taken, const Array<T, 3>& slope) {
-    const size_t rows = logits_tm1.shape(0), actions = logits_tm1.shape(1), atoms = logits_tm1.shape(2);
-    require(actions > 0 && atoms > 1 && same_shape(logits_tm1, logits_t) && same_shape(logits_tm1, selector) &&
-                same_shape(logits_tm1, slope),
-            "logits and slope are [rows, actions, atoms] each, of one action and two atoms at least");
-    require_rows(
-        rows,
-        {action.shape(0), r_t.shape(0), discount_t.shape(0), weight.shape(0), divergence.shape(0), taken.shape(0)},
-        "everything but logits is [rows]");
-    require_actions(action, actions);
-    return ddrl::categorical_loss<T>({rows, actions, atoms, logits_tm1.data(), action.data(), r_t.data(),
-                                      discount_t.data(), logits_t.data(), selector.data(), weight.data(), v_min, v_max},
-                                     divergence.data(), taken.data(), slope.data());
+    const size_t rows = logits_tm1.shape(0), actions = logits_tm1.shape(1);
+    const auto steps = steps_of(rows, actions, action, r_t, discount_t, weight, {&divergence, &taken});
+    require(same_shape(logits_tm1, logits_t) && same_shape(logits_tm1, selector) && same_shape(logits_tm1, slope),
+            "logits and slope are [rows, actions, atoms] each");
+    return ddrl::categorical_loss(steps, actions, values_of(logits_tm1, rows, actions, 2),
+                                  values_of(logits_t, rows, actions, 2), values_of(selector, rows, actions, 2), v_min,
+                                  v_max, divergence.data(), taken.data(), slope.data());
 }
 
 template <class T>
@@ -269,9 +261,8 @@ double critics_loss(const Table<T>& q_tm1, const Vector<T>& r_t, const Vector<T>
             "values are [critics, rows], slope as q_tm1");
     require_rows(rows, {r_t.shape(0), discount_t.shape(0), weight.shape(0), size.shape(0)},
                  "everything but values is [rows]");
-    return ddrl::critics_loss<T>(
-        {count, q_t.shape(0), rows, q_tm1.data(), r_t.data(), discount_t.data(), q_t.data(), weight.data()}, huber,
-        size.data(), slope.data());
+    return ddrl::critics_loss<T>({rows, nullptr, r_t.data(), discount_t.data(), weight.data()}, count, q_tm1.data(),
+                                 q_t.shape(0), q_t.data(), huber, size.data(), slope.data());
 }
 
 float adam_step(const Array<float, 1>& parameters, const Vector<float>& gradient, const Array<float, 1>& first,

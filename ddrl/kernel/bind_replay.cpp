@@ -11,7 +11,6 @@
 
 #include <array>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <memory>
 #include <utility>
@@ -307,22 +306,16 @@ public:
         }
         return sink.take();
     }
-    void unserialize(nb::bytes data, const std::string& configuration, nb::handle progress) {
-        const std::span<const byte> source(static_cast<const byte*>(data.data()), data.size());
-        Unlocked unlocked(strategies_);
-        Snapshot::read(replay_, configuration, {&source, 1}, ProgressCall{progress.ptr()});
-    }
     void save(const std::string& path, const std::string& configuration, bool increment, nb::handle progress) {
         Unlocked unlocked(strategies_);
         FileSink sink(path);
         Snapshot::write(replay_, configuration, increment ? SnapshotKind::INCREMENT : SnapshotKind::WHOLE, sink,
                         ProgressCall{progress.ptr()});
     }
-    void load(const std::vector<std::string>& paths, const std::string& configuration, nb::handle progress) {
-        Unlocked unlocked(strategies_);
-        std::deque<MappedFile> files;
+    void load(const std::vector<Array<u8>>& snapshots, const std::string& configuration, nb::handle progress) {
         std::vector<std::span<const byte>> sources;
-        for (const std::string& path : paths) sources.push_back(files.emplace_back(path).bytes());
+        for (const Array<u8>& each : snapshots) sources.push_back(std::as_bytes(std::span(each.data(), each.size())));
+        Unlocked unlocked(strategies_);
         Snapshot::read(replay_, configuration, sources, ProgressCall{progress.ptr()});
     }
 
@@ -413,7 +406,6 @@ void bind_replay(nb::module_& module) {
         .def_prop_ro("nbytes", &ReplayCore::nbytes)
         .def("check", without_gil(&Replay::check))
         .def("serialize", &ReplayCore::serialize, "configuration"_a, "progress"_a.none())
-        .def("unserialize", &ReplayCore::unserialize, "data"_a, "configuration"_a, "progress"_a.none())
         .def("save", &ReplayCore::save, "path"_a, "configuration"_a, "increment"_a, "progress"_a.none())
-        .def("load", &ReplayCore::load, "paths"_a, "configuration"_a, "progress"_a.none());
+        .def("load", &ReplayCore::load, "snapshots"_a, "configuration"_a, "progress"_a.none());
 }

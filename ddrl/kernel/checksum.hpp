@@ -106,63 +106,72 @@ void blocks_plain(Lanes& lanes, std::byte* out, const std::byte* data, size_t bl
 
 #if defined(__x86_64__)
 
-template <To to>
-__attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* out, const std::byte* data,
-                                                      size_t blocks) {
-    constexpr __mmask8 all = 0xFF;  // GCC 12 warns of its own header where there is no mask
-    __m512i lane = _mm512_load_si512(lanes.lane);
-    const __m512i last_key = _mm512_loadu_si512(&keys[num_stripes]), factor = _mm512_set1_epi64(prime);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wpsabi"  // everything that has these types is inlined
+typedef uint64_t Numbers64 __attribute__((vector_size(64)));
+typedef uint64_t Numbers32 __attribute__((vector_size(32)));
+typedef int Words64 __attribute__((vector_size(64)));
+typedef int Words32 __attribute__((vector_size(32)));
+
+// The same in registers of one type, of the instruction set of the function that this is inlined into. Lanes are
+// exchanged with those beside them once a block, for all its bytes together.
+template <class Numbers, class Words, To to>
+__attribute__((always_inline)) inline void blocks_by(Lanes& lanes, std::byte* out, const std::byte* data,
+                                                     size_t blocks) {
+    constexpr size_t width = sizeof(Numbers), parts = stripe_bytes / width;
+    Numbers lane[parts];
+    std::memcpy(lane, lanes.lane, stripe_bytes);
     for (; blocks; --blocks) {
-        for (size_t i = 0; i < num_stripes; ++i, data += stripe_bytes) {
-            const __m512i bytes = _mm512_loadu_si512(data);
-            if constexpr (to == To::copy) _mm512_storeu_si512(out, bytes);
+        Numbers sum[parts] = {};
+        for (size_t i = 0; i < num_stripes; ++i) {
             if constexpr (to == To::stream) _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_NTA);
-            if constexpr (to == To::stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), bytes);
-            if constexpr (to != To::nothing) out += stripe_bytes;
-            const __m512i mixed = _mm512_xor_si512(bytes, _mm512_loadu_si512(&keys[i]));
-            const __m512i product = _mm512_maskz_mul_epu32(all, mixed, _mm512_maskz_srli_epi64(all, mixed, 32));
-            lane = _mm512_add_epi64(
-                lane, _mm512_add_epi64(product, _mm512_maskz_shuffle_epi32(0xFFFF, bytes, _MM_PERM_BADC)));
+            for (size_t part = 0; part < parts; ++part, data += width) {
+                Numbers bytes, key;
+                std::memcpy(&bytes, data, width);
+                std::memcpy(&key, &keys[i + part * width / 8], width);
+                if constexpr (to == To::copy) std::memcpy(out, &bytes, width);
+                for (size_t at = 0; to == To::stream && at < width; at += 16)
+                    _mm_stream_si128(
+                        reinterpret_cast<__m128i*>(out + at),
+                        __m128i{static_cast<long long>(bytes[at / 8]), static_cast<long long>(bytes[at / 8 + 1])});
+                if constexpr (to != To::nothing) out += width;
+                const Numbers mixed = bytes ^ key, high = mixed >> 32;
+#if defined(__clang__)
+                lane[part] += (mixed & 0xFFFFFFFF) * high;
+#else  // GCC does not find the instruction
+                if constexpr (width == 64)
+                    lane[part] += (Numbers)__builtin_ia32_pmuludq512_mask((Words)mixed, (Words)high, __m512i{}, 0xFF);
+                else
+                    lane[part] += (Numbers)__builtin_ia32_pmuludq256((Words)mixed, (Words)high);
+#endif
+                sum[part] += bytes;
+            }
         }
-        lane = _mm512_xor_si512(_mm512_xor_si512(lane, _mm512_maskz_srli_epi64(all, lane, 47)), last_key);
-        const __m512i high = _mm512_maskz_mul_epu32(all, _mm512_maskz_srli_epi64(all, lane, 32), factor);
-        lane = _mm512_add_epi64(_mm512_maskz_mul_epu32(all, lane, factor), _mm512_maskz_slli_epi64(all, high, 32));
+        uint64_t beside[num_lanes];
+        for (size_t k = 0; k < num_lanes; ++k) beside[k] = sum[(k ^ 1) * 8 / width][(k ^ 1) % (width / 8)];
+        for (size_t part = 0; part < parts; ++part) {
+            Numbers key, other;
+            std::memcpy(&key, &keys[num_stripes + part * width / 8], width);
+            std::memcpy(&other, beside + part * width / 8, width);
+            lane[part] += other;
+            lane[part] = (lane[part] ^ lane[part] >> 47 ^ key) * prime;
+        }
     }
-    _mm512_store_si512(lanes.lane, lane);
+    std::memcpy(lanes.lane, lane, stripe_bytes);
     if constexpr (to == To::stream) _mm_sfence();  // in memory before the version is sealed
 }
 
 template <To to>
-__attribute__((target("avx2"))) void blocks_avx2(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
-    auto* const held = reinterpret_cast<__m256i*>(lanes.lane);
-    const auto* const last_key = reinterpret_cast<const __m256i_u*>(&keys[num_stripes]);
-    const __m256i factor = _mm256_set1_epi64x(prime);
-    __m256i lane[2] = {held[0], held[1]};
-    for (; blocks; --blocks) {
-        for (size_t i = 0; i < num_stripes; ++i) {
-            if constexpr (to == To::stream) _mm_prefetch(reinterpret_cast<const char*>(data) + ahead, _MM_HINT_NTA);
-            for (size_t half = 0; half < 2; ++half, data += 32) {
-                const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(data));
-                if constexpr (to == To::copy) _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
-                if constexpr (to == To::stream) _mm256_stream_si256(reinterpret_cast<__m256i*>(out), bytes);
-                if constexpr (to != To::nothing) out += 32;
-                const __m256i mixed = _mm256_xor_si256(bytes, *reinterpret_cast<const __m256i_u*>(&keys[i + 4 * half]));
-                const __m256i product = _mm256_mul_epu32(mixed, _mm256_srli_epi64(mixed, 32));
-                lane[half] = _mm256_add_epi64(
-                    lane[half], _mm256_add_epi64(product, _mm256_shuffle_epi32(bytes, _MM_SHUFFLE(1, 0, 3, 2))));
-            }
-        }
-        for (size_t half = 0; half < 2; ++half) {
-            lane[half] =
-                _mm256_xor_si256(_mm256_xor_si256(lane[half], _mm256_srli_epi64(lane[half], 47)), last_key[half]);
-            const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(lane[half], 32), factor);
-            lane[half] = _mm256_add_epi64(_mm256_mul_epu32(lane[half], factor), _mm256_slli_epi64(high, 32));
-        }
-    }
-    held[0] = lane[0];
-    held[1] = lane[1];
-    if constexpr (to == To::stream) _mm_sfence();
+__attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* out, const std::byte* data,
+                                                      size_t blocks) {
+    blocks_by<Numbers64, Words64, to>(lanes, out, data, blocks);
 }
+
+template <To to>
+__attribute__((target("avx2"))) void blocks_avx2(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
+    blocks_by<Numbers32, Words32, to>(lanes, out, data, blocks);
+}
+#pragma GCC diagnostic pop
 
 #endif
 

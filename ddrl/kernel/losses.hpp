@@ -12,17 +12,13 @@
 
 namespace ddrl {
 
-// ---- action values -------------------------------------------------------------------------------------------------
-
+// Steps [rows]: the actions taken, n-step rewards, discounts of what follows, and importance weights.
 template <class T>
-struct QBatch {
-    std::size_t rows, actions;
-    const T* q_tm1;  // [rows, actions], as q_t and selector
+struct Steps {
+    std::size_t rows;
     const int64_t* action;
     const T* r_t;
     const T* discount_t;
-    const T* q_t;
-    const T* selector;  // whose largest value names the action of s_t; q_t itself without double
     const T* weight;
 };
 
@@ -41,43 +37,36 @@ inline bool actions_fit(const int64_t* action, std::size_t rows, std::size_t act
                        [actions](int64_t each) { return each >= 0 && static_cast<std::size_t>(each) < actions; });
 }
 
-// Writes size [rows] = |error| with error = r_t + discount_t q_t(best) - q_tm1(action), taken [rows] = q_tm1(action),
+// Of action values q_tm1, q_t and selector [rows, actions], of which selector's largest names the action of s_t. Writes
+// size [rows] = |error| with error = r_t + discount_t q_t(best) - q_tm1(action), taken [rows] = q_tm1(action),
 // and slope [rows, actions], the derivative by q_tm1 of mean_b weight_b l(error_b): l is Huber's with delta 1, or half
 // the square. Returns that loss.
 template <class T>
-inline double q_learning_loss(const QBatch<T>& batch, bool huber, T* size, T* taken, T* slope) {
-    const std::size_t count = batch.actions;
+inline double q_learning_loss(const Steps<T>& batch, std::size_t count, const T* q_tm1, const T* q_t, const T* selector,
+                              bool huber, T* size, T* taken, T* slope) {
     const T share = T(-1) / static_cast<T>(batch.rows);
     double loss = 0;
     std::fill_n(slope, batch.rows * count, T(0));
     for (std::size_t row = 0; row < batch.rows; ++row) {
         const std::size_t at = row * count + static_cast<std::size_t>(batch.action[row]);
-        const std::size_t best = row * count + place_of_largest(batch.selector + row * count, count);
-        const T target = batch.r_t[row] + batch.discount_t[row] * batch.q_t[best];
-        const T error = target - batch.q_tm1[at];
+        const std::size_t best = row * count + place_of_largest(selector + row * count, count);
+        const T target = batch.r_t[row] + batch.discount_t[row] * q_t[best];
+        const T error = target - q_tm1[at];
         const T inside = huber ? std::clamp(error, -T(1), T(1)) : error;  // NaN stays
         size[row] = std::fabs(error);
-        taken[row] = batch.q_tm1[at];
+        taken[row] = q_tm1[at];
         slope[at] = inside * batch.weight[row] * share;
         loss += static_cast<double>(batch.weight[row] * inside * (error - T(0.5) * inside));
     }
     return loss / static_cast<double>(batch.rows);
 }
 
-// ---- quantiles -----------------------------------------------------------------------------------------------------
-
+// Values of actions [rows, actions, count].
 template <class T>
-struct QuantileBatch {
-    std::size_t rows, actions;
-    std::size_t count, count_t, count_selector;  // quantiles of an action
-    const T* value_tm1;  // [rows, actions, count]
-    const T* fraction;  // [count]
-    const int64_t* action;
-    const T* r_t;
-    const T* discount_t;
-    const T* value_t;  // [rows, actions, count_t]
-    const T* selector;  // [rows, actions, count_selector], whose largest mean names the action of s_t
-    const T* weight;
+struct Values {
+    std::size_t count;
+    const T* values;
+    const T* at(std::size_t row) const { return values + row * count; }  // of row * actions + action
 };
 
 template <class T>
@@ -111,29 +100,30 @@ DDRL_WIDEST inline void add_target(T target, const T* __restrict value, const T*
     }
 }
 
-// Writes each [rows] = sum_i mean_j of what `add_target` says of the targets r_t + discount_t value_t_j(best), size
+// Of quantiles at the fractions [tm1.count], of which selector's largest mean names the action of s_t. Writes each
+// [rows] = sum_i mean_j of what `add_target` says of the targets r_t + discount_t value_t_j(best), size
 // [rows] of the mean target less the mean prediction, taken [rows], that mean prediction, and slope [rows, actions,
 // count], the derivative by value_tm1 of mean_b weight_b each_b. Returns that loss.
 template <class T>
-inline double quantile_loss(const QuantileBatch<T>& batch, T kappa, T* each, T* size, T* taken, T* slope) {
-    const std::size_t n = batch.count;
-    const std::size_t m = batch.count_t;
-    const std::size_t k = batch.count_selector;
-    std::vector<T> means(batch.actions);
+inline double quantile_loss(const Steps<T>& batch, std::size_t actions, const Values<T>& tm1, const Values<T>& t,
+                            const Values<T>& selector, const T* fraction, T kappa, T* each, T* size, T* taken,
+                            T* slope) {
+    const std::size_t n = tm1.count;
+    const std::size_t m = t.count;
+    std::vector<T> means(actions);
     std::vector<T> losses(n);
     double loss = 0;
-    std::fill_n(slope, batch.rows * batch.actions * n, T(0));
+    std::fill_n(slope, batch.rows * actions * n, T(0));
     for (std::size_t row = 0; row < batch.rows; ++row) {
-        for (std::size_t a = 0; a < batch.actions; ++a)
-            means[a] = mean_of(batch.selector + (row * batch.actions + a) * k, k);
-        const std::size_t best = place_of_largest(means.data(), batch.actions);
-        const T* following = batch.value_t + (row * batch.actions + best) * m;
-        const std::size_t at = (row * batch.actions + static_cast<std::size_t>(batch.action[row])) * n;
-        const T* value = batch.value_tm1 + at;
+        for (std::size_t a = 0; a < actions; ++a) means[a] = mean_of(selector.at(row * actions + a), selector.count);
+        const std::size_t best = place_of_largest(means.data(), actions);
+        const T* following = t.at(row * actions + best);
+        const std::size_t at = (row * actions + static_cast<std::size_t>(batch.action[row])) * n;
+        const T* value = tm1.values + at;
         std::fill(losses.begin(), losses.end(), T(0));
         for (std::size_t j = 0; j < m; ++j)
-            add_target(batch.r_t[row] + batch.discount_t[row] * following[j], value, batch.fraction, n, kappa,
-                       losses.data(), slope + at);
+            add_target(batch.r_t[row] + batch.discount_t[row] * following[j], value, fraction, n, kappa, losses.data(),
+                       slope + at);
         each[row] = mean_of(losses.data(), n) * (static_cast<T>(n) / static_cast<T>(m));
         taken[row] = mean_of(value, n);
         size[row] = std::fabs(batch.r_t[row] + batch.discount_t[row] * mean_of(following, m) - taken[row]);
@@ -143,21 +133,6 @@ inline double quantile_loss(const QuantileBatch<T>& batch, T kappa, T* each, T* 
     }
     return loss / static_cast<double>(batch.rows);
 }
-
-// ---- distributions on fixed values ---------------------------------------------------------------------------------
-
-template <class T>
-struct CategoricalBatch {
-    std::size_t rows, actions, atoms;
-    const T* logits_tm1;  // [rows, actions, atoms], as logits_t and selector
-    const int64_t* action;
-    const T* r_t;
-    const T* discount_t;
-    const T* logits_t;
-    const T* selector;  // whose largest mean names the action of s_t
-    const T* weight;
-    T v_min, v_max;  // values z_i = v_min + i (v_max - v_min) / (atoms - 1)
-};
 
 // Probabilities [count] of logits, and the logarithm of what they were divided by, the largest logit included.
 template <class T>
@@ -173,49 +148,51 @@ inline T softmax(const T* logits, std::size_t count, T* probability) {
     return largest + std::log(sum);
 }
 
-// Writes divergence [rows] = KL(target || p(action)), where the target is the distribution of r_t + discount_t z with z
-// of p_t(best), clipped to the ends and shared out between the two nearest values (Bellemare et al. 2017, eq. 7), taken
-// [rows], the mean of p(action), and slope [rows, actions, atoms], the derivative of mean_b weight_b divergence_b by
-// logits_tm1. Returns that loss.
+// Of logits [rows, actions, n] of the values z_i = v_min + i (v_max - v_min) / (n - 1), of which selector's largest
+// mean names the action of s_t. Writes divergence [rows] = KL(target || p(action)), where the target is the
+// distribution of r_t + discount_t z with z of p_t(best), clipped to the ends and shared out between the two nearest
+// values (Bellemare et al. 2017, eq. 7), taken [rows], the mean of p(action), and slope [rows, actions, atoms], the
+// derivative of mean_b weight_b divergence_b by logits_tm1. Returns that loss.
 template <class T>
-inline double categorical_loss(const CategoricalBatch<T>& batch, T* divergence, T* taken, T* slope) {
-    const std::size_t n = batch.atoms;
-    const T spacing = (batch.v_max - batch.v_min) / static_cast<T>(n - 1);
+inline double categorical_loss(const Steps<T>& batch, std::size_t actions, const Values<T>& tm1, const Values<T>& t,
+                               const Values<T>& selector, T v_min, T v_max, T* divergence, T* taken, T* slope) {
+    const std::size_t n = tm1.count;
+    const T spacing = (v_max - v_min) / static_cast<T>(n - 1);
     std::vector<T> z(n);
     std::vector<T> p(n);
     std::vector<T> target(n);
-    std::vector<T> means(batch.actions);
+    std::vector<T> means(actions);
     double loss = 0;
-    for (std::size_t i = 0; i < n; ++i) z[i] = batch.v_min + static_cast<T>(i) * spacing;
+    for (std::size_t i = 0; i < n; ++i) z[i] = v_min + static_cast<T>(i) * spacing;
     const auto mean = [&] {
         T sum = 0;
         for (std::size_t i = 0; i < n; ++i) sum += z[i] * p[i];
         return sum;
     };
-    std::fill_n(slope, batch.rows * batch.actions * n, T(0));
+    std::fill_n(slope, batch.rows * actions * n, T(0));
     for (std::size_t row = 0; row < batch.rows; ++row) {
         std::size_t best = 0;
-        if (batch.actions > 1) {
-            for (std::size_t a = 0; a < batch.actions; ++a) {
-                softmax(batch.selector + (row * batch.actions + a) * n, n, p.data());
+        if (actions > 1) {
+            for (std::size_t a = 0; a < actions; ++a) {
+                softmax(selector.at(row * actions + a), n, p.data());
                 means[a] = mean();
             }
-            best = place_of_largest(means.data(), batch.actions);
+            best = place_of_largest(means.data(), actions);
         }
-        softmax(batch.logits_t + (row * batch.actions + best) * n, n, p.data());
+        softmax(t.at(row * actions + best), n, p.data());
         std::fill(target.begin(), target.end(), T(0));
         for (std::size_t i = 0; i < n; ++i) {
             const T moved = batch.r_t[row] + batch.discount_t[row] * z[i];
             // A moved value that is not a number has no place: the divergence says so.
-            const T place = (std::clamp(moved, batch.v_min, batch.v_max) - batch.v_min) / spacing;
+            const T place = (std::clamp(moved, v_min, v_max) - v_min) / spacing;
             const T inside = place >= 0 ? std::min(place, static_cast<T>(n - 1)) : T(0);
             const std::size_t below = std::min(static_cast<std::size_t>(inside), n - 2);
             const T share = std::isnan(place) ? place : inside - static_cast<T>(below);
             target[below] += p[i] * (T(1) - share);
             target[below + 1] += p[i] * share;
         }
-        const std::size_t at = (row * batch.actions + static_cast<std::size_t>(batch.action[row])) * n;
-        const T* logits = batch.logits_tm1 + at;
+        const std::size_t at = (row * actions + static_cast<std::size_t>(batch.action[row])) * n;
+        const T* logits = tm1.values + at;
         const T norm = softmax(logits, n, p.data());
         T sum = 0;
         for (std::size_t i = 0; i < n; ++i)
@@ -229,41 +206,31 @@ inline double categorical_loss(const CategoricalBatch<T>& batch, T* divergence, 
     return loss / static_cast<double>(batch.rows);
 }
 
-// ---- several critics of one action ---------------------------------------------------------------------------------
-
-template <class T>
-struct CriticsBatch {
-    std::size_t count, count_t, rows;  // critics of s_tm1, of s_t
-    const T* q_tm1;  // [count, rows]
-    const T* r_t;
-    const T* discount_t;
-    const T* q_t;  // [count_t, rows], of which the smallest counts
-    const T* weight;
-};
-
 // Writes size [rows], the mean over critics of |r_t + discount_t min_i q_t_i - q_tm1_i|, and slope [count, rows], the
-// derivative by q_tm1 of sum_i mean_b weight_b l(error_ib), l as in `q_learning_loss`. Returns that loss.
+// derivative by q_tm1 of sum_i mean_b weight_b l(error_ib), l as in `q_learning_loss`. q_tm1 [critics, rows], q_t
+// [critics_t, rows]. Returns that loss.
 template <class T>
-inline double critics_loss(const CriticsBatch<T>& batch, bool huber, T* size, T* slope) {
+inline double critics_loss(const Steps<T>& batch, std::size_t critics, const T* q_tm1, std::size_t critics_t,
+                           const T* q_t, bool huber, T* size, T* slope) {
     const std::size_t rows = batch.rows;
     const T share = T(-1) / static_cast<T>(rows);
     double loss = 0;
     for (std::size_t row = 0; row < rows; ++row) {
-        T least = batch.q_t[row];
-        for (std::size_t i = 1; i < batch.count_t; ++i) {
-            const T q = batch.q_t[i * rows + row];
+        T least = q_t[row];
+        for (std::size_t i = 1; i < critics_t; ++i) {
+            const T q = q_t[i * rows + row];
             least = q < least || std::isnan(q) ? q : least;  // NaN stays
         }
         const T target = batch.r_t[row] + batch.discount_t[row] * least;
         T sizes = 0;
-        for (std::size_t i = 0; i < batch.count; ++i) {
-            const T error = target - batch.q_tm1[i * rows + row];
+        for (std::size_t i = 0; i < critics; ++i) {
+            const T error = target - q_tm1[i * rows + row];
             const T inside = huber ? std::clamp(error, -T(1), T(1)) : error;
             sizes += std::fabs(error);
             slope[i * rows + row] = inside * batch.weight[row] * share;
             loss += static_cast<double>(batch.weight[row] * (inside * (error - T(0.5) * inside)));
         }
-        size[row] = sizes / static_cast<T>(batch.count);
+        size[row] = sizes / static_cast<T>(critics);
     }
     return loss / static_cast<double>(rows);
 }

@@ -16,14 +16,11 @@
 namespace ddrl {
 
 // The producer owns `tail`, the consumer owns `head`; both only grow, so their difference is the number of rows held.
-// Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the producer wait (futex)
-// or drop new rows.
+// Rows become visible by the store to `tail`, room by the store to `head`. A full ring makes the producer wait (futex).
 struct RingHeader {
     alignas(64) uint64_t capacity;  // [rows]
     uint64_t row_bytes;
-    uint64_t drop;  // 1: a full ring drops new rows; 0: its producer waits
     alignas(64) std::atomic<uint64_t> tail;  // rows ever pushed; the producer's line
-    std::atomic<uint64_t> dropped;  // rows that came while the ring was full (drop mode)
     std::atomic<uint64_t> waits;  // times the producer waited
     std::atomic<uint64_t> wait_ns;  // time it waited
     alignas(64) std::atomic<uint64_t> head;  // rows ever popped; the consumer's line
@@ -39,13 +36,11 @@ public:
     static size_t bytes(size_t capacity, size_t row_bytes) { return header_bytes + capacity * row_bytes; }
 
     // Make a fresh ring in `memory` (64-byte aligned, `bytes(capacity, row_bytes)` long).
-    static void initialize(std::byte* memory, size_t capacity, size_t row_bytes, bool drop) {
+    static void initialize(std::byte* memory, size_t capacity, size_t row_bytes) {
         auto* header = new (memory) RingHeader;
         header->capacity = capacity;
         header->row_bytes = row_bytes;
-        header->drop = drop ? 1 : 0;
         header->tail.store(0);
-        header->dropped.store(0);
         header->waits.store(0);
         header->wait_ns.store(0);
         header->head.store(0);
@@ -57,16 +52,13 @@ public:
           data_(memory + header_bytes),
           capacity_(header_->capacity),
           row_bytes_(header_->row_bytes),
-          drop_(header_->drop != 0),
           cached_head_(header_->head.load(std::memory_order_acquire)),
           cached_tail_(header_->tail.load(std::memory_order_acquire)) {}
 
     size_t capacity() const { return capacity_; }
     size_t row_bytes() const { return row_bytes_; }
-    bool drops() const { return drop_; }
     uint64_t pushed() const { return header_->tail.load(std::memory_order_acquire); }
     uint64_t popped() const { return header_->head.load(std::memory_order_acquire); }
-    uint64_t dropped() const { return header_->dropped.load(std::memory_order_relaxed); }
     uint64_t waits() const { return header_->waits.load(std::memory_order_relaxed); }
     double wait_seconds() const { return static_cast<double>(header_->wait_ns.load(std::memory_order_relaxed)) * 1e-9; }
     bool closed() const { return header_->closed.load(std::memory_order_seq_cst) != 0; }
@@ -118,8 +110,6 @@ public:
         return taken;
     }
 
-    // Producer: count rows that a full ring turned away.
-    void count_dropped(size_t count) { header_->dropped.fetch_add(count, std::memory_order_relaxed); }
     void count_wait() { header_->waits.fetch_add(1, std::memory_order_relaxed); }
 
     // Producer: wait for room or close(), at most `seconds`; true when either holds. The time is counted.
@@ -158,7 +148,6 @@ private:
     std::byte* data_;
     size_t capacity_;
     size_t row_bytes_;
-    bool drop_;
     uint64_t cached_head_;  // head as the producer read it last
     uint64_t cached_tail_;  // tail as the consumer read it last
     Doorbell* bell_ = nullptr;

@@ -110,7 +110,6 @@ public:
                 continue;
             }
             if (at.gap && at.step == at.expected && at.step) ++at.step;
-            at.expected_before = at.expected;
             if (at.step_is_finite) {
                 fill_step(next_row(), env, given);
                 at.expected = at.step + 1;
@@ -131,24 +130,16 @@ public:
         return made;
     }
 
-    // Move staged rows into the ring as far as they fit; a ring that drops turns the others away, a closed one all.
-    // Returns whether none is left.
+    // Move staged rows into the ring as far as they fit; a closed ring turns all away. Returns whether none is left.
     bool flush() {
         const size_t count = pending();
         if (count == 0) return true;
-        const bool closed = ring_->closed();
-        const size_t taken = closed ? 0 : ring_->push_fitting(staged_.data() + staged_begin_, count);
+        const size_t taken = ring_->closed() ? count : ring_->push_fitting(staged_.data() + staged_begin_, count);
         staged_begin_ += taken * format_.row_bytes;
-        if (ring_->drops() && !closed) {
-            ring_->count_dropped(count - taken);
-            note_dropped();
-        }
-        if (ring_->drops() || closed) staged_begin_ = staged_.size();
-        if (pending() == 0) {
-            staged_.clear();
-            staged_begin_ = 0;
-        }
-        return pending() == 0;
+        if (taken < count) return false;
+        staged_.clear();
+        staged_begin_ = 0;
+        return true;
     }
 
     Ring& ring() { return *ring_; }
@@ -157,7 +148,6 @@ private:
     struct Environment {
         uint32_t step = 0;  // of its episode
         uint32_t expected = 0;  // step that would follow the last row a reader sees; 0: none would
-        uint32_t expected_before = 0;  // before the vector step at hand
         bool done = false;  // the next step is its reset step
         bool gap = false;  // a row after that one was dropped
         bool step_is_finite = true, end_is_finite = true;  // in the vector step at hand
@@ -247,20 +237,6 @@ private:
 
     static void put(std::byte* row, const Place& place, const std::byte* values, size_t env) {
         std::memcpy(row + place.offset, values + env * place.bytes, place.bytes);
-    }
-
-    // The staged rows from staged_begin_ on are lost: a reader expects what it did before them.
-    void note_dropped() {
-        for (size_t at = staged_.size(); at > staged_begin_;) {
-            at -= format_.row_bytes;
-            uint32_t stream, step, kind;
-            std::memcpy(&stream, staged_.data() + at + format_.stream, sizeof stream);
-            std::memcpy(&step, staged_.data() + at + format_.step, sizeof step);
-            std::memcpy(&kind, staged_.data() + at + format_.kind, sizeof kind);
-            Environment& environment = environments_[stream - first_stream_];
-            environment.expected = kind == static_cast<uint32_t>(RowKind::step) ? environment.expected_before : step;
-            environment.gap = true;
-        }
     }
 
     Ring* ring_;

@@ -458,8 +458,7 @@ class ExperienceReplay:
 
         A replay without selectors gets the snapshot's. Raises CheckpointError, with nothing changed, for input that is
         truncated, corrupt, foreign, or of another configuration. `progress` is called with bytes done and in all."""
-        head = data[:SNAPSHOT_HEAD]
-        self._restore(head, "the snapshot", lambda needed: self._core.unserialize(data, needed, progress))
+        self._restore([np.frombuffer(data, np.uint8)], "the snapshot", progress)
 
     def save(self, path: str | Path, progress: Progress | None = None, *, increment: bool = False) -> None:
         """A snapshot in a file, whole or not at all (a temporary file is renamed).
@@ -476,15 +475,10 @@ class ExperienceReplay:
     def load(self, path: str | Path, *increments: str | Path, progress: Progress | None = None) -> None:
         """Become the replay that `save` wrote into a file, and the increments after it in their order; otherwise as
         `unserialize`."""
-        try:
-            with Path(path).open("rb") as file:
-                head = file.read(SNAPSHOT_HEAD)
-        except OSError as error:
-            raise CheckpointError(f"cannot read the snapshot {path}: {error.strerror or error}") from None
-        paths = [str(each) for each in (path, *increments)]
-        self._restore(head, str(path), lambda needed: self._core.load(paths, needed, progress))
+        self._restore([_mapped(each) for each in (path, *increments)], str(path), progress)
 
-    def _restore(self, head: bytes, source: str, read: Callable[[str], None]) -> None:
+    def _restore(self, snapshots: list[NDArray[np.uint8]], source: str, progress: Progress | None) -> None:
+        head = snapshots[0][:SNAPSHOT_HEAD].tobytes()
         before = len(self._selectors)
         try:
             selectors: list[dict[str, Any]] = []
@@ -498,7 +492,7 @@ class ExperienceReplay:
                 if "foreign" in selector:
                     raise ValueError(f"make its selector {selector['selector']} first: it is not one of the kernel's")
                 self.new_pick_selector(**selector)
-            read(self._describe())
+            self._core.load(snapshots, self._describe(), progress)
         except (RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
             self._core.keep_selectors(before)
             del self._selectors[before:]
@@ -507,3 +501,12 @@ class ExperienceReplay:
     def _describe(self) -> str:
         """What a snapshot names: the configuration and the selectors that it needs."""
         return msgspec.json.encode({**self._configuration, "selectors": self._selectors}).decode()
+
+
+def _mapped(path: str | Path) -> NDArray[np.uint8]:
+    """A file's bytes, which are read when they are used; CheckpointError where there are none."""
+    try:
+        return np.memmap(path, np.uint8, "r")
+    except (OSError, ValueError) as error:  # ValueError: it is empty
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"cannot read the snapshot {path}: {reason}") from None

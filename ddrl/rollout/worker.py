@@ -227,7 +227,7 @@ class RolloutWorker:
         counts["env_seconds"] += self._env_seconds
         self._env_steps = self._act_seconds = self._env_seconds = 0.0
         counts["wait_seconds"] = self._paused_seconds + self._writer.lane.wait_seconds
-        counts["rows_dropped"] = self._writer.lane.dropped + self._writer.nonfinite
+        counts["rows_dropped"] = self._writer.nonfinite
         for name, value in counts.items():
             counters[name].set(value)
         self._gauges["heartbeat"].set(time.time())

@@ -234,7 +234,7 @@ class HostChannels:
         for other in range(1, topology.hosts if self.host == 0 else 1):
             there = topology.on_host(other)
             lanes = max(4, len(there) if topology.in_rounds else 0)  # a round's data from there fit
-            lane = Lane.create(self._name("remote", other), dtype, lanes * rows, full="wait")
+            lane = Lane.create(self._name("remote", other), dtype, lanes * rows)
             self.remote_lanes.append(self._keep(lane))
             mirror = Counters.create(self._name("mirror", other), len(there), topology.columns)
             self.mirrors.append(self._keep(mirror))

@@ -25,11 +25,11 @@ operations = st.lists(st.tuples(st.sampled_from(["push", "pop"]), st.integers(0,
 
 
 @settings(max_examples=60)
-@given(capacity=st.integers(1, 9), drop=st.booleans(), operations=operations)
-def test_any_pushes_and_pops_agree_with_a_list(capacity, drop, operations):
-    lane = Lane.create(None, ROW, capacity, "drop" if drop else "wait")
+@given(capacity=st.integers(1, 9), operations=operations)
+def test_any_pushes_and_pops_agree_with_a_list(capacity, operations):
+    lane = Lane.create(None, ROW, capacity)
     reference: list[int] = []
-    pushed = popped = dropped = 0
+    pushed = popped = 0
     for what, count in operations:
         if what == "push":
             given_rows = rows(1000 * pushed, count)
@@ -37,7 +37,6 @@ def test_any_pushes_and_pops_agree_with_a_list(capacity, drop, operations):
             assert lane.push(given_rows, timeout=0) == fits
             reference.extend(given_rows["number"][:fits].tolist())
             pushed += fits
-            dropped += count - fits if drop else 0
         else:
             out = np.zeros(count, ROW)
             moved = lane.pop(out)
@@ -45,7 +44,7 @@ def test_any_pushes_and_pops_agree_with_a_list(capacity, drop, operations):
             np.testing.assert_array_equal(out["number"][:moved], np.array(reference[:moved], np.uint64))
             del reference[:moved]
             popped += moved
-        assert (len(lane), lane.pushed, lane.popped, lane.dropped) == (len(reference), pushed, popped, dropped)
+        assert (len(lane), lane.pushed, lane.popped) == (len(reference), pushed, popped)
 
 
 def test_a_lane_is_attached_by_name_with_its_rows_whole(name):

@@ -28,16 +28,6 @@ class Reference:
         self.spec, self.first_stream = spec, first_stream
         self.step = np.zeros(num_envs, int)
         self.done = np.zeros(num_envs, bool)
-        self.expected = np.zeros(num_envs, int)  # step that would follow the last row that a reader sees
-        self.expected_before = np.zeros(num_envs, int)
-        self.gap = np.zeros(num_envs, bool)
-
-    def lose(self, rows: np.ndarray) -> None:
-        """A full lane turned these rows of the last write away."""
-        for row in rows[::-1]:
-            env = row["stream"] - self.first_stream
-            self.expected[env] = self.expected_before[env] if row["kind"] == RowKind.STEP else row["step"]
-            self.gap[env] = True
 
     def write(self, state, action, reward, terminated, truncated, next_state, policy_version) -> np.ndarray:
         newest = (slice(None),) if self.spec.frame_stack == 1 else (slice(None), -1)
@@ -46,15 +36,12 @@ class Reference:
             if self.done[env]:
                 self.done[env], self.step[env] = False, 0
                 continue
-            if self.gap[env] and 0 < self.step[env] == self.expected[env]:
-                self.step[env] += 1
             made.append(self.row(env, RowKind.STEP, state[newest][env], policy_version, action[env], reward[env]))
             self.step[env] += 1
-            self.expected_before[env], self.expected[env], self.gap[env] = self.expected[env], self.step[env], False
             if terminated[env] or truncated[env]:
                 kind = RowKind.TERMINATED if terminated[env] else RowKind.TRUNCATED
                 made.append(self.row(env, kind, next_state[newest][env], policy_version))
-                self.done[env], self.expected[env] = True, 0
+                self.done[env] = True
         return np.array(made, row_schema(self.spec).dtype) if made else np.zeros(0, row_schema(self.spec).dtype)
 
     def row(self, env, kind, frame, policy_version, action=0, reward=0.0) -> np.void:
@@ -83,16 +70,15 @@ def random_step(spec: EnvSpec, num_envs: int, random: np.random.Generator) -> tu
     spec=st.sampled_from(SPECS),
     num_envs=st.integers(1, 5),
     capacity=st.integers(1, 30),
-    drop=st.booleans(),
     seed=st.integers(0, 2**31),
     drains=st.lists(st.booleans(), min_size=1, max_size=25),
 )
-def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, seed, drains):
+def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, seed, drains):
     random = np.random.default_rng(seed)
     dtype = row_schema(spec).dtype
-    lane = Lane.create(None, dtype, capacity, "drop" if drop else "wait")
+    lane = Lane.create(None, dtype, capacity)
     writer, reference = StepWriter(lane, row_schema(spec), 40), Reference(spec, 40, num_envs)
-    out, arrived, expected, made = np.empty(1000, dtype), [], [], 0
+    out, arrived, expected = np.empty(1000, dtype), [], []
 
     def drain() -> None:
         arrived.append(out[: lane.pop(out)].copy())
@@ -100,12 +86,8 @@ def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, s
     for version, drained in enumerate(drains):
         step = random_step(spec, num_envs, random)
         rows = reference.write(*step, version)
-        room = capacity - len(lane)
         assert writer.write(*step, version, timeout=0) == len(rows)
-        made += len(rows)
-        expected.append(rows[:room] if drop else rows)
-        if drop:
-            reference.lose(rows[room:])
+        expected.append(rows)
         while not writer.flush(timeout=0):
             drain()
         assert writer.pending == 0
@@ -113,20 +95,18 @@ def test_rows_are_those_of_the_numpy_reference(spec, num_envs, capacity, drop, s
             drain()
     drain()
     assert np.concatenate(arrived).tobytes() == np.concatenate(expected).tobytes()
-    assert lane.dropped == made - sum(len(rows) for rows in expected)
 
 
 @settings(max_examples=200)
 @given(
-    events=st.lists(st.tuples(st.sampled_from(["run", "run", "end", "nan", "nan end"]), st.booleans()), max_size=40),
-    capacity=st.integers(1, 3),
+    events=st.lists(st.sampled_from(["run", "run", "end", "nan", "nan end"]), max_size=40),
 )
-def test_rows_that_follow_each_other_by_step_are_consecutive_steps_of_one_episode(events, capacity):
+def test_rows_that_follow_each_other_by_step_are_consecutive_steps_of_one_episode(events):
     schema = row_schema(EnvSpec("x", ArraySpec((2,), "float32"), 2))
-    lane = Lane.create(None, schema.dtype, capacity, "drop")
+    lane = Lane.create(None, schema.dtype, 100)
     writer = StepWriter(lane, schema, 0, nonfinite="drop")
-    out, arrived, episode, step, resetting = np.empty(capacity, schema.dtype), [], 1, 0, False
-    for kind, drained in events:
+    out, episode, step, resetting = np.empty(100, schema.dtype), 1, 0, False
+    for kind in events:
         ends = kind.endswith("end") and not resetting
         state, after = np.array([[episode, step]], np.float32), np.array([[episode, step + 1]], np.float32)
         if kind.startswith("nan"):
@@ -134,9 +114,7 @@ def test_rows_that_follow_each_other_by_step_are_consecutive_steps_of_one_episod
         zeros = np.zeros(1, np.int64), np.zeros(1, np.float32)
         writer.write(state, *zeros, np.array([ends]), np.array([False]), after, 0)
         episode, step, resetting = (episode, step + 1, ends) if not resetting else (episode + 1, 0, False)
-        if drained:
-            arrived += out[: lane.pop(out)].copy().tolist()
-    arrived += out[: lane.pop(out)].copy().tolist()
+    arrived = out[: lane.pop(out)].copy().tolist()
     names = schema.dtype.names
     seen = None  # (step, episode, step in truth) of the row before, where its episode is open
     for row in (dict(zip(names, values, strict=True)) for values in arrived):
@@ -145,27 +123,6 @@ def test_rows_that_follow_each_other_by_step_are_consecutive_steps_of_one_episod
         if seen is not None and row["step"] == seen[0] + 1:
             assert (episode, truth) == (seen[1], seen[2] + 1)
         seen = (row["step"], episode, truth) if row["kind"] == RowKind.STEP else None
-
-
-def test_a_dropped_row_leaves_a_gap_in_step_and_is_counted():
-    lane = Lane.create(None, row_schema(CARTPOLE).dtype, 3, "drop")
-    writer = StepWriter(lane, row_schema(CARTPOLE), 0)
-    step = (
-        np.zeros((2, 4), np.float32),
-        np.zeros(2, np.int64),
-        np.ones(2, np.float32),
-        np.zeros(2, bool),
-        np.zeros(2, bool),
-        np.zeros((2, 4), np.float32),
-    )
-    out = np.empty(9, row_schema(CARTPOLE).dtype)
-    writer.write(*step, 0)
-    writer.write(*step, 1)
-    assert lane.dropped == 1
-    lane.pop(out)
-    writer.write(*step, 2)
-    assert lane.pop(out) == 2
-    assert out["step"][:2].tolist() == [2, 2]
 
 
 def test_a_write_at_a_full_lane_waits_for_room():
@@ -189,7 +146,6 @@ def test_a_write_at_a_full_lane_waits_for_room():
         assert writer.write(*step, version) == 2
     thread.join()
     assert sum(arrived) == 20
-    assert lane.dropped == 0
 
 
 def test_closing_ends_the_wait_of_a_write():

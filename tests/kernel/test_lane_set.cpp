@@ -22,7 +22,7 @@ struct Lanes {
     Lanes(size_t count, size_t capacity) : next(count, 0) {
         for (size_t i = 0; i < count; ++i) {
             memory.push_back(poisoned(Ring::bytes(capacity, sizeof(Row))));
-            Ring::initialize(memory.back().get(), capacity, sizeof(Row), false);
+            Ring::initialize(memory.back().get(), capacity, sizeof(Row));
             producers.emplace_back(memory.back().get());
             consumers.emplace_back(memory.back().get());
         }

@@ -203,14 +203,17 @@ static void slopes_are_the_loss_s_derivative_at_the_action_taken() {
     const float r_t[2] = {0.5f, 1}, discount_t[2] = {1, 0.5f}, weight[2] = {1, 2};
     const int64_t action[2] = {0, 2};
     float size[2], taken[2], slope[6];
-    const ddrl::QBatch<float> batch{2, 3, q_tm1, action, r_t, discount_t, q_t, selector, weight};
-    EXPECT(near(static_cast<float>(ddrl::q_learning_loss(batch, true, size, taken, slope)), (0.125 + 2 * 4.0) / 2));
+    const ddrl::Steps<float> steps{2, action, r_t, discount_t, weight};
+    const auto loss = [&](bool huber) {
+        return ddrl::q_learning_loss(steps, 3, q_tm1, q_t, selector, huber, size, taken, slope);
+    };
+    EXPECT(near(static_cast<float>(loss(true)), (0.125 + 2 * 4.0) / 2));
     EXPECT(taken[0] == 1 && taken[1] == 6);
     EXPECT(size[0] == 0.5f);  // the first of equal values is chosen
     EXPECT(size[1] == 4.5f);
     const float wanted[6] = {0.25f, 0, 0, 0, 0, 1};  // -weight clamp(error) / rows
     EXPECT(std::memcmp(slope, wanted, sizeof wanted) == 0);
-    ddrl::q_learning_loss(batch, false, size, taken, slope);
+    loss(false);
     EXPECT(slope[5] == 4.5f);
     EXPECT(ddrl::actions_fit(action, 2, 3));
     for (const int64_t wrong : {int64_t{-1}, int64_t{3}, std::numeric_limits<int64_t>::min()}) {
@@ -224,13 +227,16 @@ static void slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quanti
     const float fraction[2] = {0.25f, 0.75f}, r_t[1] = {1}, discount_t[1] = {0.5f}, weight[1] = {2};
     const int64_t action[1] = {1};
     float each[1], size[1], taken[1], slope[4];
-    const ddrl::QuantileBatch<float> batch{1,      2,   2,          2,       1,        value, fraction,
-                                           action, r_t, discount_t, value_t, selector, weight};
-    ddrl::quantile_loss(batch, 1.0f, each, size, taken, slope);  // targets 1 and 3
+    const ddrl::Steps<float> steps{1, action, r_t, discount_t, weight};
+    const auto loss = [&](float kappa) {
+        ddrl::quantile_loss<float>(steps, 2, {2, value}, {2, value_t}, {1, selector}, fraction, kappa, each, size,
+                                   taken, slope);
+    };
+    loss(1.0f);  // targets 1 and 3
     EXPECT(taken[0] == 2 && size[0] == 0);
     EXPECT(near(each[0], (0.25 * 1.5 + 0.25 * 1.5) / 2));  // errors 0 and 2, -2 and 0
     EXPECT(slope[0] == 0 && slope[1] == 0 && near(slope[2], -0.25) && near(slope[3], 0.25));
-    ddrl::quantile_loss(batch, 0.0f, each, size, taken, slope);
+    loss(0.0f);
     EXPECT(near(each[0], 0.5));
 }
 
@@ -240,9 +246,9 @@ static void a_distribution_that_is_its_own_target_has_no_divergence_and_no_slope
     const int64_t action[1] = {0};
     float divergence[1], taken[1];
     Floats slope(7);
-    const ddrl::CategoricalBatch<float> batch{
-        1, 1, 7, logits.data(), action, r_t, discount_t, logits.data(), logits.data(), weight, -3, 3};
-    ddrl::categorical_loss(batch, divergence, taken, slope.data());
+    const ddrl::Values<float> values{7, logits.data()};
+    ddrl::categorical_loss<float>({1, action, r_t, discount_t, weight}, 1, values, values, values, -3, 3, divergence,
+                                  taken, slope.data());
     EXPECT(std::fabs(divergence[0]) < 1e-6f);
     for (const float each : slope) EXPECT(std::fabs(each) < 1e-6f);
 }
@@ -251,7 +257,7 @@ static void the_smallest_critic_is_the_target_of_all() {
     const float q_tm1[4] = {1, 2, 3, 4}, q_t[4] = {5, 1, 4, 9}, r_t[2] = {1, 0}, discount_t[2] = {1, 1},
                 weight[2] = {1, 1};
     float size[2], slope[4];
-    ddrl::critics_loss(ddrl::CriticsBatch<float>{2, 2, 2, q_tm1, r_t, discount_t, q_t, weight}, false, size, slope);
+    ddrl::critics_loss<float>({2, nullptr, r_t, discount_t, weight}, 2, q_tm1, 2, q_t, false, size, slope);
     const float wanted[4] = {-2, 0.5f, -1, 1.5f};  // targets 5 and 1; -error / rows
     EXPECT(std::memcmp(slope, wanted, sizeof wanted) == 0);
     EXPECT(size[0] == 3 && size[1] == 2);

@@ -25,7 +25,7 @@ static void random_pushes_and_pops_agree_with_a_queue() {
     std::mt19937_64 random(1);
     for (size_t capacity : {1u, 2u, 3u, 7u, 64u}) {
         Memory memory = poisoned(Ring::bytes(capacity, sizeof(Row)));
-        Ring::initialize(memory.get(), capacity, sizeof(Row), false);
+        Ring::initialize(memory.get(), capacity, sizeof(Row));
         Ring producer(memory.get()), consumer(memory.get());
         std::deque<uint64_t> reference;
         uint64_t next = 0;
@@ -54,7 +54,7 @@ static void every_row_arrives_once_and_in_order_while_the_producer_waits() {
     constexpr uint64_t total = 400'000;
     constexpr size_t capacity = 61;
     Memory memory = poisoned(Ring::bytes(capacity, sizeof(Row)));
-    Ring::initialize(memory.get(), capacity, sizeof(Row), false);
+    Ring::initialize(memory.get(), capacity, sizeof(Row));
     std::thread producer([&] {
         Ring ring(memory.get());
         std::mt19937_64 random(2);
@@ -83,7 +83,7 @@ static void every_row_arrives_once_and_in_order_while_the_producer_waits() {
 
 static void rows_written_in_place_are_seen_only_when_published() {
     Memory memory = poisoned(Ring::bytes(4, sizeof(Row)));
-    Ring::initialize(memory.get(), 4, sizeof(Row), false);
+    Ring::initialize(memory.get(), 4, sizeof(Row));
     Ring producer(memory.get()), consumer(memory.get());
     for (uint64_t round = 0; round < 9; ++round) {
         EXPECT(producer.room(3) >= 3);
@@ -98,7 +98,7 @@ static void rows_written_in_place_are_seen_only_when_published() {
 
 static void closing_wakes_a_waiting_producer() {
     Memory memory = poisoned(Ring::bytes(1, sizeof(Row)));
-    Ring::initialize(memory.get(), 1, sizeof(Row), false);
+    Ring::initialize(memory.get(), 1, sizeof(Row));
     Ring consumer(memory.get());
     std::thread thread([&] {
         Ring producer(memory.get());

@@ -41,16 +41,13 @@ struct Fixture {
     uint64_t version = 0;
     int broken = -1;  // environment whose newest frame holds a NaN
 
-    Fixture(size_t capacity, bool drop, NonFinite nonfinite = NonFinite::refuse)
-        : memory(prepare(capacity, drop)),
-          ring(memory.get()),
-          consumer(memory.get()),
-          writer(&ring, format, 10, nonfinite) {
+    explicit Fixture(size_t capacity, NonFinite nonfinite = NonFinite::refuse)
+        : memory(prepare(capacity)), ring(memory.get()), consumer(memory.get()), writer(&ring, format, 10, nonfinite) {
         writer.start(2);
     }
-    static Memory prepare(size_t capacity, bool drop) {
+    static Memory prepare(size_t capacity) {
         Memory memory = poisoned(Ring::bytes(capacity, sizeof(Row)));
-        Ring::initialize(memory.get(), capacity, sizeof(Row), drop);
+        Ring::initialize(memory.get(), capacity, sizeof(Row));
         return memory;
     }
     size_t write() {
@@ -75,7 +72,7 @@ struct Fixture {
 };
 
 static void a_step_writes_one_row_an_environment_with_its_newest_frame() {
-    Fixture f(16, false);
+    Fixture f(16);
     EXPECT(f.write() == 2 && f.write() == 2);
     const auto rows = f.pop();
     EXPECT(rows.size() == 4);
@@ -88,7 +85,7 @@ static void a_step_writes_one_row_an_environment_with_its_newest_frame() {
 }
 
 static void an_end_writes_the_final_state_and_the_reset_step_writes_nothing() {
-    Fixture f(16, false);
+    Fixture f(16);
     f.write();
     f.terminated[0] = true;
     f.truncated[0] = true;
@@ -105,7 +102,7 @@ static void an_end_writes_the_final_state_and_the_reset_step_writes_nothing() {
 }
 
 static void rows_that_find_no_room_wait_and_arrive_in_order() {
-    Fixture f(3, false);
+    Fixture f(3);
     EXPECT(f.write() == 2 && f.writer.pending() == 0);
     EXPECT(f.write() == 2 && f.writer.pending() == 2);
     EXPECT(!f.writer.flush() && f.writer.pending() == 1);
@@ -116,19 +113,8 @@ static void rows_that_find_no_room_wait_and_arrive_in_order() {
     for (size_t i = 0; i < 4; ++i) EXPECT(rows[i].stream == 10 + i % 2 && rows[i].step == i / 2);
 }
 
-static void a_full_ring_that_drops_leaves_a_gap_in_step() {
-    Fixture f(3, true);
-    f.write();
-    EXPECT(f.write() == 2 && f.writer.flush() && f.ring.dropped() == 1);
-    const auto before = f.pop();
-    EXPECT(before.size() == 3 && before[2].stream == 10 && before[2].step == 1);
-    f.write();
-    const auto after = f.pop();
-    EXPECT(after.size() == 2 && after[1].stream == 11 && after[1].step == 2);
-}
-
 static void a_closed_ring_takes_no_more_rows() {
-    Fixture f(3, false);
+    Fixture f(3);
     f.write();
     f.ring.close();
     f.write();
@@ -136,7 +122,7 @@ static void a_closed_ring_takes_no_more_rows() {
 }
 
 static void after_a_cut_episodes_begin_at_step_zero() {
-    Fixture f(16, false);
+    Fixture f(16);
     f.terminated[1] = true;
     f.write();
     f.terminated[1] = false;
@@ -147,7 +133,7 @@ static void after_a_cut_episodes_begin_at_step_zero() {
 }
 
 static void a_nan_is_refused_with_its_environment_and_step_and_nothing_is_written() {
-    Fixture f(16, false);
+    Fixture f(16);
     f.write();
     f.broken = 1;
     bool refused = false;
@@ -169,7 +155,7 @@ static void a_nan_is_refused_with_its_environment_and_step_and_nothing_is_writte
 }
 
 static void a_dropped_nan_leaves_a_gap_that_no_later_row_closes() {
-    Fixture f(64, false, NonFinite::drop);
+    Fixture f(64, NonFinite::drop);
     f.write();  // step 0
     f.terminated[1] = true;
     f.broken = 1;
@@ -187,28 +173,12 @@ static void a_dropped_nan_leaves_a_gap_that_no_later_row_closes() {
     EXPECT(steps.size() == 2 && steps[0] == 0 && steps[1] == 2);
 }
 
-static void rows_that_a_full_ring_drops_leave_a_gap_across_episodes() {
-    Fixture f(2, true);
-    f.write();  // step 0 of both
-    f.terminated[0] = true;
-    f.write(), f.writer.flush();  // dropped, the end too
-    f.terminated[0] = false;
-    f.write(), f.writer.flush();
-    f.write(), f.writer.flush();  // step 0 of the next episode of environment 0: dropped
-    EXPECT(f.pop().size() == 2);
-    f.write();
-    const auto rows = f.pop();
-    EXPECT(rows.size() == 2 && rows[0].stream == 10 && rows[0].step == 2);
-}
-
 int main() {
     RUN(a_nan_is_refused_with_its_environment_and_step_and_nothing_is_written);
     RUN(a_dropped_nan_leaves_a_gap_that_no_later_row_closes);
-    RUN(rows_that_a_full_ring_drops_leave_a_gap_across_episodes);
     RUN(a_step_writes_one_row_an_environment_with_its_newest_frame);
     RUN(an_end_writes_the_final_state_and_the_reset_step_writes_nothing);
     RUN(rows_that_find_no_room_wait_and_arrive_in_order);
-    RUN(a_full_ring_that_drops_leaves_a_gap_in_step);
     RUN(a_closed_ring_takes_no_more_rows);
     RUN(after_a_cut_episodes_begin_at_step_zero);
 }

@@ -35,7 +35,6 @@ class Job:
         *,
         num_envs: int = 4,
         capacity: int = 4096,
-        full: Any = "wait",
         seed: int = 1,
         env: Any = None,
         index: int = 0,
@@ -44,7 +43,7 @@ class Job:
         self.env = make_vector_env(EnvConfig(), num_envs) if env is None else env
         model = make_mlp(self.env.spec)
         self.layout = model.layout
-        self.lane = Lane.create(None, row_schema(self.env.spec).dtype, capacity, full)
+        self.lane = Lane.create(None, row_schema(self.env.spec).dtype, capacity)
         self.mailbox = Mailbox.create(None, self.layout.nbytes, 3, 2)
         self.board = Board.create(None)
         self.counters = Counters.create(None, 1)
@@ -277,13 +276,6 @@ def test_rewards_are_recorded_clipped_and_returns_counted_as_they_were_paid() ->
     assert figures["return_sum"] == 8 * 4 * 5.0
 
 
-def test_a_full_lane_that_drops_is_counted_and_does_not_hold_the_rollout_up() -> None:
-    job = Job(capacity=8, full="drop")
-    for _ in range(20):
-        job.worker.step()
-    assert job.figures()["rows_dropped"] > 50
-
-
 def test_a_rollout_waits_at_a_full_lane_and_a_stop_ends_the_wait(without_torch: None) -> None:
     job = Job(capacity=8)
     thread = threading.Thread(target=job.worker.run)
@@ -310,7 +302,7 @@ def test_a_stop_that_is_seen_at_a_full_lane_before_its_bell_ends_the_rollout(wit
 
 
 def test_a_pause_holds_the_rollout_until_it_ends(without_torch: None) -> None:
-    job = Job(full="drop")
+    job = Job()
     job.board.command = Command.PAUSE
     thread = threading.Thread(target=job.worker.run)
     thread.start()

@@ -1,8 +1,9 @@
-// Evictions: which episode is removed when the replay is full. An eviction is told of episodes added, ended, drawn (one
-// batch at a time) and removed, and names the victim. All calls are made under the replay's lock. A new eviction
+// Evictions: which episode is removed when the replay is full. An eviction is notified of episodes added, ended, drawn
+// (one batch at a time) and removed, and names the victim. All calls are made under the replay's lock. A new eviction
 // derives from Eviction and gets a line in make_eviction (docs/replay.md).
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -101,41 +102,45 @@ private:
 // equals.
 //
 // Only episodes that have ended compete; while all are running, the lowest handle is removed. (The younger a running
-// episode is, the less it has been drawn: it would be removed first, piece by piece, while it is being recorded.) A
-// tournament over groups of 16 keys finds the lowest key; a draw only writes a key and marks its group, and the next
-// victim() recomputes the marked groups.
+// episode is, the less it has been drawn: it would be removed first, piece by piece, while it is being recorded.) The
+// keys of ended episodes only grow. So a draw just writes them, and a heap keeps each episode by an earlier key: what
+// is on top by its present key has the lowest. O(log N) for an episode that was drawn, however often, since it was on
+// top.
 class RankedEviction : public Eviction {
 public:
     void added(u32 episode, const Store& store) override {
-        if (entries_.size() <= episode) grow(episode);
+        if (entries_.size() <= episode) entries_.resize(episode + std::size_t{1});
         entries_.set(episode, {RUNNING, store.episode(episode).handle});
-        mark(episode);
     }
     void ended(u32 episode) override {
         entries_.change(episode).key = first_key();
-        mark(episode);
+        push(episode);
     }
     void removed(u32 episode, const Store&) override {
-        if (entries_.size() <= episode) return;  // it never held a record
-        entries_.set(episode, {});
-        mark(episode);
+        if (episode < entries_.size()) entries_.set(episode, {});  // else it never held a record
     }
     bool wants_draws() const override { return true; }
-    u32 victim(const Store&) override {
-        repair();
-        return levels_.back()[0];
+    u32 victim(const Store& store) override {
+        while (!heap_.empty()) {
+            const Held& held = heap_.front();
+            const u32 episode = held.episode;
+            const Entry& now = entries_[episode];
+            if (now.key == held.entry.key && now.handle == held.entry.handle) return episode;
+            const bool there = now.handle == held.entry.handle;
+            std::pop_heap(heap_.begin(), heap_.end());
+            heap_.pop_back();
+            if (there) push(episode);
+        }
+        return Fifo().victim(store);
     }
-    std::size_t nbytes() const override {
-        std::size_t bytes = entries_.nbytes() + marked_.capacity() + pending_.capacity() * sizeof(u32);
-        for (const auto& level : levels_) bytes += level.capacity() * sizeof(u32);
-        return bytes;
-    }
+    std::size_t nbytes() const override { return entries_.nbytes() + heap_.capacity() * sizeof(Held); }
     void save(Writer& out, bool whole) const override { out.value(clock_), entries_.save(out, whole); }
     void load(Reader& in) override {
         clock_ = in.value<u64>();
         entries_.load(in);
-        if (entries_.size() % GROUP) throw std::runtime_error("it is inconsistent");
-        lay_out();
+        heap_.clear();
+        for (u32 i = 0; i < entries_.size(); ++i)
+            if (entries_[i].key < RUNNING) push(i);
     }
     void mark_saved() override { entries_.clear_written(); }
     std::string check(const Store& store) const override {
@@ -143,7 +148,8 @@ public:
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) {
             if (!store.episode(i).records) continue;
             ++held;
-            if (i >= entries_.size() || entries_[i].handle != store.episode(i).handle || entries_[i].key > RUNNING)
+            if (i >= entries_.size() || entries_[i].handle != store.episode(i).handle || entries_[i].key > RUNNING ||
+                (entries_[i].key == RUNNING) != (store.episode(i).ending == Ending::LIVE))
                 return "the eviction has lost an episode";
         }
         for (std::size_t i = 0; i < entries_.size(); ++i) entered += entries_[i].key != Entry{}.key;
@@ -151,64 +157,27 @@ public:
     }
 
 protected:
-    static constexpr u32 GROUP = 16;
     struct Entry {
         u64 key = ~u64{0}, handle = ~u64{0};
-        bool before(const Entry& other) const { return key != other.key ? key < other.key : handle < other.handle; }
     };
     static constexpr u64 RUNNING = ~u64{0} - 1;  // after every other key but that of no episode
     virtual u64 first_key() = 0;
-    void mark(u32 episode) {
-        const u32 group = episode / GROUP;
-        if (!marked_[group]) marked_[group] = 1, pending_.push_back(group);
-    }
     u64 clock_ = 0;  // lru: the time; lfu: the highest key so far
     TrackedVector<Entry> entries_;
 
 private:
-    void grow(u32 episode) {
-        entries_.resize(round_up(std::max<std::size_t>(episode + std::size_t{1}, 2 * entries_.size()), GROUP));
-        lay_out();
-    }
-    // The tournament over all entries, every group marked.
-    void lay_out() {
-        marked_.assign(entries_.size() / GROUP, 1);
-        levels_.clear();
-        if (!entries_.size()) return pending_.clear();
-        for (std::size_t width = entries_.size(); levels_.empty() || width > 1;)
-            levels_.emplace_back(width = (width + GROUP - 1) / GROUP);
-        pending_.resize(marked_.size());
-        for (u32 i = 0; i < pending_.size(); ++i) pending_[i] = i;
-    }
-    // Lowest of each marked group, then of the groups above them.
-    void repair() {
-        for (std::size_t level = 0; level < levels_.size(); ++level) {
-            std::vector<u32>& winners = levels_[level];
-            for (const u32 group : pending_) {
-                const std::size_t end = level ? levels_[level - 1].size() : entries_.size();
-                u32 best = contender(level, group * std::size_t{GROUP});
-                for (std::size_t i = group * std::size_t{GROUP} + 1;
-                     i < std::min<std::size_t>(end, (group + std::size_t{1}) * GROUP); ++i) {
-                    const u32 other = contender(level, i);
-                    if (entries_[other].before(entries_[best])) best = other;
-                }
-                winners[group] = best;
-                if (level == 0) marked_[group] = 0;
-            }
-            u32 groups = 0;
-            for (const u32 group : pending_)
-                if (!groups || pending_[groups - 1] != group / GROUP) pending_[groups++] = group / GROUP;
-            pending_.resize(groups);
+    struct Held {
+        Entry entry;  // as it was when the episode was pushed
+        u32 episode;
+        bool operator<(const Held& other) const {  // the lowest is on top
+            return entry.key != other.entry.key ? entry.key > other.entry.key : entry.handle > other.entry.handle;
         }
-        pending_.clear();
+    };
+    void push(u32 episode) {
+        heap_.push_back({entries_[episode], episode});
+        std::push_heap(heap_.begin(), heap_.end());
     }
-    u32 contender(std::size_t level, std::size_t i) const {
-        return level ? levels_[level - 1][i] : static_cast<u32>(i);
-    }
-
-    std::vector<u8> marked_;
-    std::vector<u32> pending_;
-    std::vector<std::vector<u32>> levels_;
+    std::vector<Held> heap_;  // the episodes that have ended, each once
 };
 
 // The key is the time (batches drawn, episodes ended) of the last batch that drew from the episode, at first of its
@@ -218,7 +187,7 @@ public:
     void drawn(std::span<const u32> episodes) override {
         ++clock_;
         for (const u32 episode : episodes)
-            if (entries_[episode].key < clock_) entries_.change(episode).key = clock_, mark(episode);
+            if (entries_[episode].key < clock_) entries_.change(episode).key = clock_;
     }
 
 private:
@@ -229,11 +198,8 @@ private:
 class Lfu final : public RankedEviction {
 public:
     void drawn(std::span<const u32> episodes) override {
-        for (const u32 episode : episodes) {
-            if (entries_[episode].key == RUNNING) continue;
-            clock_ = std::max(clock_, ++entries_.change(episode).key);
-            mark(episode);
-        }
+        for (const u32 episode : episodes)
+            if (entries_[episode].key != RUNNING) clock_ = std::max(clock_, ++entries_.change(episode).key);
     }
 
 private:
