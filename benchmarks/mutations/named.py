@@ -462,8 +462,8 @@ _NAMED = {
     "kernel/replay/evictions.hpp": (
         (
             "draws do not renew an episode",
-            "if (entries_[episode].key < clock_) entries_.change(episode).key = clock_, mark(episode);",
-            "if (false) mark(episode);",
+            "if (entries_[episode].key < clock_) entries_.change(episode).key = clock_;",
+            "static_cast<void>(episode);",
         ),
     ),
     "kernel/step_writer.hpp": (
