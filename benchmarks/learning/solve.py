@@ -160,6 +160,8 @@ def run_contender(
         return run_ddrl(task, seed, case.target, [*settings, *NO_UPDATES], episodes=1)
     file = f"{task}_{name}" if f"{task}_{name}" in tasks() else task
     algorithm = [] if file in ("acrobot", "mountaincar", "cartpole_pqn") else [f"learner.algorithm={name}"]
+    if name == "td3":
+        algorithm.append("learner.loss=mse")
     return run_ddrl(file, seed, case.target, [*case.options, *algorithm, *settings], curve=True)
 
 

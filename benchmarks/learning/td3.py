@@ -43,6 +43,7 @@ def settings_of(settings: dict[str, Any]) -> list[str]:
     return [
         "--serial",
         "learner.algorithm=td3",
+        "learner.loss=mse",
         f"learner.hidden={settings['hidden']}",
         f"learner.batch_size={settings['batch_size']}",
         f"replay.samples_per_insert={settings['batch_size']}",

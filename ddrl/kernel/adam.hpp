@@ -20,12 +20,12 @@ struct AdamStep {
 };
 
 // The square root of the sum of squares, in 64 partial sums.
-DDRL_WIDEST inline float norm_of(const float* values, std::size_t size) {
-    constexpr std::size_t LANES = 64;
+DDRL_WIDEST inline float norm_of(const float* values, size_t size) {
+    constexpr size_t LANES = 64;
     float sums[LANES] = {};
-    std::size_t i = 0;
+    size_t i = 0;
     for (; i + LANES <= size; i += LANES)
-        for (std::size_t lane = 0; lane < LANES; ++lane) sums[lane] += values[i + lane] * values[i + lane];
+        for (size_t lane = 0; lane < LANES; ++lane) sums[lane] += values[i + lane] * values[i + lane];
     double whole = 0;
     for (; i < size; ++i) whole += static_cast<double>(values[i]) * static_cast<double>(values[i]);
     for (const float sum : sums) whole += static_cast<double>(sum);
@@ -35,9 +35,9 @@ DDRL_WIDEST inline float norm_of(const float* values, std::size_t size) {
 // m += (1 - beta1) (g - m); v = beta2 v + (1 - beta2) g^2; x -= lr m^ / (sqrt(v^) + epsilon), ^ without the bias of the
 // beginning.
 DDRL_WIDEST inline void adam_pass(float* __restrict x, const float* __restrict gradient, float* __restrict first,
-                                  float* __restrict second, std::size_t size, float scale, float gain1, float beta2,
+                                  float* __restrict second, size_t size, float scale, float gain1, float beta2,
                                   float gain2, float rate, float correction, float epsilon) {
-    for (std::size_t i = 0; i < size; ++i) {
+    for (size_t i = 0; i < size; ++i) {
         const float g = gradient[i] * scale;
         const float m = first[i] + gain1 * (g - first[i]);
         const float v = beta2 * second[i] + gain2 * g * g;
@@ -47,7 +47,7 @@ DDRL_WIDEST inline void adam_pass(float* __restrict x, const float* __restrict g
 }
 
 // Steps `x` [size] in place; the gradient's norm before it is scaled down.
-inline float adam_step(float* x, const float* gradient, float* first, float* second, std::size_t size,
+inline float adam_step(float* x, const float* gradient, float* first, float* second, size_t size,
                        const AdamStep& step) {
     const float norm = norm_of(gradient, size);
     const double bias1 = 1 - std::pow(step.beta1, step.count), bias2 = 1 - std::pow(step.beta2, step.count);

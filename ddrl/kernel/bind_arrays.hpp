@@ -29,7 +29,7 @@ using std::byte;
 struct Field {
     std::string format;
     std::vector<Py_ssize_t> shape;
-    std::size_t bytes;
+    size_t bytes;
 };
 
 // The buffer of an object, held while it is read.
@@ -54,12 +54,12 @@ public:
             !same_format(field.format.c_str(), buffer_.format ? buffer_.format : "B"))
             return false;
         if (lead && buffer_.shape[0] != count) return false;
-        for (std::size_t axis = 0; axis < field.shape.size(); ++axis)
-            if (buffer_.shape[axis + static_cast<std::size_t>(lead)] != field.shape[axis]) return false;
+        for (size_t axis = 0; axis < field.shape.size(); ++axis)
+            if (buffer_.shape[axis + static_cast<size_t>(lead)] != field.shape[axis]) return false;
         return true;
     }
     const byte* data() const { return static_cast<const byte*>(buffer_.buf); }
-    std::size_t bytes() const { return static_cast<std::size_t>(buffer_.len); }
+    size_t bytes() const { return buffer_.len; }
 
     // Its shape as "[2, 3]".
     std::string shape() const {
@@ -102,19 +102,18 @@ private:
 // So many views: a few without an allocation, for calls that take less than a microsecond.
 class Views {
 public:
-    explicit Views(std::size_t count) : many_(count > FEW ? new View[count] : nullptr) {}
+    explicit Views(size_t count) : many_(count > FEW ? new View[count] : nullptr) {}
     View* begin() { return many_ ? many_.get() : few_; }
 
 private:
-    static constexpr std::size_t FEW = 8;
+    static constexpr size_t FEW = 8;
     View few_[FEW];
     std::unique_ptr<View[]> many_;
 };
 
 // A column of rows as ddrl.core.rows.RowSchema.table lists it: name, role, offset in a row, bytes, format, shape,
 // stack.
-using ColumnEntry =
-    std::tuple<std::string, unsigned, std::size_t, std::size_t, std::string, std::vector<Py_ssize_t>, unsigned>;
+using ColumnEntry = std::tuple<std::string, unsigned, size_t, size_t, std::string, std::vector<Py_ssize_t>, unsigned>;
 
 inline Field field_of(const ColumnEntry& entry) { return {std::get<4>(entry), std::get<5>(entry), std::get<3>(entry)}; }
 

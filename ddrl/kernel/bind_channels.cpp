@@ -459,7 +459,7 @@ void bind_channels(nb::module_& module) {
             "data_offset",
             [](const PyMailbox& self, size_t slot) {
                 if (slot >= self.slots()) throw std::out_of_range("no such slot");
-                return static_cast<size_t>(self.data(slot) - raw(self.memory));
+                return self.data(slot) - raw(self.memory);
             },
             "slot"_a, "Where the data of a slot begin in the memory.")
         .def("begin", &ddrl::Mailbox::begin, "revoke"_a, "Take a slot to write into; -1: none.")

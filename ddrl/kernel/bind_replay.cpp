@@ -85,7 +85,7 @@ public:
     struct Entry {
         nb::object batch;  // a tuple of arrays, None, and tuples or dicts of arrays
         std::vector<byte*> data;  // of its arrays, in the kernel's order; null for None
-        std::size_t bytes = 0;  // of its arrays
+        size_t bytes = 0;  // of its arrays
     };
     // A batch that nothing else refers to, made by make(size) -> (batch, its arrays in the kernel's order) where there
     // is none. The caller holds the GIL.
@@ -111,16 +111,16 @@ public:
         entries.push_back(fresh);
         return fresh;
     }
-    std::size_t nbytes() const {
-        std::size_t bytes = 0;
+    size_t nbytes() const {
+        size_t bytes = 0;
         for (const auto& [size, entries] : by_size_)
             for (const auto& entry : entries) bytes += entry->bytes;
         return bytes;
     }
 
 private:
-    static constexpr std::size_t MAX_BATCHES = 8;  // of one size that are reused
-    static constexpr std::size_t MAX_SIZES = 16;
+    static constexpr size_t MAX_BATCHES = 8;  // of one size that are reused
+    static constexpr size_t MAX_SIZES = 16;
     // Whether nothing else refers to a batch or to anything in it.
     static bool unused(PyObject* object) {
         if (object == Py_None) return true;
@@ -140,13 +140,13 @@ private:
 // Writes a snapshot into a Python bytes object of its size.
 class BytesSink {
 public:
-    void begin(std::size_t bytes) {
+    void begin(size_t bytes) {
         nb::gil_scoped_acquire acquire;
         bytes_ = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(bytes)));
         if (!bytes_.is_valid()) throw nb::python_error();
         to_ = PyBytes_AS_STRING(bytes_.ptr());
     }
-    void put(const void* data, std::size_t bytes) {
+    void put(const void* data, size_t bytes) {
         std::memcpy(to_, data, bytes);
         to_ += bytes;
     }
@@ -176,7 +176,7 @@ class ReplayCore {
 public:
     // `table`: the columns that are stored, those of role STATE first. `row`: bytes of a row, and the offsets of
     // stream, step and kind in it.
-    ReplayCore(const std::vector<ColumnEntry>& table, const std::array<std::size_t, 4>& row, u64 capacity, u32 pick_len,
+    ReplayCore(const std::vector<ColumnEntry>& table, const std::array<size_t, 4>& row, u64 capacity, u32 pick_len,
                bool short_picks, u32 n_step, u32 burn_in, nb::object eviction, u64 seed, u32 shift,
                const std::string& file)
         : seed_(seed),
@@ -216,9 +216,9 @@ public:
         if (values.size() != columns_.size()) throw Misfit("a record has another number of columns");
         Views held(columns_.size() + (ends ? states : 0));
         const byte *data[MAX_COLUMNS], *last[MAX_COLUMNS];
-        std::size_t stride[MAX_COLUMNS];
+        size_t stride[MAX_COLUMNS];
         u64 numbers[MAX_COLUMNS];
-        for (std::size_t c = 0; c < columns_.size(); ++c) {
+        for (size_t c = 0; c < columns_.size(); ++c) {
             PyObject* value = PyTuple_GET_ITEM(values.ptr(), static_cast<Py_ssize_t>(c));
             const bool one = (count < 0 || c == version_) && convert_number(value, columns_[c], numbers[c]);
             data[c] =
@@ -278,7 +278,7 @@ public:
     }
 
     u32 set_priority(u32 selector, Array<u64> handles, Array<u32> positions, Array<float> priorities) {
-        const std::size_t count = handles.size();
+        const size_t count = handles.size();
         if (positions.size() != count || priorities.size() != count)
             throw std::invalid_argument("pick_epi, pick_pos and priority must be of one length");
         Unlocked unlocked(strategies_);
@@ -292,8 +292,8 @@ public:
     OwnedArray<double> probabilities(u32 selector) {
         return array_of(without_gil(&Replay::probabilities)(*this, selector));
     }
-    std::size_t nbytes() {
-        const std::size_t outputs = windows_.nbytes() + transitions_.nbytes() + sequences_.nbytes();
+    size_t nbytes() {
+        const size_t outputs = windows_.nbytes() + transitions_.nbytes() + sequences_.nbytes();
         Unlocked unlocked(strategies_);
         return replay_.nbytes() + outputs;
     }
@@ -355,7 +355,7 @@ private:
 
     Strategies strategies_;
     u64 seed_;
-    std::size_t version_ = 0;  // the column policy_version
+    size_t version_ = 0;  // the column policy_version
     std::vector<Field> columns_;
     Replay replay_;
     RowLayout rows_;
@@ -370,7 +370,7 @@ void bind_replay(nb::module_& module) {
     const auto without_gil = [](auto method) { return ReplayCore::without_gil(method); };
     nb::exception<Misfit>(module, "Misfit", PyExc_TypeError);
     nb::class_<ReplayCore>(module, "ReplayCore", "The replay kernel, used by ddrl.replay.ExperienceReplay.")
-        .def(nb::init<const std::vector<ColumnEntry>&, const std::array<std::size_t, 4>&, u64, u32, bool, u32, u32,
+        .def(nb::init<const std::vector<ColumnEntry>&, const std::array<size_t, 4>&, u64, u32, bool, u32, u32,
                       nb::object, u64, u32, const std::string&>(),
              nb::kw_only(), "table"_a, "row"_a, "capacity"_a, "pick_len"_a, "short_picks"_a, "n_step"_a, "burn_in"_a,
              "eviction"_a, "seed"_a, "shift"_a, "file"_a)

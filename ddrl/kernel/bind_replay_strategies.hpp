@@ -97,7 +97,7 @@ public:
         out.array(state.c_str(), state.size());
     }
     void load(Reader& in) const {
-        const std::size_t bytes = in.count(1);
+        const size_t bytes = in.count(1);
         call("load_state", nb::bytes(in.take(bytes), bytes));
     }
 
@@ -129,7 +129,7 @@ public:
     void set_priority(std::span<const u32> index, std::span<const float> priority) override {
         std::vector<u32> indices;
         std::vector<float> values;
-        for (std::size_t i = 0; i < index.size(); ++i)
+        for (size_t i = 0; i < index.size(); ++i)
             if (index[i] != NONE) indices.push_back(index[i]), values.push_back(priority[i]);
         const Inside inside = strategy_.enter();
         deliver();
@@ -161,7 +161,7 @@ public:
         const Inside inside = strategy_.enter();
         strategy_.call("set_importance_exponent", exponent);
     }
-    std::size_t nbytes() const override { return sizeof *this; }
+    size_t nbytes() const override { return sizeof *this; }
     void save(Writer& out, bool) const override {
         const Inside inside = strategy_.enter();
         deliver();
@@ -204,7 +204,7 @@ public:
     ForeignEviction(nb::object eviction, Strategies& strategies)
         : strategy_(std::move(eviction), strategies), wants_draws_(nb::cast<bool>(strategy_.get("wants_draws"))) {}
     void added(u32 episode, const Store& store) override {
-        if (handles_.size() <= episode) handles_.resize(episode + std::size_t{1});
+        if (handles_.size() <= episode) handles_.resize(episode + size_t{1});
         handles_[episode] = store.episode(episode).handle;
         added_.push_back(handles_[episode]);
     }
@@ -226,7 +226,7 @@ public:
                                         ", which holds no records");
         return episode;
     }
-    std::size_t nbytes() const override { return sizeof *this + handles_.capacity() * sizeof(u64); }
+    size_t nbytes() const override { return sizeof *this + handles_.capacity() * sizeof(u64); }
     void save(Writer& out, bool) const override {
         const Inside inside = strategy_.enter();
         deliver();

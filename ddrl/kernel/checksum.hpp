@@ -20,6 +20,8 @@
 
 namespace ddrl {
 
+using std::byte;
+
 static_assert(std::endian::native == std::endian::little, "layouts in shared memory and on the wire are little-endian");
 
 namespace checksum_detail {
@@ -55,7 +57,7 @@ struct alignas(64) Lanes {
         for (size_t i = 0; i < num_lanes; ++i) lane[i] = ~keys[i];
     }
 
-    void stripe(const std::byte* from, size_t place) {
+    void stripe(const byte* from, size_t place) {
         uint64_t data[num_lanes];
         std::memcpy(data, from, sizeof data);
         for (size_t i = 0; i < num_lanes; ++i) {
@@ -70,11 +72,11 @@ struct alignas(64) Lanes {
 
     // The checksum, given what is left after whole blocks; zeros fill the last stripe, and `total` distinguishes them
     // from zeros of the data.
-    uint64_t finish(const std::byte* rest, size_t rest_bytes, size_t total) {
+    uint64_t finish(const byte* rest, size_t rest_bytes, size_t total) {
         size_t place = 0;
         for (; rest_bytes >= stripe_bytes; rest_bytes -= stripe_bytes, rest += stripe_bytes) stripe(rest, place++);
         if (rest_bytes) {
-            std::byte last[stripe_bytes] = {};
+            byte last[stripe_bytes] = {};
             std::memcpy(last, rest, rest_bytes);
             stripe(last, place);
         }
@@ -91,7 +93,7 @@ inline constexpr size_t ahead =
     2048;  // [bytes] a stream prefetches; the processor by itself stops at the end of a page
 
 template <To to>
-void blocks_plain(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
+void blocks_plain(Lanes& lanes, byte* out, const byte* data, size_t blocks) {
     for (; blocks; --blocks) {
         for (size_t i = 0; i < num_stripes; ++i, data += stripe_bytes) {
             if constexpr (to != To::nothing) {
@@ -116,8 +118,7 @@ typedef int Words32 __attribute__((vector_size(32)));
 // The same in registers of one type, of the instruction set of the function that this is inlined into. Lanes are
 // exchanged with those beside them once a block, for all its bytes together.
 template <class Numbers, class Words, To to>
-__attribute__((always_inline)) inline void blocks_by(Lanes& lanes, std::byte* out, const std::byte* data,
-                                                     size_t blocks) {
+__attribute__((always_inline)) inline void blocks_by(Lanes& lanes, byte* out, const byte* data, size_t blocks) {
     constexpr size_t width = sizeof(Numbers), parts = stripe_bytes / width;
     Numbers lane[parts];
     std::memcpy(lane, lanes.lane, stripe_bytes);
@@ -162,20 +163,19 @@ __attribute__((always_inline)) inline void blocks_by(Lanes& lanes, std::byte* ou
 }
 
 template <To to>
-__attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, std::byte* out, const std::byte* data,
-                                                      size_t blocks) {
+__attribute__((target("avx512f"))) void blocks_avx512(Lanes& lanes, byte* out, const byte* data, size_t blocks) {
     blocks_by<Numbers64, Words64, to>(lanes, out, data, blocks);
 }
 
 template <To to>
-__attribute__((target("avx2"))) void blocks_avx2(Lanes& lanes, std::byte* out, const std::byte* data, size_t blocks) {
+__attribute__((target("avx2"))) void blocks_avx2(Lanes& lanes, byte* out, const byte* data, size_t blocks) {
     blocks_by<Numbers32, Words32, to>(lanes, out, data, blocks);
 }
 #pragma GCC diagnostic pop
 
 #endif
 
-using Blocks = void (*)(Lanes&, std::byte*, const std::byte*, size_t);
+using Blocks = void (*)(Lanes&, byte*, const byte*, size_t);
 
 template <To to>
 Blocks fastest_blocks() {
@@ -186,7 +186,7 @@ Blocks fastest_blocks() {
     return blocks_plain<to>;
 }
 
-inline uint64_t whole(Blocks blocks, std::byte* out, const std::byte* data, size_t bytes) {
+inline uint64_t whole(Blocks blocks, byte* out, const byte* data, size_t bytes) {
     Lanes lanes;
     const size_t before = bytes - bytes % block_bytes;
     blocks(lanes, out, data, before / block_bytes);
@@ -199,7 +199,7 @@ inline uint64_t whole(Blocks blocks, std::byte* out, const std::byte* data, size
 inline constexpr size_t stream_bytes =
     4 << 20;  // from here on a copy is no longer in a core's own cache when it is read
 
-inline uint64_t checksum(const std::byte* data, size_t bytes) {
+inline uint64_t checksum(const byte* data, size_t bytes) {
     static const checksum_detail::Blocks blocks = checksum_detail::fastest_blocks<checksum_detail::To::nothing>();
     return checksum_detail::whole(blocks, nullptr, data, bytes);
 }
@@ -207,7 +207,7 @@ inline uint64_t checksum(const std::byte* data, size_t bytes) {
 // Copies and returns the checksum of what was read, in one pass over memory. `out` and `data` must not overlap. Large
 // copies to aligned memory (a mailbox's slots) bypass the caches: nothing is read from `out` first, so it takes less
 // time than memcpy.
-inline uint64_t copy_with_checksum(std::byte* out, const std::byte* data, size_t bytes) {
+inline uint64_t copy_with_checksum(byte* out, const byte* data, size_t bytes) {
     using checksum_detail::To;
     static const checksum_detail::Blocks copy = checksum_detail::fastest_blocks<To::copy>();
     static const checksum_detail::Blocks stream = checksum_detail::fastest_blocks<To::stream>();
@@ -221,7 +221,7 @@ public:
     void add(const void* data, size_t bytes) {
         using namespace checksum_detail;
         static const Blocks blocks = fastest_blocks<To::nothing>();
-        const auto* from = static_cast<const std::byte*>(data);
+        const auto* from = static_cast<const byte*>(data);
         total_ += bytes;
         if (held_bytes_) {
             const size_t part = std::min(bytes, block_bytes - held_bytes_);
@@ -241,7 +241,7 @@ public:
 
 private:
     checksum_detail::Lanes lanes_;
-    std::byte held_[checksum_detail::block_bytes];
+    byte held_[checksum_detail::block_bytes];
     size_t held_bytes_ = 0, total_ = 0;
 };
 

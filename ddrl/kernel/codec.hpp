@@ -18,13 +18,13 @@ namespace ddrl {
 namespace codec_detail {
 
 template <class T>
-inline T load(const std::byte* from) {
+inline T load(const byte* from) {
     T value;
     std::memcpy(&value, from, sizeof value);
     return value;
 }
 template <class T>
-inline void store(std::byte* to, T value) {
+inline void store(byte* to, T value) {
     std::memcpy(to, &value, sizeof value);
 }
 
@@ -33,7 +33,7 @@ inline constexpr uint32_t magnitude = 0x7fffffff, infinity = 0x7f800000;
 }  // namespace codec_detail
 
 // bfloat16: the upper half of a float32, rounded to nearest, ties to even. NaN stays NaN.
-inline void encode_bf16(std::byte* out, const std::byte* in, size_t values) {
+inline void encode_bf16(byte* out, const byte* in, size_t values) {
     using namespace codec_detail;
     for (size_t i = 0; i < values; ++i) {
         const uint32_t bits = load<uint32_t>(in + 4 * i);
@@ -43,7 +43,7 @@ inline void encode_bf16(std::byte* out, const std::byte* in, size_t values) {
     }
 }
 
-inline void decode_bf16(std::byte* out, const std::byte* in, size_t values) {
+inline void decode_bf16(byte* out, const byte* in, size_t values) {
     using namespace codec_detail;
     for (size_t i = 0; i < values; ++i) store(out + 4 * i, static_cast<uint32_t>(load<uint16_t>(in + 2 * i)) << 16);
 }
@@ -61,13 +61,13 @@ inline size_t int8_blocks(size_t first, size_t count) {  // touched by values [f
 inline size_t int8_bytes(size_t first, size_t count) { return count + 4 * int8_blocks(first, count); }
 
 // Values [first, first + count) of `tensor`, which has `values` of them.
-inline void encode_int8(std::byte* out, const std::byte* tensor, size_t values, size_t first, size_t count) {
+inline void encode_int8(byte* out, const byte* tensor, size_t values, size_t first, size_t count) {
     using namespace codec_detail;
     constexpr float round_to_integer =
         12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
     constexpr int32_t its_bits = 0x4b400000;
     const size_t blocks = int8_blocks(first, count);
-    std::byte* bytes = out + 4 * blocks;
+    byte* bytes = out + 4 * blocks;
     for (size_t block = 0; block < blocks; ++block) {
         const size_t begin = (first / int8_block + block) * int8_block,
                      end = values - begin < int8_block ? values : begin + int8_block;
@@ -82,20 +82,20 @@ inline void encode_int8(std::byte* out, const std::byte* tensor, size_t values, 
         store(out + 4 * block, finite ? (small ? 0.0f : top / 127.0f) : std::numeric_limits<float>::quiet_NaN());
         const float factor = finite && !small ? 127.0f / top : 0.0f;
         const size_t from = begin < first ? first : begin, to = end < first + count ? end : first + count;
-        std::byte* put = bytes + (from - first);
+        byte* put = bytes + (from - first);
         for (size_t i = 0; i < to - from; ++i) {
             const float shifted = load<float>(tensor + 4 * (from + i)) * factor + round_to_integer;
             int32_t bits;
             std::memcpy(&bits, &shifted, 4);
-            put[i] = static_cast<std::byte>(bits - its_bits);
+            put[i] = static_cast<byte>(bits - its_bits);
         }
     }
 }
 
-inline void decode_int8(std::byte* out, const std::byte* in, size_t first, size_t count) {
+inline void decode_int8(byte* out, const byte* in, size_t first, size_t count) {
     using namespace codec_detail;
     const size_t blocks = int8_blocks(first, count);
-    const std::byte* bytes = in + 4 * blocks;
+    const byte* bytes = in + 4 * blocks;
     size_t done = 0;
     for (size_t block = 0; block < blocks; ++block) {
         const size_t end = (first / int8_block + block + 1) * int8_block,
@@ -110,28 +110,28 @@ inline void decode_int8(std::byte* out, const std::byte* in, size_t first, size_
 // The 32-bit words of `in` XOR those of `base` (null: unchanged), the lowest bytes of all words first, the highest
 // last; up to 3 bytes that make no word follow. Bits that are alike in two versions, above all signs and exponents,
 // become long runs of zeros.
-inline void split_planes(std::byte* out, const std::byte* in, const std::byte* base, size_t bytes) {
+inline void split_planes(byte* out, const byte* in, const byte* base, size_t bytes) {
     using namespace codec_detail;
     const size_t words = bytes / 4;
-    std::byte *plane0 = out, *plane1 = out + words, *plane2 = out + 2 * words, *plane3 = out + 3 * words;
+    byte *plane0 = out, *plane1 = out + words, *plane2 = out + 2 * words, *plane3 = out + 3 * words;
     const auto put = [&](size_t i, uint32_t word) {
-        plane0[i] = static_cast<std::byte>(word);
-        plane1[i] = static_cast<std::byte>(word >> 8);
-        plane2[i] = static_cast<std::byte>(word >> 16);
-        plane3[i] = static_cast<std::byte>(word >> 24);
+        plane0[i] = static_cast<byte>(word);
+        plane1[i] = static_cast<byte>(word >> 8);
+        plane2[i] = static_cast<byte>(word >> 16);
+        plane3[i] = static_cast<byte>(word >> 24);
     };
     if (base) {
         for (size_t i = 0; i < words; ++i) put(i, load<uint32_t>(in + 4 * i) ^ load<uint32_t>(base + 4 * i));
     } else {
         for (size_t i = 0; i < words; ++i) put(i, load<uint32_t>(in + 4 * i));
     }
-    for (size_t i = 4 * words; i < bytes; ++i) out[i] = in[i] ^ (base ? base[i] : std::byte{0});
+    for (size_t i = 4 * words; i < bytes; ++i) out[i] = in[i] ^ (base ? base[i] : byte{0});
 }
 
-inline void join_planes(std::byte* out, const std::byte* in, const std::byte* base, size_t bytes) {
+inline void join_planes(byte* out, const byte* in, const byte* base, size_t bytes) {
     using namespace codec_detail;
     const size_t words = bytes / 4;
-    const std::byte *plane0 = in, *plane1 = in + words, *plane2 = in + 2 * words, *plane3 = in + 3 * words;
+    const byte *plane0 = in, *plane1 = in + words, *plane2 = in + 2 * words, *plane3 = in + 3 * words;
     const auto word = [&](size_t i) {
         return static_cast<uint32_t>(plane0[i]) | static_cast<uint32_t>(plane1[i]) << 8 |
                static_cast<uint32_t>(plane2[i]) << 16 | static_cast<uint32_t>(plane3[i]) << 24;
@@ -141,7 +141,7 @@ inline void join_planes(std::byte* out, const std::byte* in, const std::byte* ba
     } else {
         for (size_t i = 0; i < words; ++i) store(out + 4 * i, word(i));
     }
-    for (size_t i = 4 * words; i < bytes; ++i) out[i] = in[i] ^ (base ? base[i] : std::byte{0});
+    for (size_t i = 4 * words; i < bytes; ++i) out[i] = in[i] ^ (base ? base[i] : byte{0});
 }
 
 // Headers of a model's chunks, written by the root and verified by every receiver; ddrl/distribution/chunks.py explains
@@ -156,9 +156,9 @@ static_assert(sizeof(ChunkHeader) == 24);
 // Headers and chunks of one model; chunk i is data[edges[i] .. edges[i + 1]]. `first_bytes`: bytes before the first
 // header, which its checksum covers.
 struct Chunks {
-    std::byte* headers;
+    byte* headers;
     size_t first_bytes;
-    const std::byte* data;
+    const byte* data;
     const int64_t* edges;
 
     ChunkHeader header(size_t index) const {
@@ -168,7 +168,7 @@ struct Chunks {
     }
     uint64_t checksum_of(size_t index) const {
         const size_t own = sizeof(ChunkHeader) - sizeof(uint64_t), before = index ? 0 : first_bytes;
-        return checksum(data + edges[index], static_cast<size_t>(edges[index + 1] - edges[index])) ^
+        return checksum(data + edges[index], edges[index + 1] - edges[index]) ^
                checksum(place(index) - before, before + own);
     }
     // Fills in length and checksum; the other fields are kept.
@@ -188,7 +188,7 @@ struct Chunks {
     }
 
 private:
-    std::byte* place(size_t index) const { return headers + first_bytes + index * sizeof(ChunkHeader); }
+    byte* place(size_t index) const { return headers + first_bytes + index * sizeof(ChunkHeader); }
 };
 
 }  // namespace ddrl

@@ -75,35 +75,20 @@ public:
     }
 
     // Make a fresh mailbox in `memory` (64-byte aligned, `bytes(...)` long); the slots' data stay as they are.
-    static void initialize(std::byte* memory, size_t slots, size_t readers, size_t data_bytes) {
-        auto* header = new (memory) MailboxHeader;
+    static void initialize(byte* memory, size_t slots, size_t readers, size_t data_bytes) {
+        auto* header = new (memory) MailboxHeader{};  // all zero
         header->slots = slots;
         header->readers = readers;
         header->data_bytes = data_bytes;
         header->stride = stride(data_bytes);
-        header->newest.store(0);
         header->newest_version.store(-1);
         header->next_ticket.store(1);
-        header->revoked.store(0);
-        std::byte* at = memory + sizeof(MailboxHeader);
-        for (size_t i = 0; i < slots; ++i, at += sizeof(SlotHeader)) {
-            auto* slot = new (at) SlotHeader;
-            slot->ticket.store(0);
-            slot->version.store(-1);
-            slot->checksum.store(0);
-            slot->time_ns.store(0);
-            for (auto& value : slot->values) value.store(0);
-        }
-        for (size_t i = 0; i < readers; ++i, at += sizeof(ReaderLine)) {
-            auto* line = new (at) ReaderLine;
-            line->hazard.store(0);
-            line->start.store(0);
-            line->pid.store(0);
-            line->firm.store(0);
-        }
+        byte* at = memory + sizeof(MailboxHeader);
+        for (size_t i = 0; i < slots; ++i, at += sizeof(SlotHeader)) (new (at) SlotHeader{})->version.store(-1);
+        for (size_t i = 0; i < readers; ++i, at += sizeof(ReaderLine)) new (at) ReaderLine{};
     }
 
-    explicit Mailbox(std::byte* memory)
+    explicit Mailbox(byte* memory)
         : header_(reinterpret_cast<MailboxHeader*>(memory)),
           slots_(reinterpret_cast<SlotHeader*>(memory + sizeof(MailboxHeader))),
           readers_(reinterpret_cast<ReaderLine*>(memory + sizeof(MailboxHeader) + header_->slots * sizeof(SlotHeader))),
@@ -115,7 +100,7 @@ public:
     size_t data_bytes() const { return header_->data_bytes; }
     uint64_t revoked() const { return header_->revoked.load(std::memory_order_relaxed); }
     int64_t newest_version() const { return header_->newest_version.load(std::memory_order_seq_cst); }
-    std::byte* data(size_t slot) const { return data_ + slot * header_->stride; }
+    byte* data(size_t slot) const { return data_ + slot * header_->stride; }
     static size_t slot_of(uint64_t word) { return word & 255; }
 
     // Writer: take a slot to write into, or -1. A free one if there is one, the one sealed longest ago first; else,
@@ -135,7 +120,7 @@ public:
             if (chosen >= 0) header_->revoked.fetch_add(1, std::memory_order_relaxed);
         }
         if (chosen < 0) return -1;
-        const auto slot = static_cast<size_t>(chosen);
+        const size_t slot = chosen;
         open_[slot] = 1;
         slots_[slot].ticket.store(0, std::memory_order_seq_cst);
         std::atomic_thread_fence(
@@ -237,7 +222,7 @@ private:
     MailboxHeader* header_;
     SlotHeader* slots_;
     ReaderLine* readers_;
-    std::byte* data_;
+    byte* data_;
     std::vector<uint8_t> open_;  // slots between begin() and seal() or abandon(); used by the writer alone
 };
 

@@ -233,7 +233,7 @@ struct LayerNorm {
     void forward(Gemm<T>) {
         const int64_t n = out.width;
         for (int64_t row = 0; row < out.rows; ++row) {
-            const size_t at = static_cast<size_t>(row);
+            const size_t at = row;
             T* y = out.value + row * n;
             normalize(below.value + row * n, y, n, epsilon, means[at], scales[at]);
             if (weight.value) multiply_row(y, weight.value, n);
@@ -252,7 +252,7 @@ struct LayerNorm {
         if (bias.slope) sum_rows(out.slope, out.back, n, bias.add, bias.slope);
         if (weight.slope && !weight.add) std::fill_n(weight.slope, n, T(0));
         for (int64_t row = 0; row < out.back; ++row) {
-            const size_t at = static_cast<size_t>(row);
+            const size_t at = row;
             const T* x = below.value + row * n;
             T* slope = out.slope + row * n;
             if (weight.slope) add_weight_slope(slope, x, n, means[at], scales[at], weight.slope);

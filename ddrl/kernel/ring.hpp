@@ -36,18 +36,13 @@ public:
     static size_t bytes(size_t capacity, size_t row_bytes) { return header_bytes + capacity * row_bytes; }
 
     // Make a fresh ring in `memory` (64-byte aligned, `bytes(capacity, row_bytes)` long).
-    static void initialize(std::byte* memory, size_t capacity, size_t row_bytes) {
-        auto* header = new (memory) RingHeader;
+    static void initialize(byte* memory, size_t capacity, size_t row_bytes) {
+        auto* header = new (memory) RingHeader{};  // all zero
         header->capacity = capacity;
         header->row_bytes = row_bytes;
-        header->tail.store(0);
-        header->waits.store(0);
-        header->wait_ns.store(0);
-        header->head.store(0);
-        header->closed.store(0);
     }
 
-    explicit Ring(std::byte* memory)
+    explicit Ring(byte* memory)
         : header_(reinterpret_cast<RingHeader*>(memory)),
           data_(memory + header_bytes),
           capacity_(header_->capacity),
@@ -66,7 +61,7 @@ public:
     // Rows in the ring. Read by anyone: `head` first, so that the difference is never negative.
     size_t size() const {
         const uint64_t head = popped();
-        return static_cast<size_t>(std::min<uint64_t>(pushed() - head, capacity_));
+        return std::min<uint64_t>(pushed() - head, capacity_);
     }
 
     // From now on nobody waits: pushes return at once. What is in the ring can still be popped.
@@ -82,13 +77,13 @@ public:
     size_t room(size_t wanted) {
         const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
         if (capacity_ - (tail - cached_head_) < wanted) cached_head_ = header_->head.load(std::memory_order_seq_cst);
-        return static_cast<size_t>(capacity_ - (tail - cached_head_));
+        return capacity_ - (tail - cached_head_);
     }
 
     // Producer: memory of the row `offset` rows past the last pushed one; offset < room().
-    std::byte* vacant(size_t offset) {
+    byte* vacant(size_t offset) {
         const uint64_t tail = header_->tail.load(std::memory_order_relaxed);
-        return data_ + static_cast<size_t>((tail + offset) % capacity_) * row_bytes_;
+        return data_ + ((tail + offset) % capacity_) * row_bytes_;
     }
 
     // Producer: hand over the first `count` vacant rows.
@@ -99,10 +94,10 @@ public:
     }
 
     // Producer: copy in as many rows as fit; returns how many. O(bytes), at most two copies.
-    size_t push_fitting(const std::byte* rows, size_t count) {
+    size_t push_fitting(const byte* rows, size_t count) {
         const size_t taken = std::min(count, room(count));
         if (taken == 0) return 0;
-        const size_t begin = static_cast<size_t>(header_->tail.load(std::memory_order_relaxed) % capacity_);
+        const size_t begin = header_->tail.load(std::memory_order_relaxed) % capacity_;
         const size_t first = std::min(taken, capacity_ - begin);
         std::memcpy(data_ + begin * row_bytes_, rows, first * row_bytes_);
         std::memcpy(data_, rows + first * row_bytes_, (taken - first) * row_bytes_);
@@ -126,15 +121,15 @@ public:
     size_t filled(size_t wanted) {
         const uint64_t head = header_->head.load(std::memory_order_relaxed);
         if (cached_tail_ - head < wanted) cached_tail_ = header_->tail.load(std::memory_order_acquire);
-        return static_cast<size_t>(cached_tail_ - head);
+        return cached_tail_ - head;
     }
 
     // Consumer: copy out at most `count` rows, oldest first; returns how many. Wakes a waiting producer.
-    size_t pop(std::byte* out, size_t count) {
+    size_t pop(byte* out, size_t count) {
         const size_t taken = std::min(count, filled(count));
         if (taken == 0) return 0;
         const uint64_t head = header_->head.load(std::memory_order_relaxed);
-        const size_t begin = static_cast<size_t>(head % capacity_);
+        const size_t begin = head % capacity_;
         const size_t first = std::min(taken, capacity_ - begin);
         std::memcpy(out, data_ + begin * row_bytes_, first * row_bytes_);
         std::memcpy(out + first * row_bytes_, data_, (taken - first) * row_bytes_);
@@ -145,7 +140,7 @@ public:
 
 private:
     RingHeader* header_;
-    std::byte* data_;
+    byte* data_;
     size_t capacity_;
     size_t row_bytes_;
     uint64_t cached_head_;  // head as the producer read it last
@@ -168,7 +163,7 @@ public:
     // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, space that
     // some leave free is given to the others, and the ring that is first changes with each call. O(rings + bytes): each
     // round fills `out` or empties a ring.
-    size_t drain(std::byte* out, size_t count) {
+    size_t drain(byte* out, size_t count) {
         if (rings_.empty() || count == 0) return 0;
         const size_t row_bytes = rings_[0]->row_bytes();
         holding_.clear();

@@ -19,6 +19,8 @@
 
 namespace ddrl {
 
+using std::byte;
+
 // Memory that processes share: `bytes` of the file `descriptor`, or anonymous zeroed pages that forks share
 // (descriptor -1). Keeps no file descriptor. Throws std::system_error.
 struct Mapping {

@@ -53,10 +53,10 @@ struct NonFiniteValue {
 // One vector step; arrays are C-contiguous with N leading. `columns` and `next_columns` hold an array for each further
 // column; those of next_columns are read where the column is also in end rows.
 struct VectorStep {
-    const std::byte *state, *action, *reward;
+    const byte *state, *action, *reward;
     const bool *terminated, *truncated;
-    const std::byte* next_state;
-    const std::byte *const *columns, *const *next_columns;
+    const byte* next_state;
+    const byte *const *columns, *const *next_columns;
     uint64_t policy_version;
 };
 
@@ -91,14 +91,14 @@ public:
         const size_t room = ring_->room(count);
         const bool straight = pending() == 0 && room >= count && !ring_->closed();
         if (!straight) {
-            staged_.erase(staged_.begin(), staged_.begin() + static_cast<std::ptrdiff_t>(staged_begin_));
+            staged_.erase(staged_.begin(), staged_.begin() + staged_begin_);
             staged_begin_ = 0;
             staged_.resize(staged_.size() + count * format_.row_bytes);
         }
-        std::byte* stage = staged_.data() + staged_.size() - (straight ? 0 : count * format_.row_bytes);
+        byte* stage = staged_.data() + staged_.size() - (straight ? 0 : count * format_.row_bytes);
         size_t made = 0;
         const auto next_row = [&] {
-            std::byte* row = straight ? ring_->vacant(made) : stage + made * format_.row_bytes;
+            byte* row = straight ? ring_->vacant(made) : stage + made * format_.row_bytes;
             ++made;
             return row;
         };
@@ -175,24 +175,24 @@ private:
         return count;
     }
 
-    bool finite_state(const std::byte* observations, size_t env) const {
-        const std::byte* frame = newest_frame(observations, env);
+    bool finite_state(const byte* observations, size_t env) const {
+        const byte* frame = newest_frame(observations, env);
         for (const RowFormat::Floats& floats : format_.floats)
             if (!finite(frame + floats.offset, floats.count, floats.width)) return false;
         return true;
     }
 
-    const std::byte* newest_frame(const std::byte* observations, size_t env) const {
+    const byte* newest_frame(const byte* observations, size_t env) const {
         return observations + (env + 1) * format_.observation_bytes - format_.state.bytes;
     }
 
-    static bool finite(const std::byte* from, size_t count, size_t width) {
+    static bool finite(const byte* from, size_t count, size_t width) {
         if (width == 4) return finite_words<uint32_t>(from, count, 0x7F800000u);
         if (width == 8) return finite_words<uint64_t>(from, count, 0x7FF0000000000000u);
         return finite_words<uint16_t>(from, count, 0x7C00u);
     }
     template <class Word>
-    static bool finite_words(const std::byte* from, size_t count, Word exponent) {
+    static bool finite_words(const byte* from, size_t count, Word exponent) {
         bool all = true;
         for (size_t i = 0; i < count; ++i) {
             Word word;
@@ -202,7 +202,7 @@ private:
         return all;
     }
 
-    void fill_step(std::byte* row, size_t env, const VectorStep& given) const {
+    void fill_step(byte* row, size_t env, const VectorStep& given) const {
         fill_header(row, env, RowKind::step, given.policy_version);
         put(row, format_.reward, given.reward, env);
         put(row, format_.action, given.action, env);
@@ -210,7 +210,7 @@ private:
         for (size_t c = 0; c < format_.columns.size(); ++c) put(row, format_.columns[c].place, given.columns[c], env);
     }
 
-    void fill_end(std::byte* row, size_t env, const VectorStep& given) const {
+    void fill_end(byte* row, size_t env, const VectorStep& given) const {
         fill_header(row, env, given.terminated[env] ? RowKind::terminated : RowKind::truncated, given.policy_version);
         std::memset(row + format_.reward.offset, 0, format_.reward.bytes);
         std::memset(row + format_.action.offset, 0, format_.action.bytes);
@@ -224,7 +224,7 @@ private:
         }
     }
 
-    void fill_header(std::byte* row, size_t env, RowKind kind, uint64_t policy_version) const {
+    void fill_header(byte* row, size_t env, RowKind kind, uint64_t policy_version) const {
         const auto put_value = [row](size_t offset, const auto& value) {
             std::memcpy(row + offset, &value, sizeof value);
         };
@@ -235,7 +235,7 @@ private:
         std::memset(row + packed_bytes_, 0, format_.row_bytes - packed_bytes_);
     }
 
-    static void put(std::byte* row, const Place& place, const std::byte* values, size_t env) {
+    static void put(byte* row, const Place& place, const byte* values, size_t env) {
         std::memcpy(row + place.offset, values + env * place.bytes, place.bytes);
     }
 
@@ -245,7 +245,7 @@ private:
     NonFinite nonfinite_;
     size_t packed_bytes_;  // of a row, without the padding at its end
     std::vector<Environment> environments_;
-    std::vector<std::byte> staged_;
+    std::vector<byte> staged_;
     size_t staged_begin_ = 0;  // bytes of staged_ that were moved already
     uint64_t nonfinite_rows_ = 0;
 };

@@ -205,7 +205,7 @@ public:
           tags_(tags),
           posted_(posted),
           noted_(noted),
-          waiters_(static_cast<size_t>(plan_.chunks)) {
+          waiters_(plan_.chunks) {
         for (size_t place = 0; place < plan_.mine.size(); ++place)
             each_chunk(plan_.mine[place], [&](size_t chunk) { waiters_[chunk].push_back(static_cast<int>(place)); });
     }
@@ -223,9 +223,9 @@ public:
             issue();
             return;
         }
-        for (int message : plan_.mine) flight.missing.push_back(plan_.count[at(message)]);
+        for (int message : plan_.mine) flight.missing.push_back(plan_.count[message]);
         for (size_t place = 0; place < plan_.incoming.size(); ++place) {
-            Source& source = sources_[plan_.source[at(plan_.incoming[place])]];
+            Source& source = sources_[plan_.source[plan_.incoming[place]]];
             source.due.emplace_back(sequence, static_cast<int>(place));
         }
         for (auto& [rank, source] : sources_)
@@ -241,7 +241,7 @@ public:
         for (;; moved = true, indices_.resize(requests_.size() + 1), ended = 0) {
             if (ended <= 0) ended = seen();
             if (ended > 0) {
-                complete(static_cast<size_t>(ended));
+                complete(ended);
             } else if (!issue()) {
                 break;
             }
@@ -285,16 +285,14 @@ private:
         int64_t bytes;  // of a send, that will have been taken; 0: a receive
     };
 
-    static size_t at(int index) { return static_cast<size_t>(index); }
     static Handle handle(uint64_t number) { return (Handle)(number); }
     static uint64_t number(Handle handle) { return (uint64_t)(handle); }
     int tag(int64_t sequence, int message) const {
-        return static_cast<int>(sequence % tags_) * plan_.chunks + plan_.first[at(message)];
+        return static_cast<int>(sequence % tags_) * plan_.chunks + plan_.first[message];
     }
     template <class Visit>
     void each_chunk(int message, Visit visit) const {
-        for (int chunk = plan_.first[at(message)], end = chunk + plan_.count[at(message)]; chunk < end; ++chunk)
-            visit(at(chunk));
+        for (int chunk = plan_.first[message], end = chunk + plan_.count[message]; chunk < end; ++chunk) visit(chunk);
     }
     static void check(int code, const char* call) {
         if (code != 0) throw std::runtime_error(std::string(call) + " failed with MPI's error " + std::to_string(code));
@@ -324,16 +322,16 @@ private:
             notes_.push_back(
                 {Clock::now().time_since_epoch() / std::chrono::nanoseconds(1), what, sequence, message, peer});
     }
-    void ready(int64_t sequence, int place) { outbox_.add({sequence, place}, plan_.target[at(plan_.mine[at(place)])]); }
+    void ready(int64_t sequence, int place) { outbox_.add({sequence, place}, plan_.target[plan_.mine[place]]); }
 
     // Post the next receive from a source; false: none is due.
     bool post(Source& source) {
         if (source.due.empty()) return false;
         const auto [sequence, place] = source.due.front();
         source.due.pop_front();
-        const int message = plan_.incoming[at(place)];
+        const int message = plan_.incoming[place];
         Handle request;
-        check(mpi_.irecv(nullptr, 1, flights_.at(sequence).receives[at(place)], plan_.source[at(message)],
+        check(mpi_.irecv(nullptr, 1, flights_.at(sequence).receives[place], plan_.source[message],
                          tag(sequence, message), mpi_.comm, &request),
               "MPI_Irecv");
         requests_.push_back(request);
@@ -344,35 +342,35 @@ private:
 
     void complete(size_t ended) {
         finished_.clear();
-        for (size_t i = 0; i < ended; ++i) finished_.push_back(what_[at(indices_[i])]);
-        std::sort(indices_.begin(), indices_.begin() + static_cast<ptrdiff_t>(ended), std::greater<>());
+        for (size_t i = 0; i < ended; ++i) finished_.push_back(what_[indices_[i]]);
+        std::sort(indices_.begin(), indices_.begin() + ended, std::greater<>());
         for (size_t i = 0; i < ended; ++i) {
-            requests_[at(indices_[i])] = requests_.back();
-            what_[at(indices_[i])] = what_.back();
+            requests_[indices_[i]] = requests_.back();
+            what_[indices_[i]] = what_.back();
             requests_.pop_back();
             what_.pop_back();
         }
         for (const What& what : finished_) {
             if (what.bytes) {
-                outbox_.taken({what.sequence, what.place}, plan_.target[at(plan_.mine[at(what.place)])], what.bytes);
+                outbox_.taken({what.sequence, what.place}, plan_.target[plan_.mine[what.place]], what.bytes);
                 left(what.sequence, what.place);
             } else {
-                arrived(what.sequence, plan_.incoming[at(what.place)]);
+                arrived(what.sequence, plan_.incoming[what.place]);
             }
         }
     }
 
     void arrived(int64_t sequence, int message) {
-        Source& source = sources_[plan_.source[at(message)]];
+        Source& source = sources_[plan_.source[message]];
         --source.posted;
         post(source);
         Flight& flight = flights_.at(sequence);
-        totals_.bytes_received += flight.hooks.arrived ? flight.hooks.arrived(message) : bytes_[at(message)];
+        totals_.bytes_received += flight.hooks.arrived ? flight.hooks.arrived(message) : bytes_[message];
         ++totals_.messages_received;
-        note(2, sequence, message, plan_.source[at(message)]);
+        note(2, sequence, message, plan_.source[message]);
         each_chunk(message, [&](size_t chunk) {
             for (int place : waiters_[chunk])
-                if (--flight.missing[at(place)] == 0) ready(sequence, place);
+                if (--flight.missing[place] == 0) ready(sequence, place);
         });
         issue();
         arrivals_.push_back({sequence, message});
@@ -385,15 +383,15 @@ private:
         while (const auto entry = outbox_.take()) {
             const auto [sequence, place] = *entry;
             Flight& flight = flights_.at(sequence);
-            const int message = plan_.mine[at(place)], target = plan_.target[at(message)];
-            int64_t bytes = bytes_[at(message)];
+            const int message = plan_.mine[place], target = plan_.target[message];
+            int64_t bytes = bytes_[message];
             Handle type;
             if (flight.hooks.prepare) {
                 const auto [made, size] = flight.hooks.prepare(message);
                 type = handle(made);
                 bytes = size;
             } else {
-                type = flight.sends[at(place)];
+                type = flight.sends[place];
             }
             const bool asks = outbox_.asks(target, bytes);
             Handle request;
@@ -418,7 +416,7 @@ private:
     }
 
     void left(int64_t sequence, int place) {
-        note(1, sequence, plan_.mine[at(place)], plan_.target[at(plan_.mine[at(place)])]);
+        note(1, sequence, plan_.mine[place], plan_.target[plan_.mine[place]]);
         if (--flights_.at(sequence).unsent == 0) sent_.push_back(sequence);
     }
 

@@ -464,6 +464,7 @@ class Engine:
         self._by_kernel = devices.has_kernel(part.online.vector.device) and gemm_of_torch() != 0
         learning = part.online.parameters()
         self._parameters = list(learning.values())
+        self._gradient = part.learned(part.gradient)  # what `backward` gives
         views = part.online.split(part.gradient)
         named = zip(part.online.layout.entries, views, strict=True)
         self._gradients = [view for entry, view in named if entry.name in learning]
@@ -512,7 +513,7 @@ class Engine:
             self._part.gradient.zero_()
         for unit in reversed(arrangement.units):
             unit.backward(evaluations, outputs, slopes)
-        return self._part.learned(self._part.gradient)
+        return self._gradient
 
     @staticmethod
     def _add_slopes(scalar: torch.Tensor, tensors: list[torch.Tensor], slopes: Slopes) -> None:

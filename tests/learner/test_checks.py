@@ -18,10 +18,11 @@ from ddrl.core.rows import row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.algorithm import SHARED, Acting, Evaluation, Loss, algorithm_class
 from ddrl.learner.algorithms.dqn import DQN
 from ddrl.learner.checks import MAX_EPISODES, MIN_EPISODES, checked_learner, random_rows
 from ddrl.replay.sources import CHECKED_BATCH, small_source
+from ddrl.run.cli import tasks
 from tests.learner.continuous_cases import BOX
 from tests.learner.learner_cases import VECTOR, random_batch
 
@@ -282,6 +283,15 @@ def test_settings_that_an_algorithm_does_not_read_are_named(
 ) -> None:
     config = load_config(overrides=[f"learner.algorithm={algorithm}", *overrides])
     assert describe(config, VECTOR).unread == unread
+
+
+@pytest.mark.parametrize("task", tasks())
+def test_no_task_sets_what_its_algorithm_does_not_read(task: str) -> None:
+    config = load_config(tasks()[task])
+    reads = getattr(algorithm_class(config), "reads", SHARED)
+    default = LearnerConfig()
+    unread = [name for name in SHARED if name not in reads]
+    assert [name for name in unread if getattr(config.learner, name) != getattr(default, name)] == []
 
 
 def test_the_checks_take_no_more_memory_than_they_may_with_large_observations_and_a_small_replay() -> None:

@@ -155,7 +155,7 @@ public:
         for (double* counts : {t_.shown, t_.billed, t_.seen_shown, t_.seen_billed})
             std::fill_n(counts + i * t_.contracts, t_.contracts, 0.0);
         std::fill_n(t_.sums + i * 5, 5, 0.0);
-        std::fill_n(billing_.begin() + static_cast<std::ptrdiff_t>(i * t_.delay), t_.delay, -1);
+        std::fill_n(billing_.begin() + (i * t_.delay), t_.delay, -1);
         billing_at_[i] = 0;
         present_[i].entered = false;
     }
@@ -188,7 +188,7 @@ public:
             for (size_t b = 0; b < t_.bids; ++b)
                 ad_id_[i * slots() + t_.contracts + b] = static_cast<int32_t>(r_.bid_ad[at * t_.bids + b]);
         } else {
-            std::fill_n(queue_.begin() + static_cast<std::ptrdiff_t>(i * slots()), slots(), char{0});
+            std::fill_n(queue_.begin() + (i * slots()), slots(), char{0});
         }
     }
 
@@ -227,8 +227,7 @@ public:
                 reasons_[c] = Reason::no_bid;
         }
         const size_t cut = cut_lowest_bids(given);
-        for (size_t b = 0; b < listed_bids_.size(); ++b)
-            enter_bid(given, static_cast<size_t>(listed_bids_[b]), t_.contracts + b);
+        for (size_t b = 0; b < listed_bids_.size(); ++b) enter_bid(given, listed_bids_[b], t_.contracts + b);
         return cut;
     }
 
@@ -360,11 +359,11 @@ private:
         const size_t at = i * r_.length + k;
         const Choice choice = choose(i, scores, width);
         const bool shows = choice.slot >= 0;
-        const size_t slot = shows ? static_cast<size_t>(choice.slot) : 0;
+        const size_t slot = shows ? choice.slot : 0;
         const bool is_contract = shows && slot < t_.contracts;
         bool billed = false;
         if (is_contract) {
-            const size_t window = static_cast<size_t>(r_.window[at]);
+            const size_t window = r_.window[at];
             const double rate = t_.billed_rate[(i * t_.windows + window) * t_.contracts + slot];
             const bool known = r_.logged[at] == choice.slot && r_.logged_billed[at] >= 0;
             billed = known ? r_.logged_billed[at] == 1 : static_cast<double>(r_.billing[at]) < rate;
@@ -403,11 +402,11 @@ private:
 
     // Count the billing of one request that showed `contract` (-1: none), and make that of `delay` requests ago known.
     void deliver(size_t i, int contract, bool billed) {
-        if (billed) t_.billed[i * t_.contracts + static_cast<size_t>(contract)] += 1;
+        if (billed) t_.billed[i * t_.contracts + contract] += 1;
         int32_t news = contract < 0 ? -1 : 2 * contract + billed;
         if (t_.delay) std::swap(news, billing_[i * t_.delay + billing_at_[i]++ % t_.delay]);
         if (news < 0) return;
-        const size_t p = i * t_.contracts + static_cast<size_t>(news >> 1);
+        const size_t p = i * t_.contracts + (news >> 1);
         t_.seen_shown[p] += 1;
         t_.seen_billed[p] += news & 1;
     }
@@ -497,7 +496,7 @@ private:
         if (known == place_of_.end())
             throw BadCandidate{entry("ad", c) + " = " + std::to_string(given.ad[c]) +
                                " is no contract of this server; contracts of another day, or a bid of kind 1?"};
-        const auto j = static_cast<size_t>(known->second);
+        const size_t j = known->second;
         if (origin_[j] >= 0)
             throw BadCandidate{entry("ad", c) + " = " + std::to_string(given.ad[c]) + " is there twice"};
         origin_[j] = static_cast<int>(c);
@@ -525,11 +524,9 @@ private:
     size_t cut_lowest_bids(const Candidates& given) {
         if (listed_bids_.size() <= t_.bids) return 0;
         const size_t cut = listed_bids_.size() - t_.bids;
-        std::stable_sort(listed_bids_.begin(), listed_bids_.end(), [&](int a, int b) {
-            return given.ecpm[static_cast<size_t>(a)] > given.ecpm[static_cast<size_t>(b)];
-        });
-        for (size_t b = t_.bids; b < listed_bids_.size(); ++b)
-            reasons_[static_cast<size_t>(listed_bids_[b])] = Reason::cut;
+        std::stable_sort(listed_bids_.begin(), listed_bids_.end(),
+                         [&](int a, int b) { return given.ecpm[a] > given.ecpm[b]; });
+        for (size_t b = t_.bids; b < listed_bids_.size(); ++b) reasons_[listed_bids_[b]] = Reason::cut;
         listed_bids_.resize(t_.bids);
         std::sort(listed_bids_.begin(), listed_bids_.end());
         return cut;

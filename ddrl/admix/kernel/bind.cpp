@@ -171,7 +171,7 @@ public:
         for (size_t i = 0; i < t.places; ++i) {
             check_range(at.data()[i], 1);
             const double* rate = draws ? draws->data() + i * t.contracts : nullptr;
-            queue_.take(i, static_cast<size_t>(at.data()[i]), present.data()[i], rate, rate ? rate + all : nullptr);
+            queue_.take(i, at.data()[i], present.data()[i], rate, rate ? rate + all : nullptr);
         }
     }
 
@@ -186,7 +186,7 @@ public:
             const int64_t own = count.data()[i];
             if (own <= 0) continue;
             check_range(at.data()[i], own);
-            if (draws && drawn < static_cast<size_t>(own) * t.contracts) throw nb::value_error("too few draws");
+            if (draws && drawn < own * t.contracts) throw nb::value_error("too few draws");
             try {
                 queue_.play(i, static_cast<size_t>(at.data()[i]), static_cast<size_t>(own), scores.data() + i * width,
                             width, draws ? draws->data() + i * drawn : nullptr);

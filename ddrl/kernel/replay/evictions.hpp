@@ -27,7 +27,7 @@ public:
     virtual bool wants_draws() const { return false; }
     // The episode to evict, one that was added; there is at least one.
     virtual u32 victim(const Store& store) = 0;
-    virtual std::size_t nbytes() const = 0;
+    virtual size_t nbytes() const = 0;
     // All of the state, or what changed since mark_saved; load writes either over the present state.
     virtual void save(Writer& out, bool whole) const = 0;
     virtual void load(Reader& in) = 0;
@@ -44,7 +44,7 @@ public:
         while (!store.episode(episode).records) episode = store.episode(episode).newer;
         return episode;
     }
-    std::size_t nbytes() const override { return sizeof *this; }
+    size_t nbytes() const override { return sizeof *this; }
     void save(Writer&, bool) const override {}
     void load(Reader&) override {}
 };
@@ -55,7 +55,7 @@ public:
 class SecondChance final : public Eviction {
 public:
     void added(u32 episode, const Store&) override {
-        if (flag_.size() <= episode) flag_.resize(episode + std::size_t{1});
+        if (flag_.size() <= episode) flag_.resize(episode + size_t{1});
         flag_.set(episode, 0);
         if (pointer_ == NONE) pointer_ = episode;
     }
@@ -73,7 +73,7 @@ public:
             if (store.episode(pointer_).records) flag_.set(pointer_, 0);
         return pointer_;
     }
-    std::size_t nbytes() const override { return flag_.nbytes(); }
+    size_t nbytes() const override { return flag_.nbytes(); }
     void save(Writer& out, bool whole) const override { out.value(pointer_), flag_.save(out, whole); }
     void load(Reader& in) override { pointer_ = in.value<u32>(), flag_.load(in); }
     void mark_saved() override { flag_.clear_written(); }
@@ -109,7 +109,7 @@ private:
 class RankedEviction : public Eviction {
 public:
     void added(u32 episode, const Store& store) override {
-        if (entries_.size() <= episode) entries_.resize(episode + std::size_t{1});
+        if (entries_.size() <= episode) entries_.resize(episode + size_t{1});
         entries_.set(episode, {RUNNING, store.episode(episode).handle});
     }
     void ended(u32 episode) override {
@@ -133,7 +133,7 @@ public:
         }
         return Fifo().victim(store);
     }
-    std::size_t nbytes() const override { return entries_.nbytes() + heap_.capacity() * sizeof(Held); }
+    size_t nbytes() const override { return entries_.nbytes() + heap_.capacity() * sizeof(Held); }
     void save(Writer& out, bool whole) const override { out.value(clock_), entries_.save(out, whole); }
     void load(Reader& in) override {
         clock_ = in.value<u64>();
@@ -144,7 +144,7 @@ public:
     }
     void mark_saved() override { entries_.clear_written(); }
     std::string check(const Store& store) const override {
-        std::size_t held = 0, entered = 0;
+        size_t held = 0, entered = 0;
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) {
             if (!store.episode(i).records) continue;
             ++held;
@@ -152,7 +152,7 @@ public:
                 (entries_[i].key == RUNNING) != (store.episode(i).ending == Ending::LIVE))
                 return "the eviction has lost an episode";
         }
-        for (std::size_t i = 0; i < entries_.size(); ++i) entered += entries_[i].key != Entry{}.key;
+        for (size_t i = 0; i < entries_.size(); ++i) entered += entries_[i].key != Entry{}.key;
         return entered == held ? "" : "the eviction holds an episode that is gone";
     }
 

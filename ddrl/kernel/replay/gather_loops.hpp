@@ -2,19 +2,19 @@
 // records, sums of rewards, and the loops over windows.
 
 // Copies `W` bytes, any alignment, as one vector of this instruction set.
-template <std::size_t W>
+template <size_t W>
 __attribute__((always_inline)) inline void copy_lane(byte* to, const byte* from) {
     typedef u8 Lane __attribute__((vector_size(W), aligned(1), may_alias));
     *reinterpret_cast<Lane*>(to) = *reinterpret_cast<const Lane*>(from);
 }
 
 // Copies of a few hundred bytes, whose sizes repeat: branches are predicted, and a call to memcpy would cost more.
-__attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from, std::size_t bytes) {
-    constexpr std::size_t W = DDRL_REPLAY_LANE;
+__attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from, size_t bytes) {
+    constexpr size_t W = DDRL_REPLAY_LANE;
     if (bytes > 1024) {
         std::memcpy(to, from, bytes);
     } else if (bytes >= W) {
-        std::size_t at = 0;
+        size_t at = 0;
         do {
             copy_lane<W>(to + at, from + at);
             at += W;
@@ -33,7 +33,7 @@ __attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from
         copy_lane<4>(to, from);
         if (bytes > 4) copy_lane<4>(to + bytes - 4, from + bytes - 4);
     } else {
-        for (std::size_t i = 0; i < bytes; ++i) to[i] = from[i];
+        for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
     }
 }
 
@@ -50,22 +50,20 @@ protected:
     struct Summed {  // a column of rewards: how many numbers a record has, and where the sums [B, floats] go
         u32 column, floats;
         byte* to;
-        std::size_t offset;  // of the column in a chunk
+        size_t offset;  // of the column in a chunk
     };
-    std::size_t stacked(u32 column) const {
-        return std::size_t{store_.column_bytes(column)} * store_.column_stack(column);
-    }
+    size_t stacked(u32 column) const { return size_t{store_.column_bytes(column)} * store_.column_stack(column); }
     u32 most_stacked() const {
         u32 most = 1;
         for (u32 c = 0; c < states_; ++c) most = std::max(most, store_.column_stack(c));
         return most;
     }
 
-    std::size_t most_reward_floats() const {
-        std::size_t most = 0;
+    size_t most_reward_floats() const {
+        size_t most = 0;
         for (u32 c = 0; c < columns_; ++c)
             if (store_.column_role(c) == Role::REWARD)
-                most = std::max<std::size_t>(most, store_.column_bytes(c) / sizeof(float));
+                most = std::max<size_t>(most, store_.column_bytes(c) / sizeof(float));
         return most;
     }
 
@@ -78,7 +76,7 @@ protected:
     // `count` consecutive records of a column from `position` on.
     void run(u32 column, u32 chunk, u32 position, u32 count, byte* to) const {
         if (!count) return;
-        const std::size_t bytes = store_.column_bytes(column);
+        const size_t bytes = store_.column_bytes(column);
         chunk = seek(chunk, position);
         for (u32 offset = position & mask_;;) {
             const u32 here = mask_ + 1 - offset, part = count < here ? count : here;
@@ -88,7 +86,7 @@ protected:
         }
     }
     void padded(u32 column, u32 chunk, u32 position, u32 count, u32 most, byte* to) const {
-        const std::size_t bytes = store_.column_bytes(column);
+        const size_t bytes = store_.column_bytes(column);
         run(column, chunk, position, count, to);
         if (count < most) std::memset(to + count * bytes, 0, (most - count) * bytes);
     }
@@ -108,7 +106,7 @@ protected:
     }
     // Writes the n-step sums of a column from `position` on to its place `at`; returns the discount of the bootstrap.
     float n_step(u32 chunk, const Window& window, u32 position, u32 steps, float discount, const Summed& summed,
-                 std::size_t at) const {
+                 size_t at) const {
         const double factor = summed.floats == 1 ? scalar_sum(chunk, position, steps, discount, summed.column,
                                                               reinterpret_cast<float*>(summed.to)[at])
                                                  : vector_sums(chunk, position, steps, discount, summed, at);
@@ -132,8 +130,8 @@ protected:
         return factor;
     }
     __attribute__((noinline)) double vector_sums(u32 chunk, u32 position, u32 steps, float discount,
-                                                 const Summed& summed, std::size_t at) const {
-        const std::size_t bytes = summed.floats * sizeof(float);
+                                                 const Summed& summed, size_t at) const {
+        const size_t bytes = summed.floats * sizeof(float);
         double factor = 1.0;
         for (u32 k = 0; k < summed.floats; ++k) {
             double total = 0.0;
@@ -164,7 +162,7 @@ public:
     // Windows of L records. The sizes of the commonest shapes (windows of 8, actions of 8 bytes, small states) are
     // known to the compiler.
     void windows(const WindowOutputs& outputs) const {
-        const std::size_t most = options_.pick_len, state = most * store_.column_bytes(0);
+        const size_t most = options_.pick_len, state = most * store_.column_bytes(0);
         if (most > mask_ + 1 || most_stacked() != 1) return copy_edges(outputs);
         u32 wanted[MAX_COLUMNS], count = 0;  // beside the states
         bool plain = states_ == 1;
@@ -205,13 +203,13 @@ public:
         }
         const Chunks chunks = store_.chunks();
         const Window* const windows = windows_.data();
-        const std::size_t count = windows_.size();
+        const size_t count = windows_.size();
         float* const left = outputs.discount;
         // One reward a record: what the loop needs of it is kept in locals.
         const Summed only = summed[0];
         const bool scalar = rewards == 1 && only.floats == 1;
         float* const sums = reinterpret_cast<float*>(only.to);
-        for (std::size_t i = 0; i < count; ++i) {
+        for (size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
@@ -219,7 +217,7 @@ public:
                     prefetch(chunk + copied[c].offset + offset * copied[c].bytes,
                              copied[c].bytes * (copied[c].next ? n + 1 : 1));
                 for (u32 r = 0; r < rewards; ++r) {
-                    const std::size_t bytes = summed[r].floats * sizeof(float);
+                    const size_t bytes = summed[r].floats * sizeof(float);
                     prefetch(chunk + summed[r].offset + offset * bytes, n * bytes);
                 }
             }
@@ -258,7 +256,7 @@ public:
     void sequences(float discount, const SequenceOutputs& out) const {
         const u32 most = options_.pick_len, n = options_.n_step, room = options_.burn_in + most;
         std::vector<float> rewards((most + n - 1) * most_reward_floats());
-        for (std::size_t i = 0; i < windows_.size(); ++i) {
+        for (size_t i = 0; i < windows_.size(); ++i) {
             const Window& window = windows_[i];
             const u32 before = window.position < options_.burn_in ? window.position : options_.burn_in,
                       first = window.position - before;
@@ -268,7 +266,7 @@ public:
             const u32 chunk = seek(window.slot >> shift_, first);
             out.burn[i] = before, out.length[i] = count;
             for (u32 c = 0; c < columns_; ++c) {
-                const std::size_t bytes = store_.column_bytes(c);
+                const size_t bytes = store_.column_bytes(c);
                 if (out.at_pick[c]) run(c, chunk, window.position, 1, out.at_pick[c] + i * bytes);
                 byte* to = out.column[c];
                 if (!to) continue;
@@ -285,19 +283,19 @@ public:
     }
 
 private:
-    static constexpr std::size_t AHEAD = 20;  // windows ahead of the copy whose memory is prefetched
+    static constexpr size_t AHEAD = 20;  // windows ahead of the copy whose memory is prefetched
     struct Copied {  // a column: its offset in a chunk, bytes of a record and of what a window takes of it, and
                      // where that goes
-        std::size_t offset, bytes, window;
+        size_t offset, bytes, window;
         byte *to, *next;  // next: the same, a state (or n) later; null but for states
         u32 column;
         const byte* at(const byte* chunk, u32 record) const { return chunk + offset + record * bytes; }
     };
     void copy_edges(const WindowOutputs& outputs) const {
-        for (std::size_t i = 0; i < windows_.size(); ++i) edge_window(windows_[i], i, outputs);
+        for (size_t i = 0; i < windows_.size(); ++i) edge_window(windows_[i], i, outputs);
     }
     // S, A, R: bytes of a window's (only) state and of the two other columns that are wanted, or 0: known when it runs.
-    template <std::size_t S, std::size_t A, std::size_t R>
+    template <size_t S, size_t A, size_t R>
     void copy_windows(const WindowOutputs& outputs, const u32* wanted, u32 wanted_count) const {
         // What the loop reads is kept in locals: bytes written to an output could be anything else, as far as the
         // compiler knows.
@@ -305,11 +303,11 @@ private:
         const u32 others = S ? 2 : wanted_count;
         Copied state[S ? 1 : MAX_COLUMNS], other[S ? 2 : MAX_COLUMNS];
         for (u32 c = 0; c < states; ++c)
-            state[c] = {store_.column_offset(c), store_.column_bytes(c), most * std::size_t{store_.column_bytes(c)},
+            state[c] = {store_.column_offset(c), store_.column_bytes(c), most * size_t{store_.column_bytes(c)},
                         outputs.column[c],       outputs.next[c],        c};
         for (u32 k = 0; k < others; ++k) {
             const u32 c = wanted[k];
-            const std::size_t bytes = store_.column_bytes(c);
+            const size_t bytes = store_.column_bytes(c);
             other[k] = {store_.column_offset(c), bytes,   store_.column_role(c) == Role::MEMORY ? bytes : most * bytes,
                         outputs.column[c],       nullptr, c};
         }
@@ -320,9 +318,9 @@ private:
         }
         const Chunks chunks = store_.chunks();
         const Window* const windows = windows_.data();
-        const std::size_t count = windows_.size();
+        const size_t count = windows_.size();
         u32 *const length = outputs.length, *const next_length = outputs.next_length;
-        for (std::size_t i = 0; i < count; ++i) {
+        for (size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) {
                 const u32 slot = windows[i + AHEAD].slot, offset = slot & mask;
                 const byte* chunk = chunks[slot >> shift];
@@ -367,26 +365,26 @@ private:
         }
     }
     // `bytes` in all: up to `here` of them from `from`, the others from `rest`.
-    static void copy_split(byte* to, const byte* from, std::size_t here, const byte* rest, std::size_t bytes) {
-        const std::size_t first = here < bytes ? here : bytes;
+    static void copy_split(byte* to, const byte* from, size_t here, const byte* rest, size_t bytes) {
+        const size_t first = here < bytes ? here : bytes;
         copy_bytes(to, from, first);
         copy_bytes(to + first, rest, bytes - first);
     }
     // The first lines of `bytes` from `from` on; the processor fetches the rest of a long run by itself.
-    __attribute__((always_inline)) static void prefetch(const byte* from, std::size_t bytes) {
-        const byte* last = from + std::min<std::size_t>(bytes, 320) - 1;
+    __attribute__((always_inline)) static void prefetch(const byte* from, size_t bytes) {
+        const byte* last = from + std::min<size_t>(bytes, 320) - 1;
         for (; from < last; from += 64) __builtin_prefetch(from);
         __builtin_prefetch(last);
     }
     // A window that meets a chunk's border or an episode's end, or whose frames are stacked.
-    __attribute__((noinline)) void edge_window(const Window& window, std::size_t i, const WindowOutputs& out) const {
+    __attribute__((noinline)) void edge_window(const Window& window, size_t i, const WindowOutputs& out) const {
         const u32 most = options_.pick_len, chunk = window.slot >> shift_;
         const u32 left = window.records() - window.position, count = left < most ? left : most;
         const u32 after = window.states() - 1 - window.position, next_count = after < count ? after : count;
         out.length[i] = count, out.next_length[i] = next_count;
         for (u32 c = 0; c < columns_; ++c) {
             byte* to = out.column[c];
-            const std::size_t bytes = store_.column_bytes(c);
+            const size_t bytes = store_.column_bytes(c);
             if (!to) continue;
             if (c < states_) {
                 observations(c, chunk, window.position, count, most, to + i * most * stacked(c));
@@ -402,9 +400,9 @@ private:
     // room for the rewards of pick_len + n_step - 1 records, which are copied there once: each of them is in up to
     // n_step sums.
     void sums(u32 column, u32 chunk, const Window& window, u32 count, float discount, float* rewards,
-              const SequenceOutputs& out, std::size_t i) const {
+              const SequenceOutputs& out, size_t i) const {
         const u32 most = options_.pick_len, n = options_.n_step, after = window.states() - 1 - window.position;
-        const std::size_t floats = store_.column_bytes(column) / sizeof(float);
+        const size_t floats = store_.column_bytes(column) / sizeof(float);
         run(column, chunk, window.position, std::min(after, count + n - 1), reinterpret_cast<byte*>(rewards));
         float* const sum = reinterpret_cast<float*>(out.column[column]) + i * most * floats;
         float* const left = out.discount + i * most;
@@ -412,7 +410,7 @@ private:
         for (u32 t = 0; t < count; ++t) {
             const u32 steps = std::min(n, after - t);
             double factor = 1.0;
-            for (std::size_t k = 0; k < floats; ++k) {
+            for (size_t k = 0; k < floats; ++k) {
                 double total = 0.0;
                 factor = 1.0;
                 for (u32 j = 0; j < steps; ++j, factor *= discount) total += factor * rewards[(t + j) * floats + k];

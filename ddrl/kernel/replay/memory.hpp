@@ -24,23 +24,23 @@ using u64 = std::uint64_t;
 using std::byte;
 
 inline constexpr u32 NONE = 0xFFFFFFFFu;
-inline constexpr std::size_t HUGE_PAGE = std::size_t{2} << 20;
+inline constexpr size_t HUGE_PAGE = size_t{2} << 20;
 
-inline std::size_t round_up(std::size_t value, std::size_t unit) { return (value + unit - 1) / unit * unit; }
+inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 // For maps of integer keys: distributes keys that are multiples of one number too.
 struct MixedHash {
-    std::size_t operator()(u64 key) const { return static_cast<std::size_t>((key * 0x9E3779B97F4A7C15ull) >> 32); }
+    size_t operator()(u64 key) const { return (key * 0x9E3779B97F4A7C15ull) >> 32; }
 };
 template <class Map>
-std::size_t map_bytes(const Map& map) {
+size_t map_bytes(const Map& map) {
     return map.bucket_count() * (sizeof(typename Map::value_type) + sizeof(u64));
 }
 
 // Address space of `bytes`, aligned to a huge page where it is large; zero until touched.
-inline byte* reserve_pages(std::size_t bytes, int protection) {
+inline byte* reserve_pages(size_t bytes, int protection) {
     const bool large = bytes >= 2 * HUGE_PAGE;
-    const std::size_t length = large ? bytes + HUGE_PAGE : bytes;
+    const size_t length = large ? bytes + HUGE_PAGE : bytes;
     void* raw = mmap(nullptr, length, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED)
         throw std::runtime_error("replay cannot reserve " + std::to_string(length) + " bytes of address space (" +
@@ -48,14 +48,14 @@ inline byte* reserve_pages(std::size_t bytes, int protection) {
     auto* begin = static_cast<byte*>(raw);
     if (!large) return begin;
     const auto address = reinterpret_cast<std::uintptr_t>(begin);
-    const std::size_t lead = round_up(address, HUGE_PAGE) - address;
+    const size_t lead = round_up(address, HUGE_PAGE) - address;
     if (lead) munmap(begin, lead);
     if (HUGE_PAGE - lead) munmap(begin + lead + bytes, HUGE_PAGE - lead);
     madvise(begin + lead, bytes, MADV_HUGEPAGE);
     return begin + lead;
 }
 
-inline constexpr std::size_t PAGE = 4096;
+inline constexpr size_t PAGE = 4096;
 
 // An array of `capacity` elements of a trivial type, zero at first, at an address that never changes: pages are
 // committed when they are touched, and readers keep plain pointers while writers fill it.
@@ -65,7 +65,7 @@ class Reserved {
 
 public:
     Reserved() = default;
-    explicit Reserved(std::size_t capacity) : capacity_(capacity), bytes_(round_up(capacity * sizeof(T) + 1, PAGE)) {
+    explicit Reserved(size_t capacity) : capacity_(capacity), bytes_(round_up(capacity * sizeof(T) + 1, PAGE)) {
         data_ = reinterpret_cast<T*>(reserve_pages(bytes_, PROT_READ | PROT_WRITE));
     }
     Reserved(Reserved&& other) noexcept
@@ -79,11 +79,11 @@ public:
     ~Reserved() {
         if (data_) munmap(data_, bytes_);
     }
-    T& operator[](std::size_t index) { return data_[index]; }
-    const T& operator[](std::size_t index) const { return data_[index]; }
+    T& operator[](size_t index) { return data_[index]; }
+    const T& operator[](size_t index) const { return data_[index]; }
     T* data() { return data_; }
     const T* data() const { return data_; }
-    std::size_t capacity() const { return capacity_; }
+    size_t capacity() const { return capacity_; }
     // Back to zeros, and the pages back to the system.
     void clear() {
         if (data_) madvise(data_, bytes_, MADV_DONTNEED);
@@ -91,14 +91,14 @@ public:
 
 private:
     T* data_ = nullptr;
-    std::size_t capacity_ = 0, bytes_ = 0;
+    size_t capacity_ = 0, bytes_ = 0;
 };
 
 // `max_chunks` chunks of `chunk_bytes`, committed in order of their number; in RAM, or in the file `path` (created,
 // unlinked with the arena).
 class Arena {
 public:
-    Arena(std::size_t chunk_bytes, std::size_t max_chunks, std::string path)
+    Arena(size_t chunk_bytes, size_t max_chunks, std::string path)
         : chunk_bytes_(chunk_bytes),
           max_chunks_(max_chunks),
           reserved_(round_up(chunk_bytes * max_chunks, PAGE)),
@@ -117,21 +117,21 @@ public:
         munmap(base_, reserved_);
         if (file_ >= 0) close(file_), unlink(path_.c_str());
     }
-    byte* chunk(std::size_t number) { return base_ + number * chunk_bytes_; }
-    const byte* chunk(std::size_t number) const { return base_ + number * chunk_bytes_; }
+    byte* chunk(size_t number) { return base_ + number * chunk_bytes_; }
+    const byte* chunk(size_t number) const { return base_ + number * chunk_bytes_; }
     const byte* base() const { return base_; }
-    std::size_t chunk_bytes() const { return chunk_bytes_; }
-    std::size_t max_chunks() const { return max_chunks_; }
+    size_t chunk_bytes() const { return chunk_bytes_; }
+    size_t max_chunks() const { return max_chunks_; }
     bool in_file() const { return file_ >= 0; }
 
     // Makes chunks 0 .. count - 1 usable; in a file it takes the room on disk now, so that a full disk is an error here
     // and not a SIGBUS later.
-    void commit(std::size_t count) {
-        const std::size_t wanted = round_up(count * chunk_bytes_, PAGE);
+    void commit(size_t count) {
+        const size_t wanted = round_up(count * chunk_bytes_, PAGE);
         if (file_ < 0 || wanted <= committed_) return;
-        std::size_t target = round_up(wanted, EXTENT);
+        size_t target = round_up(wanted, EXTENT);
         if (target > reserved_) target = reserved_;
-        const std::size_t extra = target - committed_;
+        const size_t extra = target - committed_;
         if (const int error = posix_fallocate(file_, static_cast<off_t>(committed_), static_cast<off_t>(extra)))
             throw std::runtime_error("replay cannot grow its buffer file " + path_ + " by " + std::to_string(extra) +
                                      " bytes (" + std::strerror(error) +
@@ -143,8 +143,8 @@ public:
     }
 
 private:
-    static constexpr std::size_t EXTENT = std::size_t{32} << 20;
-    std::size_t chunk_bytes_, max_chunks_, reserved_, committed_ = 0;
+    static constexpr size_t EXTENT = size_t{32} << 20;
+    size_t chunk_bytes_, max_chunks_, reserved_, committed_ = 0;
     std::string path_;
     int file_ = -1;
     byte* base_ = nullptr;
@@ -160,11 +160,11 @@ public:
         raw(&item, sizeof item);
     }
     template <class T>
-    void array(const T* items, std::size_t count) {
+    void array(const T* items, size_t count) {
         value<u64>(count);
         raw(items, count * sizeof(T));
     }
-    void raw(const void* data, std::size_t bytes) {
+    void raw(const void* data, size_t bytes) {
         const auto* begin = static_cast<const byte*>(data);
         bytes_.insert(bytes_.end(), begin, begin + bytes);
     }
@@ -176,7 +176,7 @@ private:
 
 class Reader {
 public:
-    Reader(const byte* data, std::size_t bytes) : at_(data), end_(data + bytes) {}
+    Reader(const byte* data, size_t bytes) : at_(data), end_(data + bytes) {}
     template <class T>
     T value() {
         T item;
@@ -185,26 +185,26 @@ public:
     }
     // An array written by Writer::array into `items`, which holds at most `most`; returns its count.
     template <class T>
-    std::size_t array(T* items, std::size_t most) {
+    size_t array(T* items, size_t most) {
         const u64 count = value<u64>();
         if (count > most) throw std::runtime_error("the snapshot holds more than this replay can");
         const byte* from = take(count * sizeof(T));
         if (count) std::memcpy(items, from, count * sizeof(T));
         return count;
     }
-    const byte* take(std::size_t bytes) {
+    const byte* take(size_t bytes) {
         if (bytes > left()) throw std::runtime_error("the snapshot ends too early");
         const byte* begin = at_;
         at_ += bytes;
         return begin;
     }
     // A count of items of `bytes` each that follow, refused where the snapshot is too short for them.
-    std::size_t count(std::size_t bytes) {
+    size_t count(size_t bytes) {
         const u64 count = value<u64>();
         if (count > left() / bytes) throw std::runtime_error("the snapshot ends too early");
         return count;
     }
-    std::size_t left() const { return static_cast<std::size_t>(end_ - at_); }
+    size_t left() const { return end_ - at_; }
 
 private:
     const byte *at_, *end_;
@@ -216,13 +216,13 @@ inline constexpr u64 END_OF_BLOCKS = ~u64{0};
 
 // The first `size` items: all of them, or the blocks of `block` items that `written` names.
 template <class T>
-void save_blocks(Writer& out, const T* items, std::size_t size, const u8* written, std::size_t block, bool whole) {
+void save_blocks(Writer& out, const T* items, size_t size, const u8* written, size_t block, bool whole) {
     out.value<u64>(size);
-    for (std::size_t at = 0; at * block < size; ++at) {
+    for (size_t at = 0; at * block < size; ++at) {
         if (!whole && !written[at]) continue;
-        std::size_t end = at + 1;  // neighbors go together
+        size_t end = at + 1;  // neighbors go together
         while (end * block < size && (whole || written[end])) ++end;
-        const std::size_t last = std::min(end * block, size);
+        const size_t last = std::min(end * block, size);
         out.value<u64>(at * block);
         out.array(items + at * block, last - at * block);
         at = end;
@@ -231,7 +231,7 @@ void save_blocks(Writer& out, const T* items, std::size_t size, const u8* writte
 }
 // Reads what save_blocks wrote after the size, over the present items.
 template <class T>
-void load_blocks(Reader& in, T* items, std::size_t size) {
+void load_blocks(Reader& in, T* items, size_t size) {
     for (u64 first = in.value<u64>(); first != END_OF_BLOCKS; first = in.value<u64>()) {
         if (first > size) throw std::runtime_error("it is inconsistent");
         in.array(items + first, size - first);
@@ -242,21 +242,21 @@ template <class T>
 class Tracked {
 public:
     Tracked() = default;
-    explicit Tracked(std::size_t capacity) : items_(capacity), written_(capacity / BLOCK + 1) {}
+    explicit Tracked(size_t capacity) : items_(capacity), written_(capacity / BLOCK + 1) {}
 
-    const T& operator[](std::size_t index) const { return items_[index]; }
+    const T& operator[](size_t index) const { return items_[index]; }
     const T* data() const { return items_.data(); }
-    std::size_t capacity() const { return items_.capacity(); }
-    void set(std::size_t index, const T& item) { change(index) = item; }
-    T& change(std::size_t index) {
+    size_t capacity() const { return items_.capacity(); }
+    void set(size_t index, const T& item) { change(index) = item; }
+    T& change(size_t index) {
         written_[index / BLOCK] = 1;
         return items_[index];
     }
-    void save(Writer& out, std::size_t size, bool whole) const {
+    void save(Writer& out, size_t size, bool whole) const {
         save_blocks(out, items_.data(), size, written_.data(), BLOCK, whole);
     }
     // Reads what save wrote over the present items; returns the size.
-    std::size_t load(Reader& in) {
+    size_t load(Reader& in) {
         const u64 size = in.value<u64>();
         if (size > items_.capacity()) throw std::runtime_error("it holds more than this replay can");
         load_blocks(in, items_.data(), size);
@@ -266,7 +266,7 @@ public:
     void clear_written() { written_.clear(); }
 
 private:
-    static constexpr std::size_t BLOCK = 256;
+    static constexpr size_t BLOCK = 256;
     Reserved<T> items_;
     Reserved<u8> written_;
 };
@@ -274,21 +274,21 @@ private:
 template <class T>
 class TrackedVector {
 public:
-    const T& operator[](std::size_t index) const { return items_[index]; }
+    const T& operator[](size_t index) const { return items_[index]; }
     const T* data() const { return items_.data(); }
-    std::size_t size() const { return items_.size(); }
-    std::size_t nbytes() const { return items_.capacity() * sizeof(T) + written_.capacity(); }
-    void set(std::size_t index, const T& item) { change(index) = item; }
-    T& change(std::size_t index) {
+    size_t size() const { return items_.size(); }
+    size_t nbytes() const { return items_.capacity() * sizeof(T) + written_.capacity(); }
+    void set(size_t index, const T& item) { change(index) = item; }
+    T& change(size_t index) {
         written_[index / BLOCK] = 1;
         return items_[index];
     }
     // New items are T{} and count as written.
-    void resize(std::size_t size) {
-        const std::size_t before = items_.size();
+    void resize(size_t size) {
+        const size_t before = items_.size();
         items_.resize(size);
         written_.resize(size / BLOCK + 1);
-        for (std::size_t at = before; at < size; at += BLOCK) written_[at / BLOCK] = 1;
+        for (size_t at = before; at < size; at += BLOCK) written_[at / BLOCK] = 1;
         if (size > before) written_[(size - 1) / BLOCK] = 1;
     }
     void save(Writer& out, bool whole) const {
@@ -304,7 +304,7 @@ public:
     void clear_written() { std::fill(written_.begin(), written_.end(), u8{0}); }
 
 private:
-    static constexpr std::size_t BLOCK = 32;
+    static constexpr size_t BLOCK = 32;
     std::vector<T> items_;
     std::vector<u8> written_ = std::vector<u8>(1);
 };

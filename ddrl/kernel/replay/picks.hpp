@@ -33,8 +33,8 @@ struct Window {
 // Offsets within a row of many interleaved streams (ddrl.core.rows.RowSchema): what the recording reads, and each
 // column of the store.
 struct RowLayout {
-    std::size_t row_bytes, stream, step, kind;
-    std::vector<std::size_t> columns;
+    size_t row_bytes, stream, step, kind;
+    std::vector<size_t> columns;
 };
 
 // The pick table: every pick that can be drawn, at a dense index, so that a uniform draw is one random number.
@@ -49,7 +49,7 @@ struct Move {
 
 class PickTable {
 public:
-    PickTable(std::size_t most, std::size_t max_slots) : table_(most), index_of_(max_slots) {}
+    PickTable(size_t most, size_t max_slots) : table_(most), index_of_(max_slots) {}
 
     u32 size() const { return size_; }
     u32 slot(u32 index) const { return table_[index]; }
@@ -82,8 +82,8 @@ public:
         }
     }
 
-    std::size_t nbytes(u32 chunks, u32 shift) const {
-        return (std::size_t{high_water()} + (std::size_t{chunks} << shift)) * sizeof(u32);
+    size_t nbytes(u32 chunks, u32 shift) const {
+        return (size_t{high_water()} + (size_t{chunks} << shift)) * sizeof(u32);
     }
     u32 high_water() const { return most_ > size_ ? most_ : size_; }
     void note_high_water() { most_ = high_water(); }

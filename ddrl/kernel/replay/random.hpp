@@ -58,15 +58,15 @@ public:
 private:
     static constexpr u64 GAMMA = 0x9E3779B97F4A7C15ULL;
     __attribute__((always_inline)) static inline void below_plain(u64 counter, u64 step, u32 bound, u32* out,
-                                                                  std::size_t count) {
-        for (std::size_t i = 0; i < count; ++i) {
+                                                                  size_t count) {
+        for (size_t i = 0; i < count; ++i) {
             const u64 z = mix(counter + step * (i + 1));
             out[i] = static_cast<u32>(((z >> 32) * bound + ((z & 0xFFFFFFFFu) * bound >> 32)) >> 32);
         }
     }
 #if DDRL_REPLAY_WIDE
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))) static void below_wide(
-        u64 counter, u64 step, u32 bound, u32* out, std::size_t count) {
+        u64 counter, u64 step, u32 bound, u32* out, size_t count) {
         below_plain(counter, step, bound, out, count);
     }
 #endif

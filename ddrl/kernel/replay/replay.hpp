@@ -33,7 +33,7 @@ public:
     // The window of each pick of `index` (indices in the pick table). Writes the picks' episode handles and positions.
     std::vector<Window> resolve(std::span<const u32> index, Store& store, const PickTable& picks, Eviction& eviction,
                                 u64* handles, u32* positions) {
-        const std::size_t count = index.size();
+        const size_t count = index.size();
         std::vector<Window> windows = take();
         windows.resize(count);
         const bool notify = eviction.wants_draws();
@@ -49,13 +49,13 @@ public:
         EpisodeView* const views = store.episode_views();
         Window* const out = windows.data();
         u32* const drawn = drawn_.data();
-        for (std::size_t i = 0; i < count; ++i) {
+        for (size_t i = 0; i < count; ++i) {
             if (i + AHEAD < count) __builtin_prefetch(slots + wanted[i + AHEAD]);
             const u32 slot = slots[wanted[i]];
             drawn_slots[i] = slot;
             __builtin_prefetch(heads + (slot >> shift));
         }
-        for (std::size_t i = 0; i < count; ++i) {
+        for (size_t i = 0; i < count; ++i) {
             const u32 slot = drawn_slots[i];
             const ChunkHead head = heads[slot >> shift];
             const u32 position = head.base + (slot & mask);
@@ -72,14 +72,14 @@ public:
     // Takes back windows that have been copied, to reuse their memory.
     void recycle(std::vector<Window> windows) { scratch_.push_back(std::move(windows)); }
 
-    std::size_t nbytes() const {
-        std::size_t bytes = (slots_.capacity() + drawn_.capacity()) * sizeof(u32);
+    size_t nbytes() const {
+        size_t bytes = (slots_.capacity() + drawn_.capacity()) * sizeof(u32);
         for (const auto& windows : scratch_) bytes += windows.capacity() * sizeof(Window);
         return bytes;
     }
 
 private:
-    static constexpr std::size_t AHEAD = 32;  // picks whose entry is prefetched
+    static constexpr size_t AHEAD = 32;  // picks whose entry is prefetched
 
     std::vector<Window> take() {
         if (scratch_.empty()) return {};
@@ -129,7 +129,7 @@ public:
         left_.wait(lock, ready);
         lock.release();
     }
-    std::size_t nbytes() const { return limbo_.size() * sizeof(Waiting); }
+    size_t nbytes() const { return limbo_.size() * sizeof(Waiting); }
 
 private:
     struct Waiting {
@@ -165,7 +165,7 @@ public:
         std::sort(handles.begin(), handles.end());
         return handles;
     }
-    std::size_t nbytes() const { return map_bytes(streams_); }
+    size_t nbytes() const { return map_bytes(streams_); }
     void save(Writer& out) const {
         out.value<u64>(streams_.size());
         for (const auto& [key, stream] : streams_)
@@ -251,7 +251,7 @@ public:
     // begins an episode; so does a step that does not follow the last one, which ends the old episode without a final
     // state.
     u32 record_rows(const byte* rows, u32 count, const RowLayout& layout) {
-        const auto word = [&](u32 row, std::size_t offset) {
+        const auto word = [&](u32 row, size_t offset) {
             u32 value;
             std::memcpy(&value, rows + row * layout.row_bytes + offset, sizeof value);
             return value;
@@ -261,10 +261,10 @@ public:
                 throw std::invalid_argument("a row of kind " + std::to_string(kind) +
                                             " is no row of experience: it is torn or foreign");
         std::lock_guard lock(mutex_);
-        const std::size_t* const offsets = layout.columns.data();
+        const size_t* const offsets = layout.columns.data();
         const u32 columns = store_.column_count();
         const byte* data[MAX_COLUMNS];
-        const std::size_t stride[MAX_COLUMNS] = {};
+        const size_t stride[MAX_COLUMNS] = {};
         u32 recorded = 0;
         for (u32 i = 0; i < count; ++i) {
             const u32 key = word(i, layout.stream), step = word(i, layout.step), kind = word(i, layout.kind);
@@ -311,7 +311,7 @@ public:
         announce_picks();
         index_.resize(episode.size());
         u32 set = 0;
-        for (std::size_t i = 0; i < episode.size(); ++i) {
+        for (size_t i = 0; i < episode.size(); ++i) {
             index_[i] = find_pick(store_, picks_, episode[i], position[i]);
             set += index_[i] != NONE;
         }
@@ -359,11 +359,11 @@ public:
         std::lock_guard lock(mutex_);
         return evicted_unseen_;
     }
-    std::size_t nbytes() const {
+    size_t nbytes() const {
         std::lock_guard lock(mutex_);
-        std::size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) +
-                            eviction_->nbytes() + streams_.nbytes() + index_.capacity() * sizeof(u32) +
-                            resolver_.nbytes() + readers_.nbytes() + moves_.capacity() * sizeof(Move);
+        size_t bytes = store_.nbytes() + picks_.nbytes(store_.chunks_touched(), store_.shift()) + eviction_->nbytes() +
+                       streams_.nbytes() + index_.capacity() * sizeof(u32) + resolver_.nbytes() + readers_.nbytes() +
+                       moves_.capacity() * sizeof(Move);
         for (const auto& chosen : selectors_) bytes += chosen->nbytes();
         return bytes;
     }

@@ -41,7 +41,7 @@ public:
     // O(size log size).
     virtual void probabilities(std::span<double> probability) = 0;
     virtual void set_importance_exponent(double) {}
-    virtual std::size_t nbytes() const = 0;
+    virtual size_t nbytes() const = 0;
     // The state for a snapshot, and back. Not `whole`: only what changed since mark_saved, which load writes over the
     // present state; saving everything every time is correct too.
     virtual void save(Writer& out, bool whole) const = 0;
@@ -57,7 +57,7 @@ using Parameters = std::map<std::string, double>;
 // All picks with the same probability. O(1) a draw, no memory per pick.
 class Uniform final : public PickSelector {
 public:
-    explicit Uniform(Random random, std::size_t = 0, const Parameters& = {}) : random_(random) {}
+    explicit Uniform(Random random, size_t = 0, const Parameters& = {}) : random_(random) {}
     void picks_added(u32, u32 count) override { size_ += count; }
     void picks_moved(std::span<const Move>) override {}
     void picks_dropped(u32 size) override { size_ = size; }
@@ -70,7 +70,7 @@ public:
     void probabilities(std::span<double> probability) override {
         std::fill(probability.begin(), probability.end(), 1.0 / size_);
     }
-    std::size_t nbytes() const override { return sizeof *this; }
+    size_t nbytes() const override { return sizeof *this; }
     void save(Writer& out, bool) const override { out.value(random_), out.value(size_); }
     void load(Reader& in) override { random_ = in.value<Random>(), size_ = in.value<u32>(); }
     std::string check(u32 size) override { return size == size_ ? "" : "a uniform selector has lost picks"; }
@@ -84,7 +84,7 @@ private:
 // draw a pick equally often on average.
 inline void draw_targets(Random& random, double total, bool stratified, std::span<double> target) {
     const double part = total / static_cast<double>(target.size());
-    for (std::size_t i = 0; i < target.size(); ++i)
+    for (size_t i = 0; i < target.size(); ++i)
         target[i] = stratified ? (static_cast<double>(i) + random.unit()) * part : random.unit() * total;
 }
 
@@ -108,7 +108,7 @@ public:
         if (beta_ == 0.0f) std::fill(weight.begin(), weight.end(), 1.0f);
         if (weight.empty() || beta_ == 0.0f) return true;
         float least = FLT_MAX;
-        for (std::size_t i = 0; i < index.size(); ++i) least = std::min(least, weight[i] = tree_.mass(index[i]));
+        for (size_t i = 0; i < index.size(); ++i) least = std::min(least, weight[i] = tree_.mass(index[i]));
         for (float& w : weight) w = std::pow(least / w, beta_);
         return true;
     }
@@ -117,7 +117,7 @@ public:
         for (u32 i = 0; i < probability.size(); ++i) probability[i] = static_cast<double>(tree_.mass(i)) / total;
     }
     void set_importance_exponent(double beta) override { beta_ = static_cast<float>(beta); }
-    std::size_t nbytes() const override { return sizeof *this + tree_.nbytes() + target_.capacity() * sizeof(double); }
+    size_t nbytes() const override { return sizeof *this + tree_.nbytes() + target_.capacity() * sizeof(double); }
     void save(Writer& out, bool whole) const override {
         out.value(random_), out.value(beta_);
         tree_.save(out, size_, whole);
@@ -133,7 +133,7 @@ public:
     }
 
 protected:
-    MassSelector(Random random, std::size_t capacity, const Parameters& parameters)
+    MassSelector(Random random, size_t capacity, const Parameters& parameters)
         : random_(random),
           tree_(capacity),
           beta_(static_cast<float>(parameters.at("importance_exponent"))),
@@ -151,7 +151,7 @@ protected:
 // far (at first 1). Priority 0 is mass 0: such a pick is not drawn until its priority is raised.
 class Prioritized final : public MassSelector {
 public:
-    Prioritized(Random random, std::size_t capacity, const Parameters& parameters)
+    Prioritized(Random random, size_t capacity, const Parameters& parameters)
         : MassSelector(random, capacity, parameters), alpha_(static_cast<float>(parameters.at("priority_exponent"))) {}
 
     void picks_added(u32 first, u32 count) override {
@@ -159,7 +159,7 @@ public:
         size_ = first + count;
     }
     void set_priority(std::span<const u32> index, std::span<const float> priority) override {
-        for (std::size_t i = 0; i < index.size(); ++i) {
+        for (size_t i = 0; i < index.size(); ++i) {
             max_priority_ = std::max(max_priority_, priority[i]);
             if (index[i] != NONE) tree_.set(index[i], mass_of(priority[i]));
         }
@@ -183,7 +183,7 @@ private:
 // half-lives share the smallest mass.
 class Recency final : public MassSelector {
 public:
-    Recency(Random random, std::size_t capacity, const Parameters& parameters)
+    Recency(Random random, size_t capacity, const Parameters& parameters)
         : MassSelector(random, capacity, parameters), half_life_(parameters.at("half_life")) {}
 
     void picks_added(u32 first, u32 count) override {
@@ -230,18 +230,18 @@ public:
         auto& block = blocks_[block_of(key)];
         block.insert(std::lower_bound(block.begin(), block.end(), key), key);
         if (block.size() < MAX_BLOCK) return;
-        const std::size_t at = static_cast<std::size_t>(&block - blocks_.data());
+        const size_t at = &block - blocks_.data();
         std::vector<u64> upper(block.begin() + MAX_BLOCK / 2, block.end());
         upper.reserve(MAX_BLOCK);
         block.resize(MAX_BLOCK / 2);
-        blocks_.insert(blocks_.begin() + static_cast<std::ptrdiff_t>(at) + 1, std::move(upper));
+        blocks_.insert(blocks_.begin() + at + 1, std::move(upper));
     }
     void erase(u64 key) {
-        const std::size_t at = block_of(key);
+        const size_t at = block_of(key);
         auto& block = blocks_[at];
         block.erase(std::lower_bound(block.begin(), block.end(), key));
         stale_ = true;
-        if (block.empty()) blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(at));
+        if (block.empty()) blocks_.erase(blocks_.begin() + at);
     }
     // The key that `rank` keys are smaller than.
     u64 at(u32 rank) {
@@ -252,17 +252,16 @@ public:
             stale_ = false;
         }
         const auto after = std::upper_bound(starts_.begin(), starts_.end(), rank);
-        const std::size_t block = static_cast<std::size_t>(after - starts_.begin()) - 1;
+        const size_t block = (after - starts_.begin()) - 1;
         return blocks_[block][rank - starts_[block]];
     }
     void assign(std::vector<u64> keys) {
         std::sort(keys.begin(), keys.end());
         blocks_.clear();
-        for (std::size_t at = 0; at < keys.size(); at += MAX_BLOCK / 2) {
+        for (size_t at = 0; at < keys.size(); at += MAX_BLOCK / 2) {
             auto& block = blocks_.emplace_back();
             block.reserve(MAX_BLOCK);
-            block.assign(keys.begin() + static_cast<std::ptrdiff_t>(at),
-                         keys.begin() + static_cast<std::ptrdiff_t>(std::min(keys.size(), at + MAX_BLOCK / 2)));
+            block.assign(keys.begin() + at, keys.begin() + (std::min(keys.size(), at + MAX_BLOCK / 2)));
         }
         stale_ = true;
     }
@@ -271,19 +270,19 @@ public:
         for (const auto& block : blocks_)
             for (const u64 key : block) visit(key);
     }
-    std::size_t nbytes() const {
-        std::size_t bytes = blocks_.capacity() * sizeof(std::vector<u64>) + starts_.capacity() * sizeof(u32);
+    size_t nbytes() const {
+        size_t bytes = blocks_.capacity() * sizeof(std::vector<u64>) + starts_.capacity() * sizeof(u32);
         for (const auto& block : blocks_) bytes += block.capacity() * sizeof(u64);
         return bytes;
     }
 
 private:
-    static constexpr std::size_t MAX_BLOCK = 256;
+    static constexpr size_t MAX_BLOCK = 256;
     // The last block whose first key is not above `key`, or the first block.
-    std::size_t block_of(u64 key) const {
+    size_t block_of(u64 key) const {
         const auto after = std::upper_bound(blocks_.begin(), blocks_.end(), key,
                                             [](u64 k, const auto& block) { return k < block.front(); });
-        return after == blocks_.begin() ? 0 : static_cast<std::size_t>(after - blocks_.begin()) - 1;
+        return after == blocks_.begin() ? 0 : (after - blocks_.begin()) - 1;
     }
     std::vector<std::vector<u64>> blocks_;  // none is empty
     std::vector<u32> starts_;  // rank of each block's first key; computed again when `stale_`
@@ -297,7 +296,7 @@ private:
 // first draw after changes. Priority 0 is the lowest rank, and is drawn. A new pick gets the highest priority so far.
 class RankBased final : public PickSelector {
 public:
-    RankBased(Random random, std::size_t capacity, const Parameters& parameters)
+    RankBased(Random random, size_t capacity, const Parameters& parameters)
         : random_(random),
           priority_(capacity + 1),
           alpha_(parameters.at("priority_exponent")),
@@ -324,7 +323,7 @@ public:
         for (; size_ > size; --size_) keys_.erase(key(size_ - 1));
     }
     void set_priority(std::span<const u32> index, std::span<const float> priority) override {
-        for (std::size_t i = 0; i < index.size(); ++i) {
+        for (size_t i = 0; i < index.size(); ++i) {
             max_priority_ = std::max(max_priority_, priority[i]);
             if (index[i] != NONE) change(index[i], priority[i]);
         }
@@ -335,7 +334,7 @@ public:
         target_.resize(index.size());
         draw_targets(random_, total, stratified_, target_);
         u32 largest = 0;
-        for (std::size_t i = 0; i < index.size(); ++i) {
+        for (size_t i = 0; i < index.size(); ++i) {
             const auto end = cumulative_.begin() + size_;
             const auto at = std::upper_bound(cumulative_.begin(), end, target_[i]);
             const u32 rank = at == end ? size_ - 1 : static_cast<u32>(at - cumulative_.begin());
@@ -344,7 +343,7 @@ public:
         }
         // P falls with the rank, so the largest weight is that of the lowest rank drawn: w = (rank / lowest
         // rank)^(alpha beta).
-        for (std::size_t i = 0; i < weight.size(); ++i)
+        for (size_t i = 0; i < weight.size(); ++i)
             weight[i] = static_cast<float>(std::pow((target_[i] + 1) / (largest + 1.0), alpha_ * beta_));
         return true;
     }
@@ -354,7 +353,7 @@ public:
         keys_.each([&](u64 key) { probability[static_cast<u32>(key)] = std::pow(++rank, -alpha_) / total; });
     }
     void set_importance_exponent(double beta) override { beta_ = beta; }
-    std::size_t nbytes() const override {
+    size_t nbytes() const override {
         return sizeof *this + keys_.nbytes() + size_ * sizeof(float) +
                (cumulative_.capacity() + target_.capacity()) * sizeof(double);
     }
@@ -418,11 +417,11 @@ private:
 struct SelectorKind {
     std::string name;
     Parameters defaults;
-    std::unique_ptr<PickSelector> (*make)(Random random, std::size_t capacity, const Parameters& parameters);
+    std::unique_ptr<PickSelector> (*make)(Random random, size_t capacity, const Parameters& parameters);
 };
 
 template <class Selector>
-std::unique_ptr<PickSelector> make_selector(Random random, std::size_t capacity, const Parameters& parameters) {
+std::unique_ptr<PickSelector> make_selector(Random random, size_t capacity, const Parameters& parameters) {
     return std::make_unique<Selector>(random, capacity, parameters);
 }
 

@@ -21,14 +21,14 @@ class FileSink {
 public:
     explicit FileSink(const std::string& path) : file_(std::fopen(path.c_str(), "wbe")) {
         if (!file_) fail();
-        std::setvbuf(file_, nullptr, _IOFBF, std::size_t{1} << 20);
+        std::setvbuf(file_, nullptr, _IOFBF, size_t{1} << 20);
     }
     FileSink(const FileSink&) = delete;
     ~FileSink() {
         if (file_) std::fclose(file_);
     }
-    void begin(std::size_t) {}
-    void put(const void* data, std::size_t bytes) {
+    void begin(size_t) {}
+    void put(const void* data, size_t bytes) {
         if (std::fwrite(data, 1, bytes, file_) != bytes) fail();
     }
     void finish() {
@@ -100,7 +100,7 @@ public:
         Checksum sum;
         u64 done = 0, reported = 0;
         for (const Part& part : parts) {
-            each_run(store, part, [&](u32 column, std::size_t offset, std::size_t bytes) {
+            each_run(store, part, [&](u32 column, size_t offset, size_t bytes) {
                 const byte* from = store.column(part.chunk, column) + offset;
                 sum.add(from, bytes);
                 sink.put(from, bytes);
@@ -143,10 +143,10 @@ public:
             replay.load_structure(back);
             throw;
         }
-        for (std::size_t i = 0; i < opened.size(); ++i) {
+        for (size_t i = 0; i < opened.size(); ++i) {
             const byte* records = opened[i].records;
             for (const Part& part : parts[i])
-                each_run(store, part, [&](u32 column, std::size_t offset, std::size_t size) {
+                each_run(store, part, [&](u32 column, size_t offset, size_t size) {
                     std::memcpy(store.writable_column(part.chunk, column) + offset, records, size);
                     records += size;
                     report(size);
@@ -237,13 +237,13 @@ private:
     template <class Visit>
     static void each_run(const Store& store, const Part& part, Visit visit) {
         for (u32 c = 0; c < store.column_count(); ++c) {
-            const std::size_t end = c < store.state_count() ? part.states : part.records, bytes = store.column_bytes(c);
+            const size_t end = c < store.state_count() ? part.states : part.records, bytes = store.column_bytes(c);
             if (end > part.first) visit(c, part.first * bytes, (end - part.first) * bytes);
         }
     }
     static u64 part_bytes(const Store& store, const Part& part) {
         u64 bytes = 0;
-        each_run(store, part, [&](u32, std::size_t, std::size_t run) { bytes += run; });
+        each_run(store, part, [&](u32, size_t, size_t run) { bytes += run; });
         return bytes;
     }
     template <class Sink>
@@ -252,7 +252,7 @@ private:
         sink.put(bytes.data(), bytes.size());
         sink.put(&value, sizeof value);
     }
-    static void check(Reader& in, const byte* data, std::size_t bytes) {
+    static void check(Reader& in, const byte* data, size_t bytes) {
         if (in.value<u64>() != checksum(data, bytes)) throw std::runtime_error("it is corrupt (wrong checksum)");
     }
 };

@@ -48,8 +48,8 @@ public:
     EpisodeView* views() { return views_.data(); }
     // Whether a pick of the episode was drawn since it began; an episode that was loaded counts as drawn.
     bool drawn(u32 index) const { return views_[index].states & EpisodeView::DRAWN; }
-    std::size_t count() const { return by_handle_.size(); }
-    std::size_t table_size() const { return table_.size(); }
+    size_t count() const { return by_handle_.size(); }
+    size_t table_size() const { return table_.size(); }
     u32 oldest() const { return oldest_; }
     u64 next_handle() const { return next_handle_; }
     u32 find(u64 handle) const {
@@ -65,7 +65,7 @@ public:
         u32 index;
         if (unused_.empty()) {
             index = static_cast<u32>(table_.size());
-            table_.resize(index + std::size_t{1});
+            table_.resize(index + size_t{1});
             views_.emplace_back();
         } else {
             index = unused_.back();
@@ -92,7 +92,7 @@ public:
         unused_.push_back(index);
     }
 
-    std::size_t nbytes() const {
+    size_t nbytes() const {
         return table_.nbytes() + views_.capacity() * sizeof(EpisodeView) + map_bytes(by_handle_) +
                unused_.capacity() * sizeof(u32);
     }
@@ -124,7 +124,7 @@ public:
     }
     // What is wrong with the order of episodes, or nothing.
     std::string check() const {
-        std::size_t count = 0;
+        size_t count = 0;
         u32 before = NONE;
         for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer, ++count) {
             if (i >= table_.size()) return "an episode is not in the table";
@@ -178,17 +178,17 @@ struct Column {
 };
 using Columns = std::vector<Column>;  // those of role STATE come first
 
-inline constexpr std::size_t MAX_COLUMNS = 64;
+inline constexpr size_t MAX_COLUMNS = 64;
 
 // The columns of incoming records: record i of column c is at data[c] + i * stride[c].
 struct Rows {
     const byte* const* data;
-    const std::size_t* stride;
+    const size_t* stride;
     u32 count;
 };
 
 // Copies of a few bytes without a call: most columns are 4 to 64 bytes.
-inline void copy_record(byte* to, const byte* from, std::size_t bytes) {
+inline void copy_record(byte* to, const byte* from, size_t bytes) {
     switch (bytes) {
         case 4: std::memcpy(to, from, 4); return;
         case 8: std::memcpy(to, from, 8); return;
@@ -202,8 +202,8 @@ inline void copy_record(byte* to, const byte* from, std::size_t bytes) {
 // Addresses of chunks, for loops.
 struct Chunks {
     const byte* base;
-    std::size_t bytes;
-    const byte* operator[](std::size_t chunk) const { return base + chunk * bytes; }
+    size_t bytes;
+    const byte* operator[](size_t chunk) const { return base + chunk * bytes; }
 };
 
 class Store {
@@ -219,7 +219,7 @@ public:
 
     u32 chunk_records() const { return u32{1} << shift_; }
     u32 shift() const { return shift_; }
-    std::size_t max_slots() const { return arena_.max_chunks() << shift_; }
+    size_t max_slots() const { return arena_.max_chunks() << shift_; }
     u32 column_count() const { return static_cast<u32>(columns_.size()); }
     u32 state_count() const { return state_count_; }
     u32 column_bytes(u32 column) const { return columns_[column].bytes; }
@@ -236,7 +236,7 @@ public:
     const byte* column(u32 chunk, u32 column) const { return arena_.chunk(chunk) + offset_[column]; }
     Chunks chunks() const { return {arena_.base(), arena_.chunk_bytes()}; }
     const byte* chunk(u32 chunk) const { return arena_.chunk(chunk); }
-    std::size_t column_offset(u32 column) const { return offset_[column]; }
+    size_t column_offset(u32 column) const { return offset_[column]; }
     u32 position(u32 slot) const { return heads_[slot >> shift_].base + (slot & (chunk_records() - 1)); }
     u32 episode_of(u32 slot) const { return heads_[slot >> shift_].episode; }
 
@@ -250,7 +250,7 @@ public:
 
     u32 begin_episode() {
         const u32 index = episodes_.begin();
-        if (chunks_.size() <= index) chunks_.resize(index + std::size_t{1});
+        if (chunks_.size() <= index) chunks_.resize(index + size_t{1});
         chunks_[index].clear();
         return index;
     }
@@ -264,7 +264,7 @@ public:
         byte* chunk = arena_.chunk(episode.last_chunk);
         note_growth(episode.last_chunk);
         for (u32 c = 0; c < column_count(); ++c) {
-            const std::size_t bytes = columns_[c].bytes, stride = rows.stride[c];
+            const size_t bytes = columns_[c].bytes, stride = rows.stride[c];
             byte* to = chunk + offset_[c] + offset * bytes;
             const byte* from = rows.data[c] + first * stride;
             if (count == 1)
@@ -308,7 +308,7 @@ public:
     }
     void give_back(u32 chunk) { free_.push_back(chunk); }
 
-    std::size_t nbytes() const {
+    size_t nbytes() const {
         return fresh_ * (arena_.chunk_bytes() + sizeof(ChunkHead) + sizeof(Growth) + sizeof(u32)) + episodes_.nbytes() +
                chunks_.capacity() * sizeof(std::vector<u32>) + (free_.capacity() + growing_.capacity()) * sizeof(u32);
     }
@@ -387,7 +387,7 @@ public:
     std::string check() const {
         if (std::string wrong = episodes_.check(); !wrong.empty()) return wrong;
         u64 records = 0;
-        std::size_t chunks = free_.size();
+        size_t chunks = free_.size();
         for (u32 i = oldest(); i != NONE; i = episodes_[i].newer) {
             const Episode& episode = episodes_[i];
             records += episode.records;
@@ -417,7 +417,7 @@ private:
     }
     static u32 count_states(const Columns& columns) {
         u32 states = 0;
-        for (std::size_t c = 0; c < columns.size(); ++c) {
+        for (size_t c = 0; c < columns.size(); ++c) {
             if (columns[c].role == Role::STATE && states++ != c)
                 throw std::invalid_argument("the columns of role STATE come first");
             if (columns[c].role == Role::REWARD && columns[c].bytes % sizeof(float))
@@ -428,7 +428,7 @@ private:
                                         " columns");
         return states;
     }
-    static std::size_t chunks_for(u64 capacity, u32 shift, std::size_t chunk_bytes) {
+    static size_t chunks_for(u64 capacity, u32 shift, size_t chunk_bytes) {
         // Enough for episodes of two records each, within 32-bit slots and half a TiB (or four times the records' own
         // size): beyond that episodes are evicted for want of chunks.
         const u64 records = u64{1} << shift, full = (capacity + records) / records + 1;
@@ -437,11 +437,11 @@ private:
         most = std::min({std::max(most, 4 * full), bytes, (u64{NONE} >> shift)});
         return std::max<u64>(most, full + 64);
     }
-    std::size_t place_columns() {
-        std::size_t at = 0;
+    size_t place_columns() {
+        size_t at = 0;
         for (const Column& column : columns_) {
             offset_.push_back(at);
-            at = round_up(at + (std::size_t{column.bytes} << shift_), 64);
+            at = round_up(at + (size_t{column.bytes} << shift_), 64);
         }
         return at;
     }
@@ -451,7 +451,7 @@ private:
         if (offset == 0) {
             u32 chunk;
             if (free_.empty()) {
-                arena_.commit(fresh_ + std::size_t{1});
+                arena_.commit(fresh_ + size_t{1});
                 chunk = fresh_++;
             } else {
                 chunk = free_.back();
@@ -468,8 +468,8 @@ private:
     }
     Columns columns_;
     u32 state_count_, shift_;
-    std::vector<std::size_t> offset_;
-    std::size_t chunk_bytes_;
+    std::vector<size_t> offset_;
+    size_t chunk_bytes_;
     Arena arena_;
     Tracked<ChunkHead> heads_;
     Reserved<Growth> grown_;  // of each chunk, since the last snapshot

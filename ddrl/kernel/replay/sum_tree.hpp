@@ -21,8 +21,8 @@ class SumTree {
 public:
     static constexpr u32 FAN = 16;
 
-    explicit SumTree(std::size_t capacity) : leaves_(round_up(capacity + 1, FAN)), marked_(leaves_.capacity() / FAN) {
-        for (std::size_t width = leaves_.capacity() / FAN;; width = (width + FAN - 1) / FAN) {
+    explicit SumTree(size_t capacity) : leaves_(round_up(capacity + 1, FAN)), marked_(leaves_.capacity() / FAN) {
+        for (size_t width = leaves_.capacity() / FAN;; width = (width + FAN - 1) / FAN) {
             sums_.emplace_back(round_up(width, FAN));
             if (width == 1) break;
         }
@@ -48,16 +48,16 @@ public:
     void find(std::span<double> target, std::span<u32> index) {
         repair();
         for (u32& node : index) node = 0;
-        for (std::size_t level = sums_.size(); level-- > 0;) {
+        for (size_t level = sums_.size(); level-- > 0;) {
             if (level) {
                 const double* children = sums_[level - 1].data();
-                for (std::size_t i = 0; i < index.size(); ++i) {
+                for (size_t i = 0; i < index.size(); ++i) {
                     if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
                     index[i] = descend(children, index[i], target[i]);
                 }
             } else {
                 const float* children = leaves_.data();
-                for (std::size_t i = 0; i < index.size(); ++i) {
+                for (size_t i = 0; i < index.size(); ++i) {
                     if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
                     index[i] = descend(children, index[i], target[i]);
                 }
@@ -65,7 +65,7 @@ public:
         }
     }
 
-    std::size_t nbytes() const {
+    size_t nbytes() const {
         return used_ * sizeof(float) + used_ / (FAN - 1) * sizeof(double) + used_ / FAN +
                pending_.capacity() * sizeof(u32);
     }
@@ -90,8 +90,8 @@ public:
             if (!(leaves_[i] >= 0.0f && leaves_[i] <= FLT_MAX)) return "a mass is no number of at least 0";
             if (i >= size && leaves_[i] != 0.0f) return "a dropped pick still has mass";
         }
-        for (std::size_t level = 0; level < sums_.size(); ++level)
-            for (std::size_t node = 0; node < (used_ >> (4 * (level + 1))) + 1; ++node)
+        for (size_t level = 0; level < sums_.size(); ++level)
+            for (size_t node = 0; node < (used_ >> (4 * (level + 1))) + 1; ++node)
                 if (sums_[level][node] != (level ? sum(sums_[level - 1].data(), node) : sum(leaves_.data(), node)))
                     return "a sum differs from its parts";
         return "";
@@ -101,12 +101,12 @@ private:
     // Asks for the lines of a node's children.
     template <class Number>
     static void prefetch_group(const Number* children, u32 node) {
-        const Number* first = children + std::size_t{node} * FAN;
-        for (std::size_t i = 0; i < FAN; i += 64 / sizeof(Number)) __builtin_prefetch(first + i);
+        const Number* first = children + size_t{node} * FAN;
+        for (size_t i = 0; i < FAN; i += 64 / sizeof(Number)) __builtin_prefetch(first + i);
     }
 
     template <class Number>
-    static double sum(const Number* children, std::size_t node) {
+    static double sum(const Number* children, size_t node) {
         const Number* c = children + node * FAN;
         double quarter[4];
         for (int k = 0; k < 4; ++k)
@@ -118,7 +118,7 @@ private:
     // without branches.
     template <class Number>
     static u32 descend(const Number* children, u32 node, double& target) {
-        const Number* c = children + std::size_t{node} * FAN;
+        const Number* c = children + size_t{node} * FAN;
         double q[4];
         for (int k = 0; k < 4; ++k)
             q[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
@@ -144,9 +144,9 @@ private:
 
     void repair() {
         if (pending_.empty()) return;
-        for (std::size_t level = 0; level < sums_.size(); ++level) {
+        for (size_t level = 0; level < sums_.size(); ++level) {
             double* sums = sums_[level].data();
-            std::size_t groups = 0;
+            size_t groups = 0;
             for (const u32 group : pending_) {
                 if (level == 0)
                     marked_[group] = 0, sums[group] = sum(leaves_.data(), group);
