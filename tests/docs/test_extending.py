@@ -15,6 +15,7 @@ import pytest
 
 from ddrl.core.config import Config
 from ddrl.core.settings import config_from_toml
+from ddrl.pool.records import read_pool
 from ddrl.telemetry import Run
 from tests.docs.pages import Section, sections
 from tests.run.launch import MPI_ENVIRONMENT
@@ -96,6 +97,12 @@ def codec(run: Path, config: Config) -> None:
     assert (latest.column("policy_version")[latest.column("host") == 1] > 0).all(), "a host acts without a model"
 
 
+def policy(run: Path, config: Config) -> None:
+    record = read_pool(run.parent)
+    assert record.policy == "least_served:LeastServed"
+    assert {lease.task for lease in record.leases} == {"short", "other"}
+
+
 def env(run: Path, config: Config) -> None:
     assert config.env.kwargs == {"length": 7}
     summary = json.loads((run / "summary.json").read_text())
@@ -111,6 +118,7 @@ PROOFS: dict[str, Callable[[Path, Config], None]] = {
     "An eviction": eviction,
     "A scheme": scheme,
     "A codec": codec,
+    "A pool policy": policy,
     "An environment": env,
 }
 
@@ -124,6 +132,8 @@ def test_a_section_runs_as_it_stands(title: str, tmp_path: Path) -> None:
     if title in ("A scheme", "A codec"):
         pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
     run = follow(SECTIONS[title], tmp_path)
+    if title == "A pool policy":
+        run /= "short"  # one of its two tasks
     config = config_from_toml((run / "config.toml").read_text(), "the run")
     PROOFS[title](run, config)
     with Run(run) as opened:
