@@ -22,8 +22,8 @@ from ddrl.core import plugins
 from ddrl.pool.policies import Fair, Policy, Slices, SlicesSettings
 from ddrl.pool.prewarm import DELAY_COST, Round, cost_level
 from ddrl.pool.queue import jain_index
-from ddrl.pool.records import PoolSetup, TaskTrace, generate, read_pool, recorded_traces
-from ddrl.pool.simulator import Outcome, Start, lower_bound, share_bound, simulate
+from ddrl.pool.records import PoolSetup, read_pool
+from ddrl.pool.simulator import Outcome, Start, TaskTrace, generate, lower_bound, recorded_traces, share_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"
 DEVICES = 2

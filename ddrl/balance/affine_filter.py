@@ -93,7 +93,7 @@ class AffineFilter:
         scale = np.where(jumped, seconds / predicted, 1.0)
         self._x = (x + gain * error[..., None]) * scale[..., None]
         overhead = np.maximum(self._x[..., 0], 0.0)
-        # Sizes answer to times, so a node that slows while it gets fewer samples looks as if samples cost nothing.
+        # Sizes answer to times, so for a node that slows while it gets fewer samples, samples seem to cost nothing.
         least = LEAST_SHARE / (1.0 - LEAST_SHARE) * overhead / h[..., 1]
         per_sample = np.where(received, np.maximum(self._x[..., 1], least), self._x[..., 1])
         self._x = np.stack([overhead, per_sample], -1)

@@ -64,7 +64,7 @@ class Exchange:
             tensor.copy_(torch.from_numpy(vector))
 
     def move_into(self, memory: Mapping[str, Vector], *, fill: bool = True) -> None:
-        """Let these vectors of a learner on the CPU lie in `memory`, by name; "value.gradient" is memory for gradients.
+        """Move these vectors of a learner on the CPU into `memory`, by name; "value.gradient" is memory for gradients.
         `fill`: with the learner's values; else the learner has the values that are there. A learner on a device stays
         where it is."""
         if self.learner.device.type != "cpu":

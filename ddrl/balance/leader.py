@@ -196,7 +196,6 @@ class Leader:
         counters: CounterRow | None = None,
         check_job: Callable[[], object] = nothing,
         notify: Callable[[str], object] = lambda text: None,
-        clock: Callable[[], float] = time.perf_counter,
         make_segment: MakeSegment | None = None,
         ended_nodes: Callable[[], Iterable[int]] = tuple,
     ) -> None:
@@ -206,7 +205,6 @@ class Leader:
         self._config = config
         self._check_job = check_job
         self._notify = notify
-        self._clock = clock
         self._ended_nodes = ended_nodes
         self._next_check = 0.0
         self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
@@ -237,10 +235,10 @@ class Leader:
             self._wait(lambda: batches.can_deal(self._free_nodes()))
             self._deal(batch, part, statistics)
             self._wait(
-                lambda: collection.ready(self._clock()) or not (collection.targets or collection.holds),
-                lambda: collection.deadline - self._clock(),
+                lambda: collection.ready(time.perf_counter()) or not (collection.targets or collection.holds),
+                lambda: collection.deadline - time.perf_counter(),
             )
-            ready = collection.ready(self._clock())
+            ready = collection.ready(time.perf_counter())
         return self._sum(batches, part)
 
     def _memory_of(self, state: NodeState) -> SharedMemory | None:
@@ -270,13 +268,13 @@ class Leader:
         )
         versions = self._exchange.versions()
         sent_vectors: dict[str, Vector] = {}
-        batches.collection.begin(self._clock(), dict(zip(free, sizes, strict=True)))
+        batches.collection.begin(time.perf_counter(), dict(zip(free, sizes, strict=True)))
         start = 0
         for node, size in zip(free, sizes, strict=True):
             state = self.nodes[node]
             state.part = part
             state.rows = take_rows(rows, start, start + size)
-            state.dealt_at = self._clock()
+            state.dealt_at = time.perf_counter()
             request.place = (start, total)
             self._send_request(node, request, versions, sent_vectors, copy=not batches.awaits_all)
             start += size
@@ -312,7 +310,7 @@ class Leader:
 
     def _sum(self, batches: PartBatches, part: str) -> Gradient:
         """The update's gradient from the accepted answers; then the next sizes."""
-        update = batches.collection.finish(self._clock())
+        update = batches.collection.finish(time.perf_counter())
         keys = sorted(update.weights)
         answers = [batches.answers.pop(key) for key in keys]
         weights = [update.weights[key] for key in keys]
@@ -415,7 +413,7 @@ class Leader:
             vector = batches.buffers.pop() if batches.buffers else self._exchange.buffer(state.part)
             if not self._connection.receive_vector(node + 1, vector, lambda: self._is_alive(node)):
                 return
-        now = self._clock()
+        now = time.perf_counter()
         rows = state.rows
         state.samples = count_rows(rows)
         state.seconds = now - state.dealt_at
@@ -453,7 +451,7 @@ class Leader:
             batches.set_nodes(list(self.nodes))
         if state.part:
             batches = self.parts[state.part]
-            batches.collection.leave(self._clock(), node)
+            batches.collection.leave(time.perf_counter(), node)
             batches.undealt.append(state.rows)
 
     # ---- the end ---------------------------------------------------------------------------------------------------

@@ -335,7 +335,7 @@ class SharedMemory:
 
     @classmethod
     def attach(cls, name: str, exchange: Exchange, ranks: int, node: int, *, has_vectors: bool) -> SharedMemory:
-        """A node's; the vectors of its learner lie there from now on. ChannelError where it cannot be mapped: the node
+        """A node's; the vectors of its learner are there from now on. ChannelError where it cannot be mapped: the node
         is on another host."""
         memory = cls(Segment.attach(name, SEGMENT_KIND), exchange, ranks, has_vectors=has_vectors)
         if has_vectors:

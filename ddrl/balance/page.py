@@ -210,7 +210,7 @@ def regret_over_updates(course: NodeCourse) -> go.Figure:
 
 
 def node_table(processes: Processes) -> dict[str, NDArray[Any]]:
-    """One row a node at the newest record: what it got, took, and how its gradients fared."""
+    """One row a node at the newest record: its newest part and time, and how many gradients were late or dropped."""
     last = {name: processes.column(name)[-1] for name in processes.columns}
     nodes = np.flatnonzero(last["role"] == ROLES.index(Role.NODE))
     return {

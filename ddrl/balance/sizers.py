@@ -272,7 +272,7 @@ class Controller(AwaitsAll):
             self._share = self._share * (1 + self._settings.gain * error)  # error > -1: a share stays positive
         none = np.zeros_like(self._share)
         level = water_level(cluster.total, none, self._share, cluster.min_size, cluster.max_size)
-        # What memory caps is kept as capped: a share that grew beyond its cap would not come back when it should.
+        # What memory caps is kept as capped: a share that grew beyond its cap would shrink too late.
         self._share = fractions_at(level, none, self._share, cluster.min_size, cluster.max_size)
         return proportional_sizes(cluster.total, self._share, cluster.min_size, cluster.max_size)
 

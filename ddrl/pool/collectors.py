@@ -84,7 +84,7 @@ def host_clock() -> str:
 
 
 def earliest(arrived: Sequence[Sent]) -> Sent:
-    """Whose data come next: those sent first, or, where their clocks cannot be compared, those that arrived first.
+    """Whose data are recorded next: those sent first, or those that arrived first where clocks cannot be compared.
 
     arrived: in the order of arrival."""
     if len({sent.clock for sent in arrived}) > 1:
@@ -180,11 +180,10 @@ class LateReader:
             self._reader = None
 
     def pin(self) -> Pin | None:
-        """See `MailboxReader`; None without the place."""
+        """The newest version, as `MailboxReader` gives it; None without the place."""
         return None if self._reader is None else self._reader.pin()
 
     def unpin(self) -> None:
-        """See `MailboxReader`."""
         if self._reader is not None:
             self._reader.unpin()
 
@@ -287,7 +286,7 @@ class CollectorForks:
         return max(0.0, min(self._schedule.next_time(self._unsent), self._kill_at) - time.monotonic())
 
     def start_due(self) -> None:
-        """Start those whose time has come."""
+        """Start those that are to start by now."""
         now = time.monotonic()
         if now >= self._kill_at:
             for process in self._processes.values():
@@ -304,7 +303,7 @@ class CollectorForks:
         del self._processes[child.place]
         self._close_decision(process)
         rows = self._lanes[process.worker].pushed
-        self._say(Ended(process.round, process.worker, ended.at, ended.status, ended.cpu_seconds, ended.words, rows))
+        self._send(Ended(process.round, process.worker, ended.at, ended.status, ended.cpu_seconds, ended.words, rows))
         self._set_phase(process.worker)
         self._end_link()
         return True
@@ -365,10 +364,10 @@ class CollectorForks:
                     self._advance(process)
             self._set_phase(sent.worker)
             for corrected in self._schedule.sent(sent.round, sent.worker, sent.sent, time.monotonic()):
-                self._say(corrected)
-            self._say(sent)
+                self._send(corrected)
+            self._send(sent)
 
-    def _say(self, message: Up) -> None:
+    def _send(self, message: Up) -> None:
         self._trainer.send(msgspec.json.encode(message))
         self._channels.drain_bell.ring()
 
@@ -430,13 +429,13 @@ class CollectorForks:
     def _collect(self, rank: Assignment, sent: Sent, decision: int) -> int:
         """In a fork: the exit status."""
         try:
-            collect(self._channels.in_fork(), rank, sent, decision, self._tell)
+            collect(self._channels.in_fork(), rank, sent, decision, self._send_report)
         except BaseException as error:
             print(describe(error, "a collector"), file=sys.stderr)
             return 1
         return 0
 
-    def _tell(self, sent: Sent) -> None:
+    def _send_report(self, sent: Sent) -> None:
         self._report.send(msgspec.json.encode(sent))
 
     def _close_decision(self, process: _Process) -> None:
@@ -459,11 +458,11 @@ def fork_collectors(
 class Starters(Protocol):
     """What starts a task's collectors: the keeper of this host, or those of all hosts."""
 
-    def say(self, message: Down) -> None:
+    def send(self, message: Down) -> None:
         """Send a message; JobFailed where nobody receives it."""
         ...
 
-    def hear(self) -> list[Up]:
+    def receive(self) -> list[Up]:
         """Messages since the last call, without waiting. JobFailed where a keeper has ended."""
         ...
 
@@ -486,21 +485,21 @@ class StarterLink:
         self._ending = False
         self._decoder = msgspec.json.Decoder(Up)
 
-    def say(self, message: Down) -> None:
+    def send(self, message: Down) -> None:
         """Send a message; JobFailed where the keeper has ended."""
         self.write(msgspec.json.encode(message))
 
-    def hear(self) -> list[Up]:
+    def receive(self) -> list[Up]:
         """Messages since the last call, without waiting. JobFailed where the keeper has ended."""
         return [self._decoder.decode(data) for data in self.read()]
 
     def write(self, line: bytes) -> None:
-        """As `say`, of a message as bytes; nothing after `end`."""
+        """As `send`, of a message as bytes; nothing after `end`."""
         if not self._ending and not self._packets.send(line):
             raise JobFailed(KEEPER_ENDED)
 
     def read(self) -> list[bytes]:
-        """As `hear`, messages as bytes; no error after `end`."""
+        """As `receive`, messages as bytes; no error after `end`."""
         lines = self._packets.receive()
         if self.ended and not lines and not self._ending:
             raise JobFailed(KEEPER_ENDED)
@@ -524,9 +523,9 @@ class StarterLink:
         """End all collectors and wait for it, at most `timeout` [s]; the messages that were left."""
         self.end()
         deadline = time.monotonic() + timeout
-        messages = self.hear()
+        messages = self.receive()
         while not self.ended and (left := deadline - time.monotonic()) > 0:
             self.wait(left)
-            messages += self.hear()
+            messages += self.receive()
         self._packets.close()
         return messages

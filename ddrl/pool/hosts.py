@@ -29,8 +29,6 @@ from ddrl.pool.prewarm import Corrected, Order, Start
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import Rows
 
-# -- hosts -------------------------------------------------------------------------------------------------------------
-
 ROOM_TIMEOUT = 60.0  # [s] for the root relay to take an order
 BUFFER_BYTES = 1 << 22  # of rows that are parted at once
 
@@ -48,7 +46,6 @@ class WorkerRows:
         self._pieces.append(rows)
 
     def pop(self, out: NDArray[Any]) -> int:
-        """See `Rows`."""
         count = 0
         while self._pieces and count < len(out):
             piece = self._pieces.popleft()
@@ -91,7 +88,7 @@ class Clocks:
 
 
 class HostStarters:
-    """See the module; `Starters` of a task with several hosts. own: of this host."""
+    """`Starters` of a task with several hosts. own: of this host."""
 
     def __init__(self, channels: HostChannels, own: StarterLink) -> None:
         topology = channels.topology
@@ -117,10 +114,9 @@ class HostStarters:
             self._rows[worker] if host else channels.lanes[worker] for worker, host in enumerate(self._host_of)
         ]
 
-    def say(self, message: Down) -> None:
-        """See `Starters`."""
+    def send(self, message: Down) -> None:
         with self._cause_first():
-            self._own.say(self._part(message, 0))
+            self._own.send(self._part(message, 0))
         for host in range(1, self._hosts):
             assert self._orders is not None
             line = msgspec.json.encode(self._part(message, host))
@@ -129,23 +125,22 @@ class HostStarters:
             except ChannelError as error:
                 raise JobFailed(f"the root relay hangs: {error}") from None
 
-    def hear(self) -> list[Up]:
-        """See `Starters`. Within a round this is the only check of the job."""
+    def receive(self) -> list[Up]:
+        """Within a round this is the only check of the job."""
         self._check_job()
         with self._cause_first():
-            own = self._own.hear()
-        return [*own, *self._hear_others()]
+            own = self._own.receive()
+        return [*own, *self._receive_others()]
 
     def wait(self, timeout: float) -> None:
-        """See `Starters`."""
         bell = self._board.trainer_bell
         seen = bell.value
         if not (self._own.wait(0.0) or self._lanes.pending or (self._reports is not None and self._reports.pending)):
             bell.wait(seen, timeout)
 
     def stop(self) -> list[Up]:
-        """See `Starters`. Those of other hosts end with the job's command."""
-        messages = [*self._own.stop(), *self._hear_others()]
+        """Those of other hosts end with the job's command."""
+        messages = [*self._own.stop(), *self._receive_others()]
         if self._relay_pidfd >= 0:
             os.close(self._relay_pidfd)
         for held in self._held.values():
@@ -192,7 +187,7 @@ class HostStarters:
             message, workers=tuple(worker for worker in message.workers if self._host_of[worker] == host)
         )
 
-    def _hear_others(self) -> list[Up]:
+    def _receive_others(self) -> list[Up]:
         for data in self._reports.pop() if self._reports is not None else ():
             report = decode(data)
             assert isinstance(report, Report)

@@ -74,9 +74,9 @@ def _add_spans(
     figure.add_scatter(x=x, y=y, mode="lines", name=name, line={"color": color, "width": width})
 
 
-def pool_waits(record: PoolRecord, *, height: int = 340) -> go.Figure:
+def pool_waits(record: PoolRecord) -> go.Figure:
     """Seconds that each task (row) waited while another one (column) held a device."""
-    figure = new_figure("Who waits for whom", "holds the device", "waits", height=height, legend=False)
+    figure = new_figure("Who waits for whom", "holds the device", "waits", height=340, legend=False)
     waited = waits_for(record)
     if not waited:
         return say_nothing_yet(figure, "nobody has waited for another task")
@@ -97,9 +97,9 @@ def pool_waits(record: PoolRecord, *, height: int = 340) -> go.Figure:
     return figure
 
 
-def pool_bounds(record: PoolRecord, *, height: int = 340) -> go.Figure:
+def pool_bounds(record: PoolRecord) -> go.Figure:
     """Each figure of a pool over what no order of the same rounds can beat."""
-    figure = new_figure("Figures over their bounds", "figure / bound; 1 is the bound", "", height=height, legend=False)
+    figure = new_figure("Figures over their bounds", "figure / bound; 1 is the bound", "", height=340, legend=False)
     found = figures_beside_bounds(record)
     if not found:
         return say_nothing_yet(figure, "no lease has ended yet")
@@ -144,13 +144,11 @@ def busy_against_tasks(
     simulated: Mapping[str, Sequence[float]],
     bound: Sequence[float],
     points: Mapping[str, tuple[float, float]] | None = None,
-    *,
-    height: int = 360,
 ) -> go.Figure:
     """Busy / wall of the devices against the number of tasks: {name: [tasks]}, and the bound [tasks].
 
     points: name -> (tasks, busy / wall) of real pools."""
-    figure = new_figure("Busy share of the devices", "tasks", "busy / wall", height=height)
+    figure = new_figure("Busy share of the devices", "tasks", "busy / wall", height=360)
     figure.add_scatter(
         x=list(tasks),
         y=list(bound),

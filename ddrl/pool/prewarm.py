@@ -18,7 +18,7 @@ From a task's own history, in this order:
      earlier round's data or parameters. A start before what it counts from is impossible. Of the
      others that are cheaper than staying alive (cost c_idle D), by more than a standard error of the mean gain over the
      kept rounds, each worker gets what would have cost least; else it stays alive;
-  5. warm-up time per worker: the median of L. A collector that stayed alive tells no L: its round gets the median of
+  5. warm-up time per worker: the median of L. A collector that stayed alive has no L: its round gets the median of
      those that are known, the longest while these are fewer than 5. The first start of all, slower than later ones,
      counts only until there is another.
 
@@ -43,9 +43,6 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
-# -- quantiles ---------------------------------------------------------------------------------------------------------
-# Quantiles of few values, with what one value says of them. Pure.
 
 
 def quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray[np.float64]]:
@@ -108,7 +105,7 @@ class Corrected(msgspec.Struct, frozen=True, tag=True):
 
 
 class Schedule:
-    """When which collector is to start; `due` gives those whose time has come. Knows no clock."""
+    """When which collector is to start; `due` gives those that are to start now. Knows no clock."""
 
     def __init__(self) -> None:
         self._orders: dict[int, Order] = {}
@@ -147,7 +144,7 @@ class Schedule:
         self._times = {key: at for key, at in self._times.items() if key[0] > round}
 
     def due(self, now: float, unsent: set[tuple[int, int]]) -> list[tuple[int, int]]:
-        """(round, worker) whose time has come, each once. unsent: (round, worker) that still collect; a start that
+        """(round, worker) that are to start by now, each once. unsent: (round, worker) that still collect; a start that
         counts from their data waits for these."""
         ready = [key for key, at in self._times.items() if at <= now and not self._held(key, unsent)]
         for key in ready:
@@ -164,7 +161,7 @@ class Schedule:
         return start.after is not None and (round - start.back, worker) in unsent
 
 
-# -- prewarm -----------------------------------------------------------------------------------------------------------
+# -- predictions -------------------------------------------------------------------------------------------------------
 
 WINDOW = 100  # newest rounds of a task that count
 WARMUP = 1  # first rounds of a task that do not count
@@ -317,7 +314,7 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
 def best_ahead(history: History) -> int:
     """How many rounds before its own a round's instruction is best issued, at most `max_ahead`; 1 where none is.
 
-    The cheapest of several estimates is estimated too low, the more so the fewer rounds tell it: issuing a round
+    The cheapest of several estimates is estimated too low, the more so the fewer rounds there are: issuing a round
     earlier must be clearly cheaper."""
     best: Forecast | None = None
     for ahead in range(1, MAX_AHEAD + 1):
@@ -378,7 +375,7 @@ class Warmth:
 
 @dataclass
 class _Course:
-    """One round as it goes on, by worker: start and sent [s], start-up seconds (nan: it stayed)."""
+    """One round so far, by worker: start and sent [s], start-up seconds (nan: it stayed)."""
 
     parameters: float
     starts: dict[int, float] = field(default_factory=dict[int, float])
@@ -489,7 +486,7 @@ def _best_rule(
     delay_cost: float,
 ) -> StartRule:
     """The cheapest rule of one worker; waits: D, by kept round; latest: by anchor (of so many rounds back) the kept
-    rounds that tell it, and their latest starts in time X [s]."""
+    rounds that have such an anchor, and their latest starts in time X [s]."""
     rules = [StartRule(Anchor.ALIVE, math.nan, float(np.mean(waits)))]
     for anchor, back, rounds, times in latest:
         if len(times) >= MIN_KEPT:

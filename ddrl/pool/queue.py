@@ -16,8 +16,6 @@ from ddrl.core.errors import PoolError
 from ddrl.pool.policies import Policy, Request
 from ddrl.pool.records import Lease
 
-# -- queue -------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Grant:
@@ -169,12 +167,6 @@ def jain_index(shares: Iterable[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
-# Sums of a pool, lease by lease: device seconds held and busy, waits, by task and by device.
-#
-# Kept as sums, so that a pool of a week needs no more memory than one of a minute.
-
-
 @dataclass
 class _Sums:
     """Of all leases of one task, or of one device."""
@@ -198,7 +190,8 @@ class _Sums:
 
 
 class PoolFigures:
-    """Sums over leases that have ended. devices: their names, in the order of the leases' numbers."""
+    """Sums over leases that have ended, by task and by device: memory does not grow with a pool's age. devices: their
+    names, in the order of the leases' numbers."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = tuple(devices)

@@ -62,15 +62,6 @@ class PoolRanks(msgspec.Struct, frozen=True):
     relays: tuple[tuple[int, ...], ...]
     cores: tuple[int, ...]
 
-    def to_bytes(self) -> bytes:
-        """As a message to all ranks."""
-        return msgspec.msgpack.encode(self)
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> PoolRanks:
-        """Read what `to_bytes` wrote."""
-        return msgspec.msgpack.decode(data, type=cls)
-
     def place(self, rank: int) -> RelayPlace:
         """The relay that a rank is."""
         for (task, run_id), members in zip(self.run_ids.items(), self.relays, strict=True):
@@ -131,7 +122,7 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
         broadcast(world, b"")
         raise
     with abort_on_error(world):
-        message = SliceMessage("pool.ranks", meeting.machines, relays.ranks.to_bytes())
+        message = SliceMessage("pool.ranks", meeting.machines, msgspec.msgpack.encode(relays.ranks))
         broadcast(world, msgspec.msgpack.encode(message))
         barrier(world, READY)
     try:
@@ -264,7 +255,7 @@ def serve_rank(meeting: Meeting, message: bytes) -> int:
     machines = meeting.machines
     rank = world.Get_rank()
     with abort_on_error(world):
-        ranks = PoolRanks.from_bytes(message)
+        ranks = msgspec.msgpack.decode(message, type=PoolRanks)
         place = ranks.place(rank)
         if machines[rank] == machines[0]:
             keep_off(ranks.cores)
@@ -304,8 +295,8 @@ def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack
     if channels is None:
         return
     topology = channels.topology
-    mine = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
-    relay_process(membership, topology, mine, channels, keeper)
+    assignment = next(one for one in topology.on_host(place.host) if one.role is Role.RELAY)
+    relay_process(membership, topology, assignment, channels, keeper)
 
 
 def _await_task(membership: Membership, place: RelayPlace, board: Board) -> HostChannels | None:

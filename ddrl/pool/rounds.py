@@ -40,14 +40,8 @@ if TYPE_CHECKING:
     from ddrl.run.task import Task
 
 
-# -- collectors --------------------------------------------------------------------------------------------------------
-# The trainer's end of its collectors: when they start, and what became of them.
-#
-# Before each round's parameters are published the history of the task's rounds says when the next round's collectors
-# are to start (ddrl.pool.prewarm); that order is sent at once, so it is there before the round's first data.
-
-
 MAX_LINES = 100_000  # of collectors in a trace; the sums count all
+MAX_RESTARTS = 3  # of collectors that are killed in one round
 
 
 @dataclass
@@ -84,8 +78,8 @@ class Trace:
 
 
 class Collectors:
-    """When a task's collectors start, and the sums over what they did. `trace` may be replaced before the first
-    round."""
+    """The trainer's end of its collectors: orders to those who start them, and what they did. `trace` may be replaced
+    before the first round."""
 
     def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
         self.workers = workers
@@ -103,25 +97,25 @@ class Collectors:
             self.trace.first = round
             self._has_begun = True
         orders = self.planner.begin(round, now)
-        self._starter.say(Begin(round, tuple(range(self.workers))))
+        self._starter.send(Begin(round, tuple(range(self.workers))))
         for order in orders:
-            self._starter.say(order)
+            self._starter.send(order)
             starts = [start.at for start in order.starts]
             self.trace.write("instructions.jsonl", order.round, issued=time.monotonic(), start=starts)
 
     def start_again(self, round: int, worker: int) -> None:
         """The worker's collector was killed before it had sent."""
-        self._starter.say(Begin(round, (worker,)))
+        self._starter.send(Begin(round, (worker,)))
 
-    def hear(self) -> list[Sent | Ended]:
+    def receive(self) -> list[Sent | Ended]:
         """Messages since the last call, corrections apart; never waits."""
-        messages = self._starter.hear()
+        messages = self._starter.receive()
         for message in messages:
             self._note(message)
         return [message for message in messages if not isinstance(message, Corrected)]
 
     def wait(self, timeout: float) -> None:
-        """Sleep until there is something to hear, at most `timeout` [s]."""
+        """Sleep until there is something to receive, at most `timeout` [s]."""
         self._starter.wait(timeout)
 
     def close(self) -> None:
@@ -174,11 +168,6 @@ class Collectors:
         )
 
 
-# -- cycle -------------------------------------------------------------------------------------------------------------
-
-MAX_RESTARTS = 3
-
-
 def go_in_rounds(task: Task, collectors: int) -> Collectors:
     """Let a task learn in rounds; its collectors, which the caller closes. `collectors`: descriptor of the socket that
     orders those of this host."""
@@ -197,7 +186,7 @@ def go_in_rounds(task: Task, collectors: int) -> Collectors:
 
 
 class Rounds:
-    """See the module. lanes: of the workers, by worker."""
+    """The cycle that the module describes, a `RoundCycle` of training. lanes: of the workers, by worker."""
 
     def __init__(self, training: Training, collectors: Collectors, lanes: Sequence[Rows]) -> None:
         self.collectors = collectors
@@ -208,13 +197,10 @@ class Rounds:
         self._arrived: list[Sent] = []  # this round's, not recorded yet
         self._recorded: set[int] = set()
         self._restarts = 0
-        if (
-            training.state.policy_version >= 0
-        ):  # the version of the checkpoint is published again: its round begins anew
+        if training.state.policy_version >= 0:  # of a checkpoint, which is published again: its round begins anew
             training.state.policy_version -= 1
 
     def begin(self, version: int) -> None:
-        """See `RoundCycle`."""
         self.number = version
         self._restarts = 0
         self._recorded.clear()
@@ -222,16 +208,15 @@ class Rounds:
         self.collectors.begin(version, time.monotonic())
 
     def wait(self, timeout: float) -> None:
-        """See `RoundCycle`. A wait within a round is a sign of life: whose data are late is for the keepers to say."""
+        """It counts as a sign of life within a round: the keepers report collectors that are late."""
         self.collectors.wait(timeout)
         self._training.report()
 
     def moves(self) -> Iterator[Move]:
-        """See `RoundCycle`."""
         training = self._training
         while True:
             yield Move.DRAIN
-            self._hear()
+            self._receive()
             training.idle = training.ending or self._next() is None
             if not training.idle:
                 yield from self._learn()
@@ -265,7 +250,7 @@ class Rounds:
                     if sent is None:
                         training.idle = True
                         yield Move.RECORD
-                        self._hear()
+                        self._receive()
                         continue
                     training.idle = False
                     self._record(sent)
@@ -302,7 +287,7 @@ class Rounds:
         training.updated()
 
     def _draws(self) -> Iterator[Any]:
-        """A worker's share of the round's draws: as many as the source gives when its turn comes."""
+        """A worker's share of the round's draws: as many as the source gives when it is this worker's turn."""
         source = self._training.source
         while source.pacing.ready():
             yield from self._training.learner.prepare(source)
@@ -321,8 +306,8 @@ class Rounds:
         self._recorded.add(sent.worker)
         self._training.empty(self._lanes[sent.worker])
 
-    def _hear(self) -> None:
-        for message in self.collectors.hear():
+    def _receive(self) -> None:
+        for message in self.collectors.receive():
             if isinstance(message, Sent):
                 self._arrived.append(message)
             else:

@@ -31,7 +31,7 @@ class PoolConfig:
     collectors: str = setting(
         "off",
         "",
-        "off: rollouts run on beside learning. Else learning goes in rounds: run.processes collectors take a fixed "
+        "off: rollouts run beside learning. Else learning goes in rounds: run.processes collectors take a fixed "
         "number of steps with one version, then all learning happens, then the next version is sent. A collector ends "
         "once it has sent its steps, and the next one starts when its parameters are there (cold) or a predicted time "
         "before (prewarm); alive: it does not end. With or without --tasks. Under mpirun relays start them; "

@@ -54,7 +54,7 @@ def resumed_setup(command: Command) -> PoolSetup:
     pool = apply_overrides(Config(), command.overrides).section(PoolConfig)
     named = {text.partition("=")[0].strip() for text in command.overrides}
     if "run.dir" in named:
-        raise ConfigError("--set run.dir: a pool that goes on stays in its directory")
+        raise ConfigError("--set run.dir: a pool that is resumed stays in its directory")
     directory = command.resume.absolute()
     overrides = (*saved.overrides, *command.overrides)
     setup = replace(
@@ -171,15 +171,13 @@ def _refuse_twins(tasks: Sequence[PoolTask]) -> None:
 def _agreed(configs: dict[str, Config], name: str, overrides: Sequence[str]) -> str:
     """The pool's setting: of the command line, or what those tasks' files that have it agree on."""
     default = getattr(PoolConfig(), name)
-    values = {task: getattr(config.section(PoolConfig), name) for task, config in configs.items()}
+    command_line = apply_overrides(Config(), [text for text in overrides if text.startswith("pool.")])
+    values = {task: getattr(one.section(PoolConfig), name) for task, one in {**configs, "--set": command_line}.items()}
     own = {task: value for task, value in values.items() if value != default}
     if len(set(own.values())) > 1:
         listed = ", ".join(f"{task}: {value}" for task, value in own.items())
         raise ConfigError(f"the tasks do not agree on pool.{name} ({listed}): give it once, by --set pool.{name}=...")
-    if own:
-        return next(iter(own.values()))
-    said = apply_overrides(Config(), [text for text in overrides if text.startswith("pool.")])
-    return getattr(said.section(PoolConfig), name)
+    return next(iter(own.values()), default)
 
 
 def _policy_tables(configs: dict[str, Config]) -> dict[str, dict[str, Any]]:

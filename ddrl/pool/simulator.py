@@ -1,4 +1,5 @@
-"""Runs traces on the queue and pre-warming of a real pool, in simulated time, and bounds what any order can reach.
+"""Runs traces (`TaskTrace`: a task's rounds in seconds, recorded or generated) on the queue and planner of a real pool,
+in simulated time, and bounds what any order can reach.
 
 An event is (time, order, what, task, worker); events of one time all happen before devices are granted. A round: its
 parameters arrive; each worker collects as soon as its collector is ready too; with the first data the task asks for a
@@ -17,12 +18,140 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddrl.core.errors import PoolError
 from ddrl.pool.policies import Fair, Policy, Request
 from ddrl.pool.prewarm import DELAY_COST, Planner, Round, Schedule, Warmth
 from ddrl.pool.queue import DeviceQueue, Grant
-from ddrl.pool.records import Lease, PoolRecord, TaskTrace, busy_between, generate, recorded_traces
+from ddrl.pool.records import Lease, PoolRecord, busy_between
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskTrace:
+    """One task of R rounds and W workers, as if nobody else used the devices.
+
+    startup [R][W]: a collector's start, until it can act; collect [R][W]: parameters and collector ready to data
+    arrived; gradient [R][W]: a worker's gradient on the device; update [R]: combining them; send [R]: device released
+    to parameters at the workers; switch: moving the task's state on to a device, and again off it."""
+
+    name: str
+    startup: list[list[float]]
+    collect: list[list[float]]
+    gradient: list[list[float]]
+    update: list[float]
+    send: list[float]
+    switch: float = 0.0
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        shape = (self.rounds, self.workers)
+        for name in ("startup", "collect", "gradient"):
+            values = np.array(getattr(self, name), dtype=np.float64)
+            if values.shape != shape or not np.all(values >= 0):
+                raise PoolError(f"trace of task '{self.name}': {name} must be {shape} seconds, none of them negative")
+        for name in ("update", "send"):
+            values = np.array(getattr(self, name), dtype=np.float64)
+            if values.shape != shape[:1] or not np.all(values >= 0):
+                raise PoolError(f"trace of task '{self.name}': {name} must be {shape[:1]} seconds, none negative")
+
+    @property
+    def rounds(self) -> int:
+        """R."""
+        return len(self.collect)
+
+    @property
+    def workers(self) -> int:
+        """W."""
+        return len(self.collect[0]) if self.collect else 0
+
+    def held(self, round: int, first: float, arrivals: Sequence[float]) -> float:
+        """When a device taken at `first` is free again, the round's data arriving at `arrivals` [s, by worker].
+
+        Gradients run one after another, in order of arrival."""
+        time = first + self.switch
+        for arrival, gradient in sorted(zip(arrivals, self.gradient[round], strict=True)):
+            time = max(time, arrival) + gradient
+        return time + self.update[round] + self.switch
+
+    def alone(self, round: int) -> float:
+        """Seconds of a round, parameters to next parameters, without any wait."""
+        return self.held(round, min(self.collect[round]), self.collect[round]) + self.send[round]
+
+    def busy(self, round: int) -> float:
+        """Device seconds in which a round computes."""
+        return sum(self.gradient[round]) + self.update[round]
+
+
+def generate(
+    name: str,
+    rounds: int,
+    generator: np.random.Generator,
+    *,
+    round_seconds: float = 5.0,
+    duty: float = 0.2,
+    variation: float = 0.0,
+    exponential: bool = False,
+    workers: int = 1,
+    startup: float = 0.0,
+    startup_variation: float = 0.0,
+    send: float = 0.0,
+    switch: float = 0.0,
+    weight: float = 1.0,
+) -> TaskTrace:
+    """A task whose device works `duty` of each round of about `round_seconds` [s] when it runs alone.
+
+    variation: std / mean of collecting and of gradients, drawn from a gamma distribution; exponential: both exponential
+    instead; startup_variation: that of collectors' starts."""
+
+    def draw(mean: float, spread: float, memoryless: bool, *shape: int) -> NDArray[np.float64]:
+        if memoryless:
+            return generator.exponential(mean, shape)
+        if spread == 0 or mean == 0:
+            return np.full(shape, mean)
+        return generator.gamma(spread**-2, mean * spread**2, shape)
+
+    work = duty * round_seconds
+    collect = round_seconds - work - send - 2 * switch
+    if collect < 0:
+        raise PoolError(f"trace of task '{name}': duty {duty} and {send} s of sending leave no time to collect")
+    return TaskTrace(
+        name,
+        startup=draw(startup, startup_variation, False, rounds, workers).tolist(),
+        collect=draw(collect, variation, exponential, rounds, workers).tolist(),
+        gradient=draw(work / workers, variation, exponential, rounds, workers).tolist(),
+        update=[0.0] * rounds,
+        send=[send] * rounds,
+        switch=switch,
+        weight=weight,
+    )
+
+
+def recorded_traces(record: PoolRecord) -> list[TaskTrace]:
+    """The rounds that the leases show, as if nobody else had used the devices. A hold counts as the device's work."""
+    traces: list[TaskTrace] = []
+    for task in record.tasks:
+        leases = record.leases_of(task)
+        if not leases:
+            continue
+        before = [0.0, *(lease.released for lease in leases[:-1])]
+        collect = [max(0.0, lease.asked - released) for lease, released in zip(leases, before, strict=True)]
+        held = [lease.released - lease.granted for lease in leases]
+        nothing = [0.0] * len(leases)
+        traces.append(
+            TaskTrace(
+                task,
+                startup=[[0.0]] * len(leases),
+                collect=[[seconds] for seconds in collect],
+                gradient=[[seconds] for seconds in held],
+                update=nothing,
+                send=nothing,
+            )
+        )
+    return traces
+
 
 # -- bounds ------------------------------------------------------------------------------------------------------------
 # What no order of a pool's rounds can beat.
@@ -126,11 +255,6 @@ class Outcome:
     def busy_seconds(self) -> float:
         """Device seconds that computed."""
         return sum(lease.busy for lease in self.leases)
-
-    @property
-    def busy_share(self) -> float:
-        """Busy / wall, over all devices."""
-        return self.busy_seconds / (self.devices * self.makespan)
 
     def steady_share(self, begin: float, end: float) -> float:
         """Busy / wall between two times; a lease counts by its part within them."""

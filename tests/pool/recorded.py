@@ -5,8 +5,7 @@ import json
 import numpy as np
 
 from ddrl.pool.policies import Fair
-from ddrl.pool.records import generate
-from ddrl.pool.simulator import simulate
+from ddrl.pool.simulator import generate, simulate
 
 BEGAN = 1000.0  # [s] of the leases' clock
 

@@ -5,8 +5,7 @@ import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from ddrl.pool.policies import Fair, Fifo
-from ddrl.pool.records import TaskTrace, generate
-from ddrl.pool.simulator import lower_bound, share_bound, simulate
+from ddrl.pool.simulator import TaskTrace, generate, lower_bound, share_bound, simulate
 
 
 def by_milp(traces, devices: int) -> float:

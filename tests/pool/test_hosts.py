@@ -92,7 +92,7 @@ def test_every_host_has_several_collectors_which_are_new_processes_each_round(ap
         assert one["end"] is None or one["sent"] <= one["end"]
     for worker in range(4):
         mine = [one for one in own if one["worker"] == worker]
-        assert all(one["end"] <= later["start"] for one, later in pairwise(mine)), "two at once"
+        assert all(one["sent"] <= later["start"] for one, later in pairwise(mine)), "two collect at once"
 
 
 def test_orders_for_all_hosts_are_out_before_the_first_data_of_the_round_before(apart):
@@ -167,8 +167,8 @@ def test_the_death_of_another_hosts_relay_or_keeper_ends_the_job_and_leaves_noth
         ("keeper 1", "CollectorForks.__init__", 1),
         ("keeper 1", "CollectorForks._start", 3),
         ("1", "HostStarters.__init__", 1),
-        ("1", "HostStarters.say", 3),
-        ("1", "HostStarters.hear", 9),
+        ("1", "HostStarters.send", 3),
+        ("1", "HostStarters.receive", 9),
         ("0", "LinesOut.progress", 99),
         ("2", "StarterLink.write", 2),
         ("2", "StarterLink.read", 99),
@@ -189,15 +189,15 @@ ROW = np.dtype([("stream", "<u4"), ("value", "<f4")])
 
 
 class OneHost:
-    """Stands for the starter of the trainer's host: hears what it is told."""
+    """In place of the starter of the trainer's host: keeps what is sent to it."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.sent: list[Any] = []
 
-    def say(self, message: Any) -> None:
-        self.told.append(message)
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
 
-    def hear(self) -> list[Any]:
+    def receive(self) -> list[Any]:
         return []
 
 
@@ -240,14 +240,14 @@ def test_what_is_said_of_a_worker_is_heard_once_its_rows_are_there():
     hosts.report(Ended(0, 1, 9.0, -9, 0.1, "", rows=3), 9.0, 0.0)
     hosts.report(Sent(0, 1, 9.1, 9.2, 9.3, "another", rows=5), 9.3, 0.0)
     hosts.push(2, 3)
-    assert hosts.starters.hear() == []
+    assert hosts.starters.receive() == []
     hosts.push(2)
-    (ended,) = hosts.starters.hear()
+    (ended,) = hosts.starters.receive()
     assert isinstance(ended, Ended)
     out = np.zeros(8, ROW)
     assert hosts.starters.lanes[1].pop(out) == 3, "the rows of the killed one, to be dropped"
     hosts.push(3, 2)
-    (sent,) = hosts.starters.hear()
+    (sent,) = hosts.starters.receive()
     assert isinstance(sent, Sent)
     assert hosts.starters.lanes[1].pop(out[:1]) == 1
     assert hosts.starters.lanes[1].pop(out[1:]) == 1
@@ -260,13 +260,13 @@ def test_times_of_another_clock_are_converted_by_the_fastest_message():
     hosts.report(Ended(0, 1, 5.0, 0, 0.1, ""), 5.0, 0.5)
     hosts.report(Sent(1, 1, 6.0, 7.0, 8.0, "another"), 8.0, 0.01)
     hosts.report(Sent(2, 1, 6.0, 7.0, 9.0, "another"), 9.0, 0.001)
-    ended, first, second = hosts.starters.hear()
+    ended, first, second = hosts.starters.receive()
     assert ended.end == 1005.5
     assert [first.start, first.ready, first.sent] == pytest.approx([1006.01, 1007.01, 1008.01])
     assert second.sent == pytest.approx(1009.001)
     assert second.start == first.start, "it is the same process"
     assert second.clock == "another", "gradients of two clocks are in the order of arrival"
-    hosts.starters.say(Order(3, (Start(at=1010.0), Start(at=1010.0, after=2.0))))
+    hosts.starters.send(Order(3, (Start(at=1010.0), Start(at=1010.0, after=2.0))))
     (data,) = hosts.orders.pop()
     message = decode(data)
     assert isinstance(message, Orders)
@@ -274,22 +274,22 @@ def test_times_of_another_clock_are_converted_by_the_fastest_message():
     assert there.starts[0] == Start(), "the other host's"
     assert there.starts[1].at == pytest.approx(9.999)
     assert there.starts[1].after == 2.0
-    assert hosts.own.told == [Order(3, (Start(at=1010.0), Start()))]
+    assert hosts.own.sent == [Order(3, (Start(at=1010.0), Start()))]
 
 
 def test_times_of_the_same_clock_stay():
     hosts = TwoHosts()
     hosts.report(Sent(1, 1, 6.0, 7.0, 8.0, host_clock()), 8.0, 0.01, clock=host_clock())
-    (sent,) = hosts.starters.hear()
+    (sent,) = hosts.starters.receive()
     assert (sent.start, sent.ready, sent.sent) == (6.0, 7.0, 8.0)
 
 
 def test_each_host_begins_with_its_own_workers():
     hosts = TwoHosts()
-    hosts.starters.say(Begin(4, (0, 1)))
+    hosts.starters.send(Begin(4, (0, 1)))
     (data,) = hosts.orders.pop()
     message = decode(data)
     assert isinstance(message, Orders)
     assert message.host == 1
     assert msgspec.json.decode(message.line, type=Begin) == Begin(4, (1,))
-    assert hosts.own.told == [Begin(4, (0,))]
+    assert hosts.own.sent == [Begin(4, (0,))]

@@ -62,7 +62,7 @@ def test_the_typical_task_has_the_duty_cycle_that_the_rounds_were_made_with(tmp_
     typical = typical_task(read_pool(tmp_path / "p"))
     assert typical.duty == pytest.approx(0.4, rel=0.1)
     assert typical.round_seconds == pytest.approx(1.0, rel=0.1)
-    assert typical.busy_per_wall == pytest.approx(outcome.busy_share, rel=0.1)
+    assert typical.busy_per_wall == pytest.approx(outcome.steady_share(0.0, outcome.makespan), rel=0.1)
 
 
 def test_simulated_shares_come_near_their_bound_and_never_pass_it():

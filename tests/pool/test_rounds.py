@@ -1,4 +1,4 @@
-"""Learning in rounds: collectors end after sending, start when they are told, and change nothing of what is learned."""
+"""Learning in rounds: collectors end after sending, start as predicted, and change nothing of what is learned."""
 
 from __future__ import annotations
 
@@ -184,17 +184,17 @@ def test_collectors_start_when_the_history_of_the_rounds_says_so_and_no_later_th
     folder = run(tmp_path / "run", *PREWARM, *more, equip=equip)
     orders = {one["round"]: one for one in lines(folder / "instructions.jsonl")}
     own = {(one["round"], one["worker"]): one for one in lines(folder / "collectors.jsonl")}
-    told = {(number, worker) for number, worker in own if number in orders and orders[number]["start"][worker]}
-    assert len(told) >= 4
-    for number, worker in told:
+    timed = {(number, worker) for number, worker in own if number in orders and orders[number]["start"][worker]}
+    assert len(timed) >= 4
+    for number, worker in timed:
         collector, before = own[number, worker], own[number - 1, worker]
         assert collector["start"] > before["start"], "it is no new process"
         assert before["end"] is not None
         assert collector["start"] <= collector["parameters"] + 0.5
     figures = made[0].figures()
-    assert figures["predicted_collectors"] == len(told)
+    assert figures["predicted_collectors"] == len(timed)
     assert figures["predicted_collectors"] <= figures["collectors"] == len(own) - 2
-    assert figures["corrections"] <= len(told) + 2
+    assert figures["corrections"] <= len(timed) + 2
 
 
 # -- order and sums of gradients -----------------------------------------------------------------------------------
@@ -206,10 +206,10 @@ def watched(folder: Path, clock: Callable[[Sent], str]) -> list[list[int]]:
 
     def equip(task: Task) -> None:
         rounds, training = task.training.rounds, task.training
-        hear, held = rounds.collectors.hear, []
+        receive, held = rounds.collectors.receive, []
 
         def reordered() -> list[Any]:
-            held.extend(hear())
+            held.extend(receive())
             sent = [message for message in held if isinstance(message, Sent)]
             if len(sent) < 3:
                 return []
@@ -218,7 +218,7 @@ def watched(folder: Path, clock: Callable[[Sent], str]) -> list[list[int]]:
             orders.append([message.worker for message in newest_first])
             return [msgspec.structs.replace(message, clock=clock(message)) for message in newest_first]
 
-        rounds.collectors.hear = reordered
+        rounds.collectors.receive = reordered
         empty, lanes = training.empty, list(task.channels.lanes.values())
 
         def note(lane: Any, **more: Any) -> None:

@@ -13,8 +13,7 @@ from ddrl.core.errors import PoolError
 from ddrl.pool import prewarm
 from ddrl.pool.policies import BetweenGradients, Exclusive, Fair, Fifo
 from ddrl.pool.queue import jain_index
-from ddrl.pool.records import TaskTrace, generate
-from ddrl.pool.simulator import Outcome, lower_bound, simulate
+from ddrl.pool.simulator import Outcome, TaskTrace, generate, lower_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"
 
