@@ -49,10 +49,10 @@ def run(ranks, *arguments, program="ranks.py"):
     [
         ("sharded", 4, 200_000),
         ("stripes", 5, 100_001),
-        (SCATTER_RING, 4, 3001),
-        ("stripes", 5, 65_536),
-        ("postal", 3, 64),
         ("direct", 2, 1),
+        pytest.param(SCATTER_RING, 4, 3001, marks=pytest.mark.long),
+        pytest.param("stripes", 5, 65_536, marks=pytest.mark.long),
+        pytest.param("postal", 3, 64, marks=pytest.mark.long),
     ],
 )
 def test_every_host_gets_the_bytes_that_were_published_over_many_versions(scheme, ranks, nbytes):
@@ -65,8 +65,9 @@ def test_every_host_gets_the_bytes_that_were_published_over_many_versions(scheme
     assert all(host["problems"] == [] for host in everyone)
 
 
-def test_the_trainers_host_sends_one_model_and_each_host_receives_one():
+def test_the_trainers_host_sends_one_model_and_each_host_receives_one_and_forwards_before_it_is_whole():
     everyone = run(4, "traffic")
+    assert all(host["first_send"] < everyone[0]["last_send"] for host in everyone[1:])
     size = (1 << 22) + MODEL_HEADER_BYTES + everyone[0]["chunks"] * HEADER_BYTES
     assert everyone[0]["sent"] == size
     assert [host["received"] for host in everyone] == [0] + [size] * 3
@@ -77,10 +78,10 @@ def test_the_trainers_host_sends_one_model_and_each_host_receives_one():
 @pytest.mark.parametrize(
     ("scheme", "shards", "copies"),
     [
-        ("direct", 0, [3, 0, 0, 0]),
         ("sharded", 2, [1, 1, 1, 0]),
-        ("sharded", 1, [1, 2, 0, 0]),
         (BINOMIAL, 0, [2, 1, 0, 0]),
+        pytest.param("direct", 0, [3, 0, 0, 0], marks=pytest.mark.long),
+        pytest.param("sharded", 1, [1, 2, 0, 0], marks=pytest.mark.long),
     ],
 )
 def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies):
@@ -100,11 +101,6 @@ def test_models_that_look_slow_make_the_relays_measure_and_plan_anew_and_nothing
     assert all(host["seen"][-1] == 9 for host in others)
     # Two may have been cut off: the newest leaves again, what is older than it does not.
     assert all(8 <= host["sealed"] <= 11 for host in others)
-
-
-def test_relays_forward_before_the_root_has_sent_everything():
-    everyone = run(4, "traffic")
-    assert all(host["first_send"] < everyone[0]["last_send"] for host in everyone[1:])
 
 
 def test_a_flipped_byte_is_reported_and_never_sealed():
@@ -170,7 +166,12 @@ def test_in_a_closed_loop_no_version_leaves_before_all_rollouts_use_the_last():
 
 @pytest.mark.parametrize(
     ("codec", "scheme"),
-    [("bf16", "stripes"), ("int8", "sharded"), ("xor_zstd", "sharded"), ("xor_zstd", SCATTER_RING)],
+    [
+        ("int8", "sharded"),
+        ("xor_zstd", "sharded"),
+        pytest.param("bf16", "stripes", marks=pytest.mark.long),
+        pytest.param("xor_zstd", SCATTER_RING, marks=pytest.mark.long),
+    ],
 )
 def test_coded_models_arrive_as_they_should_and_as_fewer_bytes(codec, scheme):
     pytest.importorskip("zstandard", reason="needs the extra [codecs]")
@@ -205,7 +206,7 @@ def test_a_host_that_lost_its_base_refuses_and_gets_a_whole_model():
     assert not whole[-1]
 
 
-@pytest.mark.parametrize("codec", ["int8", "xor_zstd"])
+@pytest.mark.parametrize("codec", [pytest.param("int8", marks=pytest.mark.long), "xor_zstd"])
 def test_a_flipped_byte_of_a_coded_model_is_reported_and_never_sealed(codec):
     pytest.importorskip("zstandard", reason="needs the extra [codecs]")
     root, spoiled, child = run(3, "flipped", codec, program="codec_ranks.py")
@@ -216,7 +217,7 @@ def test_a_flipped_byte_of_a_coded_model_is_reported_and_never_sealed(codec):
     assert "does not match its checksum, as received from host 1" in child["problems"][0]
 
 
-@pytest.mark.parametrize(("kind", "ranks"), [("vector", 4), ("image", 3)])
+@pytest.mark.parametrize(("kind", "ranks"), [("vector", 4), pytest.param("image", 3, marks=pytest.mark.long)])
 def test_an_action_on_another_host_is_the_one_that_the_trainers_network_would_take(kind, ranks):
     pytest.importorskip("torch", reason="needs the extra [train]")
     pytest.importorskip("onnx", reason="needs the extra [train]")
@@ -259,7 +260,7 @@ def test_a_root_that_takes_no_block_has_producers_wait_after_three_times_their_l
     assert root["blocks"] == [16, 16, 16]  # and none is lost
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
 def test_every_relay_measures_the_same_links_and_what_a_message_and_a_byte_cost_the_processor(ranks):
     everyone = run(ranks, "measured", program="links_ranks.py")
     assert all(host == everyone[0] for host in everyone)

@@ -11,7 +11,7 @@ from tests.run.launch import TINY, ddrl, mpirun, settings, summary
 USERS = "tests.learner.user_algorithms"
 
 
-@pytest.mark.parametrize("mode", ["local", "mpirun"])
+@pytest.mark.parametrize("mode", ["local", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp_path: Path) -> None:
     wanted = settings("learner.algorithm=c51", "learner.c51.atoms=11", f"run.dir={tmp_path / 'run'}")
     done = ddrl(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
@@ -27,7 +27,7 @@ def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp
     assert "belongs to c51" in other.stderr
 
 
-@pytest.mark.parametrize("mode", ["local", "mpirun"])
+@pytest.mark.parametrize("mode", [pytest.param("local", marks=pytest.mark.long), "mpirun"])
 def test_an_algorithm_of_the_users_own_brings_columns_figures_and_a_chooser(mode: str, tmp_path: Path) -> None:
     """Rollouts refuse to act once torch is loaded: that they end well shows that it is not. Under mpirun the columns
     travel through a relay."""
@@ -91,9 +91,16 @@ def test_a_queue_of_named_arrays_is_learned_from_and_its_policy_is_saved(network
     assert set(policy.model.spec.observation.arrays) == {"cash", "queue", "queue_mask"}
 
 
-@pytest.mark.parametrize("mode", ["serial", "local"])
-@pytest.mark.parametrize("task", ["bandit", "chain"])
-def test_an_algorithm_on_trajectories_solves_what_it_is_given(mode: str, task: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "mode"),
+    [
+        ("bandit", "local"),
+        ("chain", "serial"),
+        pytest.param("bandit", "serial", marks=pytest.mark.long),
+        pytest.param("chain", "local", marks=pytest.mark.long),
+    ],
+)
+def test_an_algorithm_on_trajectories_solves_what_it_is_given(task: str, mode: str, tmp_path: Path) -> None:
     """A draw is learned from in several epochs of minibatches; in the chain rewards come five steps later."""
     wanted = settings(
         "learner.algorithm=tests.learner.user_trajectories:ClippedActorCritic", f"env.id=tests.run.environments:{task}",

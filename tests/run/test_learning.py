@@ -24,6 +24,7 @@ MODES = {
     "local": ddrl,
     "mpirun": partial(mpirun, 9, "--set", "cluster.relays=3"),
 }
+FIRST = {("chain", "serial"), ("bandit", "local"), ("bandit", "mpirun"), ("FrozenLake", "local")}
 QUICK = settings(
     "run.max_env_steps=30000", "run.checkpoint_period=0", "run.seed=5", "env.num_envs=4", "replay.min_size=200",
     "replay.n_step=1", "rollout.warmup_steps=200", "rollout.epsilon_decay_steps=4000", "rollout.epsilon_end=0.1",
@@ -33,8 +34,15 @@ QUICK = settings(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("problem", PROBLEMS)
+# Each problem once, and each mode; the other pairs are long.
+@pytest.mark.parametrize(
+    ("problem", "mode"),
+    [
+        pytest.param(problem, mode, marks=() if (problem, mode) in FIRST else pytest.mark.long)
+        for problem in PROBLEMS
+        for mode in MODES
+    ],
+)
 def test_the_optimal_return_is_reached(problem: str, mode: str, tmp_path: Path) -> None:
     env, kwargs, optimum = PROBLEMS[problem]
     wanted = settings(
