@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.test_dashboard import PAGES, LiveRun, dashboard, driver, go_to, pytestmark, server  # noqa: F401
+from tests.dashboard.test_dashboard import PAGES, LiveRun, go_to, pytestmark  # noqa: F401
 from tests.dashboard.webdriver import Browser
 from tests.waiting import wait_until
 
@@ -25,7 +25,7 @@ def axe() -> str:
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_axe_finds_nothing_serious_on_any_page(tmp_path, dashboard, driver, dark):  # noqa: F811
+def test_axe_finds_nothing_serious_on_any_page(tmp_path, dashboard, driver, dark):
     script = axe()
     with LiveRun(tmp_path / "runs" / "alpha"), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):
         window = Browser(driver, dark=dark)

@@ -11,7 +11,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from tests.dashboard.test_accessibility import OURS, axe
-from tests.dashboard.test_dashboard import LiveRun, browser, dashboard, driver, go_to, server  # noqa: F401
+from tests.dashboard.test_dashboard import LiveRun, go_to
 from tests.dashboard.webdriver import Browser, missing_browser
 from tests.plots.accounts import categorical_values, small_account
 from tests.waiting import wait_until
@@ -43,7 +43,7 @@ def write_run(path, *, accounted=True, lr=1e-3):
         write_account(path, small_account())
 
 
-def test_a_run_of_ad_mixing_is_drawn_from_its_account_values_and_evaluations(tmp_path, dashboard, browser):  # noqa: F811
+def test_a_run_of_ad_mixing_is_drawn_from_its_account_values_and_evaluations(tmp_path, dashboard, browser):
     write_run(tmp_path / "runs" / "alpha")
     browser.open(dashboard)
     browser.wait_for("alpha")
@@ -52,7 +52,7 @@ def test_a_run_of_ad_mixing_is_drawn_from_its_account_values_and_evaluations(tmp
     wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
 
 
-def test_without_an_account_the_page_says_how_to_make_one_and_damage_is_told_in_words(tmp_path, dashboard, browser):  # noqa: F811
+def test_without_an_account_the_page_says_how_to_make_one_and_damage_is_told_in_words(tmp_path, dashboard, browser):
     write_run(tmp_path / "runs" / "alpha", accounted=False)
     browser.open(dashboard)
     browser.wait_for("alpha")
@@ -64,7 +64,7 @@ def test_without_an_account_the_page_says_how_to_make_one_and_damage_is_told_in_
     browser.wait_for("days.json cannot be read")
 
 
-def test_a_run_of_something_else_is_told_so_in_one_line(tmp_path, dashboard, browser):  # noqa: F811
+def test_a_run_of_something_else_is_told_so_in_one_line(tmp_path, dashboard, browser):
     with LiveRun(tmp_path / "runs" / "beta"):
         browser.open(dashboard)
         browser.wait_for("beta")
@@ -72,7 +72,7 @@ def test_a_run_of_something_else_is_told_so_in_one_line(tmp_path, dashboard, bro
         browser.wait_for("This run is not of ad mixing: its environment is CartPole-v1.")
 
 
-def test_the_overview_has_the_distribution_of_a_states_value(tmp_path, dashboard, browser):  # noqa: F811
+def test_the_overview_has_the_distribution_of_a_states_value(tmp_path, dashboard, browser):
     write_run(tmp_path / "runs" / "alpha")
     browser.open(dashboard)
     browser.wait_for("alpha", "Value of states, as a distribution")
@@ -88,13 +88,14 @@ def text_of(window, element):
 @pytest.mark.parametrize(
     ("width", "dark"),
     [
-        (400, False),
+        (400, True),
         pytest.param(900, True, marks=pytest.mark.long),
         pytest.param(1440, False, marks=pytest.mark.long),
-        (1440, True),
+        pytest.param(1440, True, marks=pytest.mark.long),
+        pytest.param(400, False, marks=pytest.mark.long),
     ],
 )
-def test_the_page_is_accessible_and_no_legend_covers_its_axis(tmp_path, dashboard, driver, width, dark):  # noqa: F811
+def test_the_page_is_accessible_and_no_legend_covers_its_axis(tmp_path, dashboard, driver, width, dark):
     script = axe()
     write_run(tmp_path / "runs" / "alpha")
     write_run(tmp_path / "runs" / "beta", lr=5e-3)

@@ -28,7 +28,7 @@ from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import ControlServer, Recorder
 from ddrl.telemetry.control import secure_client
 from ddrl.telemetry.directory import read_live_file
-from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
+from tests.dashboard.webdriver import Browser, dashboard_of, missing_browser
 from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]
@@ -72,65 +72,6 @@ class LiveRun:
         self.recorder.close()
 
 
-@pytest.fixture(scope="module")
-def driver():
-    port = free_port()
-    with serving(["chromedriver", f"--port={port}"], f"http://127.0.0.1:{port}/status"):
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
-def dashboard_of(tmp_path, app="dashboard/app.py"):
-    """URL of a dashboard that watches tmp_path/runs."""
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "streamlit",
-        "run",
-        str(app),
-        "--server.port",
-        str(port),
-        "--server.headless",
-        "true",
-        "--",
-        str(tmp_path / "runs"),
-    ]
-    with (
-        (tmp_path / "streamlit.log").open("wb") as log,
-        serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=ROOT, stdout=log, stderr=log),
-    ):
-        yield f"http://127.0.0.1:{port}"
-    assert "Traceback" not in (tmp_path / "streamlit.log").read_text()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A dashboard and the folder that it watches: one for all tests, each of which puts its own folder there."""
-    folder = tmp_path_factory.mktemp("dashboard")
-    with dashboard_of(folder) as url:
-        yield url, folder / "runs"
-
-
-@pytest.fixture
-def dashboard(server, tmp_path):
-    url, watched = server
-    watched.unlink(missing_ok=True)
-    watched.symlink_to(tmp_path / "runs")
-    yield url
-    assert "Traceback" not in (watched.parent / "streamlit.log").read_text()
-
-
-@pytest.fixture
-def browser(driver):
-    window = Browser(driver)
-    try:
-        yield window
-        assert window.console_errors() == []
-    finally:
-        window.close()
-
-
 def go_to(browser, page):
     link = next(
         link
@@ -160,7 +101,7 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
     browser.wait_for("ended", "After ")
 
 
-def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, browser):
+def test_a_real_run_is_shown_while_it_trains_also_what_no_fake_cluster_has(tmp_path, dashboard, browser):
     # A slow environment: the run leaves the cores to the browser, and lasts until it is stopped.
     settings = {"env.id": "tests.run.environments:walk", "env.kwargs.pause": 0.004, "env.num_envs": 1}
     settings |= {"run.max_env_steps": 10**9, "run.target_return": 1e9, "telemetry.period": 0.5}
@@ -175,8 +116,6 @@ def test_a_real_run_is_shown_on_every_page_while_it_trains(tmp_path, dashboard, 
             ("Distribution", "nothing travels between hosts"),
             ("Devices", "Private memory"),
             ("Replay", "Priority law"),
-            ("Ranks", "ranks are alive"),
-            ("Settings", "Only what differs"),
         ):
             go_to(browser, page)
             browser.wait_for(run.path.name, word)
@@ -262,7 +201,7 @@ OVERPRINTED = """return [...document.querySelectorAll('.js-plotly-plot')].filter
     return order.some((e, i) => i && e.top < order[i - 1].bottom - 3); }).map(plot => plot.innerText)"""
 
 
-@pytest.mark.parametrize("width", [400, pytest.param(900, marks=pytest.mark.long), 1440])
+@pytest.mark.parametrize("width", [400, *(pytest.param(width, marks=pytest.mark.long) for width in (900, 1440))])
 def test_nothing_is_cut_off_or_overprinted_at_any_width(tmp_path, dashboard, driver, width):
     with LiveRun(tmp_path / "runs" / "alpha", lr=1e-3), LiveRun(tmp_path / "runs" / "beta", lr=5e-3):
         window = Browser(driver, width=width)
@@ -403,6 +342,7 @@ def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path,
             window.close()
 
 
+@pytest.mark.long  # a page of docs/extending.md is drawn in tests/docs
 def test_a_page_is_one_file_as_the_documentation_writes_it(tmp_path, browser):
     (example,) = re.findall(
         r"```python\n( *\"\"\"Subject.*?)```", (ROOT / "docs" / "telemetry.md").read_text(), re.DOTALL

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
 from tests.dashboard.test_accessibility import OURS, axe
-from tests.dashboard.test_dashboard import LiveRun, dashboard, driver, server  # noqa: F401
+from tests.dashboard.test_dashboard import LiveRun
 from tests.dashboard.webdriver import Browser, missing_browser
 from tests.waiting import wait_until
 
@@ -26,9 +26,14 @@ COVERED = """return [...document.querySelectorAll('.js-plotly-plot')].filter(plo
 
 
 @pytest.mark.parametrize(
-    ("width", "dark"), [(400, True), pytest.param(900, False, marks=pytest.mark.long), (1440, False)]
+    ("width", "dark"),
+    [
+        (400, True),
+        pytest.param(900, False, marks=pytest.mark.long),
+        pytest.param(1440, False, marks=pytest.mark.long),
+    ],
 )
-def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboard, driver, width, dark):  # noqa: F811
+def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboard, driver, width, dark):
     with LiveRun(tmp_path / "runs" / "four", processes=12, hosts=2, nodes=4):
         window = Browser(driver, width=width, height=2600, dark=dark)
         try:
@@ -46,7 +51,7 @@ def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboa
             window.close()
 
 
-def test_a_run_with_one_node_says_so_in_one_line(tmp_path, dashboard, driver):  # noqa: F811
+def test_a_run_with_one_node_says_so_in_one_line(tmp_path, dashboard, driver):
     with LiveRun(tmp_path / "runs" / "alone", processes=6, hosts=2, nodes=1):
         window = Browser(driver)
         try:

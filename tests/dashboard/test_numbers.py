@@ -15,7 +15,7 @@ import pytest
 import ddrl
 from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
-from tests.dashboard.test_dashboard import dashboard, driver, go_to, pytestmark, server  # noqa: F401
+from tests.dashboard.test_dashboard import go_to, pytestmark  # noqa: F401
 from tests.dashboard.webdriver import Browser
 from tests.run.launch import MPI_ENVIRONMENT, mpirun_command
 from tests.sources import environment
@@ -104,7 +104,7 @@ def check_still(browser, run, state):
 
 
 @pytest.mark.long
-def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashboard, driver):  # noqa: F811
+def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashboard, driver):
     run = ddrl.start("cartpole", SETTINGS, ranks=9, root=tmp_path / "runs", wait=PATIENCE)
     browser = Browser(driver, height=2400)
     try:

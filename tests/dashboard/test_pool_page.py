@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
-from tests.dashboard.test_dashboard import browser, dashboard, driver, go_to, server  # noqa: F401
+from tests.dashboard.test_dashboard import go_to
 from tests.dashboard.webdriver import Browser, missing_browser
 from tests.pool.recorded import write_pool
 from tests.waiting import wait_until
@@ -25,7 +25,7 @@ def open_page(window, url):
     go_to(window, "Pool")
 
 
-def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, browser):  # noqa: F811
+def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, browser):
     write_pool(tmp_path / "runs" / "morning", tasks=3)
     open_page(browser, dashboard)
     browser.wait_for(
@@ -34,17 +34,20 @@ def test_a_pool_is_drawn_with_its_waits_bounds_and_sliders(tmp_path, dashboard, 
     wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 4, "charts")
 
 
-def test_collectors_are_drawn_where_a_pool_has_recorded_them(tmp_path, dashboard, browser):  # noqa: F811
+def test_collectors_are_drawn_where_a_pool_has_recorded_them(tmp_path, dashboard, browser):
     write_pool(tmp_path / "runs" / "warm", collectors=True)
     open_page(browser, dashboard)
     browser.wait_for("warm", "collector acts", "collector starts")
     assert "recorded no collectors" not in browser.text
+    go_to(browser, "Runs")
+    go_to(browser, "Pool")
+    browser.wait_for("warm", *FIGURES)
 
 
 def test_without_a_pool_the_page_says_how_to_start_one_and_damage_is_told_in_words(
     tmp_path,
-    dashboard,  # noqa: F811
-    browser,  # noqa: F811
+    dashboard,
+    browser,
 ):
     (tmp_path / "runs").mkdir()
     open_page(browser, dashboard)
@@ -55,8 +58,8 @@ def test_without_a_pool_the_page_says_how_to_start_one_and_damage_is_told_in_wor
     browser.wait_for("leases.jsonl cannot be read", "damaged")
 
 
-@pytest.mark.parametrize("width", [400, pytest.param(900, marks=pytest.mark.long), 1440])
-def test_no_legend_covers_a_title_at_any_width(tmp_path, dashboard, driver, width):  # noqa: F811
+@pytest.mark.parametrize("width", [400, *(pytest.param(width, marks=pytest.mark.long) for width in (900, 1440))])
+def test_no_legend_covers_a_title_at_any_width(tmp_path, dashboard, driver, width):
     write_pool(tmp_path / "runs" / "warm", collectors=True)
     window = Browser(driver, width=width)
     try:
@@ -70,9 +73,5 @@ def test_no_legend_covers_a_title_at_any_width(tmp_path, dashboard, driver, widt
             " return title && legend && legend.top < title.bottom; }).length"
         )
         assert overprinted == 0
-        if width == 1440:
-            go_to(window, "Runs")
-            go_to(window, "Pool")
-            window.wait_for("warm", *FIGURES)
     finally:
         window.close()

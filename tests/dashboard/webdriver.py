@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from typing import Any
 
 from tests.waiting import PATIENCE, wait_until
 
+APP = Path(__file__).parents[2] / "dashboard" / "app.py"
+POLL_PERIOD = 0.25  # [s]; each look at the text makes Chromium lay out the whole page
 NARROWEST = 500  # [px]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 
@@ -63,6 +66,31 @@ def serving(command: list[str], ready: str, **options: Any) -> Iterator[subproce
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+@contextlib.contextmanager
+def dashboard_of(folder: Path, app: Path = APP) -> Iterator[str]:
+    """URL of a dashboard that watches folder/runs and writes folder/streamlit.log, where no traceback may be."""
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "streamlit",
+        "run",
+        str(app),
+        "--server.port",
+        str(port),
+        "--server.headless",
+        "true",
+        "--",
+        str(folder / "runs"),
+    ]
+    with (
+        (folder / "streamlit.log").open("wb") as log,
+        serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=APP.parents[1], stdout=log, stderr=log),
+    ):
+        yield f"http://127.0.0.1:{port}"
+    assert "Traceback" not in (folder / "streamlit.log").read_text()
 
 
 class Browser:
@@ -132,10 +160,10 @@ class Browser:
             return text if all(word in text for word in words) else ""
 
         with contextlib.suppress(AssertionError):
-            return wait_until(shown, "words", timeout / 6)
+            return wait_until(shown, "words", timeout / 6, POLL_PERIOD)
         if self._network_changed():  # a part of the page was lost: ask for it again, as a reader would
             self._call("POST", "/refresh")
-        return wait_until(shown, f"{words} on the page", timeout)
+        return wait_until(shown, f"{words} on the page", timeout, POLL_PERIOD)
 
     def find(self, selector: str) -> list[str]:
         """Handles of the elements that match a CSS selector."""
@@ -188,6 +216,14 @@ class Browser:
         complain of that."""
         self._network_changed()
         self.open("about:blank")
+
+    def clear(self) -> None:
+        """Leave the page, and forget its cookies, what it stored and its errors."""
+        self.run("if (location.protocol !== 'about:') { localStorage.clear(); sessionStorage.clear() }")
+        self._call("DELETE", "/cookie")
+        self.leave()
+        self._network_changed()  # reads what the page has written as it was left
+        self._errors.clear()
 
     def screenshot(self, path: Path) -> None:
         """Save what is seen as PNG."""
