@@ -41,7 +41,12 @@ class RecordArrays:
     `lead` is () for one record and (n,) for n of them."""
 
     def __init__(self, schema: RowSchema) -> None:
-        self._schema = schema
+        # Looked up once: a schema finds its columns anew at each call.
+        self._states = [(column.name, schema.array_name(column), column.array) for column in schema.observation]
+        self._action = schema.column("action").array
+        self._reward = schema.column("reward").array
+        self._stored = [column.name for column in schema.stored]
+        self._finals = [f"{column.name}_next" for column in schema.stored if column.role is ColumnRole.STATE]
         self._named = schema.observation[0].name != STATE
         self._further = {column.name: column for column in schema.further}
         self.plain = not self._named and not self._further  # one state array, an action, a reward, nothing further
@@ -59,29 +64,26 @@ class RecordArrays:
         """One array for each stored column, in their order, and one for each of role STATE after the last record
         (None: the episode continues)."""
         ends = final_state is not None
-        schema = self._schema
         arrays = self._further_arrays(columns, lead, ends) | self._observation(state, lead)
-        arrays["action"] = conform(action, schema.column("action").array, lead, "action")
-        arrays["reward"] = conform(np.asarray(reward, np.float32), schema.column("reward").array, lead, "reward")
+        arrays["action"] = conform(action, self._action, lead, "action")
+        arrays["reward"] = conform(np.asarray(reward, np.float32), self._reward, lead, "reward")
         arrays["policy_version"] = version
-        values = tuple(arrays[column.name] for column in schema.stored)
+        values = tuple(arrays[name] for name in self._stored)
         if not ends:
             return values, None
         finals = {f"{name}_next": array for name, array in self._observation(final_state, ()).items()} | arrays
-        return values, tuple(
-            finals[f"{column.name}_next"] for column in schema.stored if column.role is ColumnRole.STATE
-        )
+        return values, tuple(finals[name] for name in self._finals)
 
     def _observation(self, state: Any, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         """A state by column: one array, or a dict (or structured array) of the named ones."""
-        columns = self._schema.observation
         if not self._named:
-            return {STATE: conform(state, columns[0].array, lead, STATE)}
-        names = {self._schema.array_name(column): column for column in columns}
+            ((_, _, array),) = self._states
+            return {STATE: conform(state, array, lead, STATE)}
+        names = [name for _, name, _ in self._states]
         given: Any = getattr(getattr(state, "dtype", None), "names", None) or state
         if not isinstance(given, Mapping | tuple) or set(cast(Any, given)) != set(names):
             raise ValueError(f"a state of this replay is a dict of {', '.join(names)}")
-        return {column.name: conform(state[name], column.array, lead, name) for name, column in names.items()}
+        return {column: conform(state[name], array, lead, name) for column, name, array in self._states}
 
     def _further_arrays(
         self, columns: Mapping[str, ArrayLike] | None, lead: tuple[int, ...], ends: bool
