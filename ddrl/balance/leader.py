@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
-    TO_LEADER,
     Compute,
     Computed,
     Connection,
     Failed,
-    Fields,
     Finish,
     Joined,
     MakeSegment,
@@ -34,7 +32,6 @@ from ddrl.balance.messages import (
     count_rows,
     join_rows,
     take_rows,
-    unpack,
 )
 from ddrl.balance.settings import BalanceConfig
 from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer
@@ -42,7 +39,7 @@ from ddrl.balance.sizes import Cluster, Observation, Sizes, proportional_sizes
 from ddrl.channels.board import CounterRow
 from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, ConfigError, JobFailed
+from ddrl.core.errors import ChannelError, ConfigError, JobFailed, MessageError
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.waits import nothing
 
@@ -298,8 +295,8 @@ class Leader:
         memory = self._memory_of(state)
         if memory is not None:
             memory.publish({name: versions[name] for name in request.vectors})
-        fields = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
-        self._connection.send(node + 1, request, fields)
+        request.rows = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
+        self._connection.send(node + 1, request)
         if memory is not None:
             return
         for name in request.vectors:
@@ -370,7 +367,7 @@ class Leader:
         if received is None:
             return False
         node = received[0] - 1
-        reply, arrays = unpack(received[1], TO_LEADER)
+        reply = received[1]
         if node not in self.nodes:  # it was removed; its rows are dealt again
             return True
         match reply:
@@ -380,9 +377,11 @@ class Leader:
                 self.nodes[node].shares_memory = reply.shares_memory
                 self._absent.discard(node)
             case Computed():
-                self._accept(node, reply, arrays)
+                self._accept(node, reply)
             case Failed():
                 self._remove(node, reply.reason)
+            case _:
+                raise MessageError(f"node {node} has sent a message of the leader's: {type(reply).__name__}")
         return True
 
     def _greet(self, node: int, reply: Joined) -> None:
@@ -398,9 +397,9 @@ class Leader:
                     "must hold the same networks; start every rank with the same code and packages"
                 )
         if memory is not None:
-            self._connection.send(node + 1, Share(memory.name, memory.has_vectors), {})
+            self._connection.send(node + 1, Share(memory.name, memory.has_vectors))
 
-    def _accept(self, node: int, reply: Computed, arrays: Fields) -> None:
+    def _accept(self, node: int, reply: Computed) -> None:
         """A node's gradient has arrived: keep it for the next update, or drop it."""
         state = self.nodes[node]
         batches = self.parts[state.part]
@@ -424,8 +423,7 @@ class Leader:
         batches.record(node, state.samples, state.seconds, reply, age, not accepted)
         if accepted:
             state.late += version < collection.version
-            priority = arrays.get("priority")
-            answer = Answer(rows, vector, priority, reply.figures, reply.norm, memory is not None)
+            answer = Answer(rows, vector, reply.priority, reply.figures, reply.norm, memory is not None)
             batches.answers[node, version] = answer
             return
         state.dropped += 1
@@ -470,7 +468,7 @@ class Leader:
         self._check_job = check_deadline
         self._wait(lambda: not self._absent and len(self._free_nodes()) == len(self.nodes))
         for node in self.nodes:
-            self._connection.send(node + 1, Finish(), {})
+            self._connection.send(node + 1, Finish())
 
 
 def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Messages between the leader and its gradient nodes, and the memory that those on one host share.
 
-The leader is rank 0 of a communicator, in the trainer's process; node i is rank i + 1. A message is one header, a
-msgspec struct, followed by named arrays; nothing is pickled. Parameters and gradients travel as messages of their own
+The leader is rank 0 of a communicator, in the trainer's process; node i is rank i + 1. Messages are
+those of `NODES`; nothing is pickled. Parameters and gradients travel as messages of their own
 straight from the memory that holds them. On the leader's host `SharedMemory` replaces those, and its doorbells wake
 the receiver of a message. Imports neither torch nor, before a message is sent, MPI.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ddrl.channels import Doorbell
 from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import Segment
-from ddrl.core.errors import MessageError
+from ddrl.channels.wire import Wire
 from ddrl.distribution.waits import rest
 
 if TYPE_CHECKING:
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 
     from ddrl.balance.exchange import Exchange, Vector
 
-MESSAGE = 1  # MPI tag of headers with their arrays
+MESSAGE = 1  # MPI tag of messages
 VECTOR = 2  # MPI tag of parameters and gradients
 ALIGNMENT = 64  # [bytes] of arrays in a message and in shared memory
 SEGMENT_KIND = "nodes"
 
-Header = TypeVar("Header")
 Fields = dict[str, NDArray[Any]]
 MakeSegment = Callable[[str, int], Segment]  # from its kind and the bytes of its payload
 
@@ -57,6 +56,7 @@ class Compute(msgspec.Struct, tag=True):
     seconds: float = math.nan  # that it took, as measured by the leader
     late: int = 0  # gradients of this node so far
     dropped: int = 0
+    rows: Fields = {}  # by field of the batch
 
 
 class Share(msgspec.Struct, tag=True):
@@ -88,6 +88,7 @@ class Computed(msgspec.Struct, tag=True):
     figures: dict[str, float] = {}
     norm: float = 0.0  # of the gradient, where observed
     loss: float = 0.0  # mean over the rows, where observed
+    priority: NDArray[np.float32] | None = None  # of the rows
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -96,48 +97,8 @@ class Failed(msgspec.Struct, tag=True):
     reason: str
 
 
-Shapes = list[tuple[str, str, tuple[int, ...]]]  # name, dtype and shape of each array that a message carries
-TO_NODE = msgspec.msgpack.Decoder(tuple[Compute | Share | Finish, Shapes])
-TO_LEADER = msgspec.msgpack.Decoder(tuple[Joined | Mapped | Computed | Failed, Shapes])
-
-
-def pack(header: Any, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-    """One message: the length of its header with the arrays' shapes, encoded; these; the arrays."""
-    shapes: Shapes = [(name, array.dtype.str, array.shape) for name, array in arrays.items()]
-    encoded = msgspec.msgpack.encode((header, shapes))
-    place = 8 + len(encoded)
-    offsets: list[int] = []
-    for array in arrays.values():
-        offsets.append(_aligned(place))
-        place = offsets[-1] + array.nbytes
-    message = np.empty(place, np.uint8)
-    message[:8].view(np.uint64)[0] = len(encoded)
-    message[8 : 8 + len(encoded)] = np.frombuffer(encoded, np.uint8)
-    for offset, array in zip(offsets, arrays.values(), strict=True):
-        np.copyto(message[offset : offset + array.nbytes].view(array.dtype).reshape(array.shape), array)
-    return message
-
-
-def unpack(
-    message: NDArray[np.uint8], decoder: msgspec.msgpack.Decoder[tuple[Header, Shapes]]
-) -> tuple[Header, Fields]:
-    """Header and arrays (views) of what `pack` made; MessageError for anything else."""
-    try:
-        place = 8 + int(message[:8].view(np.uint64)[0])
-        header, shapes = decoder.decode(message[8:place].tobytes())
-        arrays: Fields = {}
-        for name, dtype, shape in shapes:
-            place = _aligned(place)
-            size = math.prod(shape) * np.dtype(dtype).itemsize
-            arrays[name] = message[place : place + size].view(dtype).reshape(shape)
-            place += size
-        return header, arrays
-    except (ValueError, TypeError, IndexError, msgspec.MsgspecError) as error:
-        raise MessageError(f"a message between gradient nodes cannot be read: {error}") from None
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+Message = Compute | Share | Finish | Joined | Mapped | Computed | Failed
+NODES: Wire[Message] = Wire("gradient nodes", Message)
 
 
 # -- rows of batches ---------------------------------------------------------------------------------------------------
@@ -217,9 +178,9 @@ class Connection:
         """Ranks of the communicator: the leader and all nodes that there have been."""
         return self._comm.Get_size()
 
-    def send(self, rank: int, header: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def send(self, rank: int, message: Message) -> None:
         """Begin to send a message."""
-        self._send(rank, pack(header, arrays), MESSAGE)
+        self._send(rank, NODES.encode(message), MESSAGE)
 
     def send_vector(self, rank: int, vector: NDArray[np.uint8]) -> None:
         """Begin to send; `vector` must not change before it has arrived."""
@@ -243,18 +204,18 @@ class Connection:
         MPI.Request.Waitall([request for request, _, _ in self._sending])
         self._sending = []
 
-    def receive(self) -> tuple[int, NDArray[np.uint8]] | None:
+    def receive(self) -> tuple[int, Message] | None:
         """The next message and the rank of its sender; None where none has arrived. Never waits."""
         from mpi4py import MPI
 
         status = MPI.Status()
         for _ in range(2):  # the first call may only make MPI take in what the second one returns
-            message = self._comm.Improbe(MPI.ANY_SOURCE, MESSAGE, status)
-            if message is not None:
+            arrived = self._comm.Improbe(MPI.ANY_SOURCE, MESSAGE, status)
+            if arrived is not None:
                 data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-                message.Recv(data)
+                arrived.Recv(data)
                 self._count("bytes_received", data)
-                return status.Get_source(), data
+                return status.Get_source(), NODES.decode(data)
         return None
 
     def receive_vector(self, rank: int, vector: NDArray[np.uint8], is_alive: Callable[[], bool]) -> bool:
@@ -374,3 +335,7 @@ def _pieces(memory: NDArray[np.uint8], lengths: Sequence[int]) -> Iterator[NDArr
     for length in lengths:
         yield memory[start : start + length]
         start += _aligned(length)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -16,25 +16,23 @@ import numpy as np
 
 from ddrl.balance.leader import Leader, make_node_sizer
 from ddrl.balance.messages import (
-    TO_NODE,
     Compute,
     Computed,
     Connection,
     Failed,
-    Fields,
     Finish,
     Joined,
     Mapped,
+    Message,
     Rows,
     Share,
     SharedMemory,
-    unpack,
 )
 from ddrl.balance.sizes import Observation
 from ddrl.channels.board import Command, CounterRow
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, NetworkError
+from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, MessageError, NetworkError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.keeper import report_stacks
@@ -145,28 +143,29 @@ def serve(
     report_stacks(2)
     try:
         exchange = make_exchange()
-        connection.send(0, Joined(exchange.signature), {})
+        connection.send(0, Joined(exchange.signature))
         node = Node(connection, comm.Get_rank() - 1, exchange, counters)
-        while (message := _await_message(connection, counters, job_continues)) is not None:
-            request, arrays = unpack(message, TO_NODE)
+        while (request := _await_message(connection, counters, job_continues)) is not None:
             match request:
                 case Share():
                     node.map(request)
                 case Compute():
-                    node.answer(request, arrays)
+                    node.answer(request)
                 case Finish():
                     return
+                case _:
+                    raise MessageError(f"the leader has sent a message of a node's: {type(request).__name__}")
     except DdrlError as error:
-        connection.send(0, Failed(str(error)), {})
+        connection.send(0, Failed(str(error)))
     except Exception as error:
-        connection.send(0, Failed(describe(error, f"node {comm.Get_rank() - 1}")), {})
+        connection.send(0, Failed(describe(error, f"node {comm.Get_rank() - 1}")))
     finally:
         connection.flush()
 
 
 def _await_message(
     connection: Connection, counters: CounterRow | None, job_continues: Callable[[], bool]
-) -> np.ndarray | None:
+) -> Message | None:
     """The leader's next message; None once the job has failed. A node that waits shows that it lives."""
     begun = time.perf_counter()
     while job_continues():
@@ -191,7 +190,7 @@ class Node:
         self._vectors_memory: SharedMemory | None = None  # the shared memory, where it has vectors
         self._gradients = {part: exchange.buffer(part) for part in exchange.learner.parts}
 
-    def answer(self, request: Compute, arrays: Fields) -> None:
+    def answer(self, request: Compute) -> None:
         """Take the vectors that the request names, compute, and send the gradient. NetworkError where the algorithm
         gives none."""
         from ddrl.balance.exchange import norm
@@ -200,7 +199,7 @@ class Node:
         begin = time.perf_counter()
         self._update_vectors(request)
         learner.seed(request.seed)
-        rows = Rows(arrays, request.place)
+        rows = Rows(request.rows, request.place)
         gradient = learner.gradient(rows, request.part, request.statistics or request.observed)
         if gradient is None:
             raise NetworkError(
@@ -219,9 +218,10 @@ class Node:
         if request.observed:
             reply.norm = norm(gradient)
             reply.loss = figures["loss"]
-        priority = {} if gradient.priority is None else {"priority": gradient.priority.cpu().numpy()}
+        if gradient.priority is not None:
+            reply.priority = gradient.priority.cpu().numpy()
         seconds = time.perf_counter() - begin
-        self._connection.send(0, reply, priority)
+        self._connection.send(0, reply)
         if memory is None:
             self._connection.send_vector(0, vector)
         self._connection.flush()
@@ -239,7 +239,7 @@ class Node:
             if share.has_vectors:
                 self._vectors_memory = memory
                 self._gradients = memory.gradients[self._number]
-        self._connection.send(0, Mapped(self._connection.memory is not None), {})
+        self._connection.send(0, Mapped(self._connection.memory is not None))
 
     def _update_vectors(self, request: Compute) -> None:
         memory = self._vectors_memory

@@ -2,23 +2,27 @@
 
 The producer (a rollout, or the root relay for one remote relay) pushes; the consumer (the trainer or a relay) pops,
 usually many lanes at once through a `LaneSet`. A full lane makes the producer wait, which is counted. The ring is
-ddrl/kernel/ring.hpp. A `StepWriter` makes rows of vector steps; a `MessageLane` carries byte strings in rows of its
+ddrl/kernel/ring.hpp. A `StepWriter` makes rows of vector steps; a `MessageLane` carries messages in rows of its
 own.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ddrl import _kernel
 from ddrl.channels.segment import Channel, Segment
+from ddrl.channels.wire import Wire
 from ddrl.core.errors import ChannelError
 from ddrl.core.rows import RowSchema, buffer_format
+
+M = TypeVar("M")
+N = TypeVar("N")
 
 _DIGEST_NBYTES = 64  # the row's digest fills the payload's first cache line, the ring follows
 
@@ -219,46 +223,48 @@ ROWS = 1024
 _ROW = np.dtype([("left", "<u4"), ("data", "u1", (PIECE,))])  # left: bytes of the message from this row on
 
 
-class MessageLane:
-    """One end of a lane of byte strings. `create` for the run, `attach` for the other process; each end has one
-    thread."""
+class MessageLane(Generic[M]):
+    """One end of a lane of messages. `create` for the run, `attach` for the other process; each end has one thread."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, wire: Wire[M]) -> None:
         self._lane = lane
+        self._wire = wire
         self._row = np.zeros(1, _ROW)
         self._begun = b""
 
     @classmethod
-    def create(cls, name: str | None) -> MessageLane:
+    def create(cls, name: str | None, wire: Wire[N]) -> MessageLane[N]:
         """Room for a MiB. name None: private memory."""
-        return cls(Lane.create(name, _ROW, ROWS))
+        return MessageLane(Lane.create(name, _ROW, ROWS), wire)
 
     @classmethod
-    def attach(cls, name: str) -> MessageLane:
+    def attach(cls, name: str, wire: Wire[N]) -> MessageLane[N]:
         """Map an existing one."""
-        return cls(Lane.attach(name, _ROW))
+        return MessageLane(Lane.attach(name, _ROW), wire)
 
-    def push(self, message: bytes, timeout: float) -> None:
-        """Append a message of at least one byte; ChannelError where there is no room for it within `timeout` [s]."""
-        rows = np.zeros(_rows(message), _ROW)
-        rows["left"] = len(message) - PIECE * np.arange(len(rows))
-        rows["data"] = np.frombuffer(message.ljust(PIECE * len(rows), b"\0"), np.uint8).reshape(-1, PIECE)
-        if self._lane.push(rows, timeout) < len(rows):
-            raise ChannelError(f"nobody takes messages from {self._lane.segment.name} for {timeout:.0f} s")
+    def send(self, message: M, timeout: float = 0.0) -> bool:
+        """Append a message; False where there is no room for it, or, with a `timeout`, not all of it was taken within
+        so many seconds: the other end hangs."""
+        data = self._wire.encode(message)
+        rows = np.zeros(-(-len(data) // PIECE), _ROW)
+        if not timeout and self._lane.capacity - len(self._lane) < len(rows):
+            return False
+        rows["left"] = len(data) - PIECE * np.arange(len(rows))
+        padded = np.zeros(PIECE * len(rows), np.uint8)
+        padded[: len(data)] = data
+        rows["data"] = padded.reshape(-1, PIECE)
+        return self._lane.push(rows, timeout) == len(rows)
 
-    def has_room(self, message: bytes) -> bool:
-        """Whether `push` would not wait."""
-        return self._lane.capacity - len(self._lane) >= _rows(message)
-
-    def pop(self) -> Iterator[bytes]:
+    def receive(self) -> list[M]:
         """The messages that are there, oldest first; never waits."""
+        messages: list[M] = []
         while self._lane.pop(self._row):
             left = int(self._row["left"][0])
             self._begun += self._row["data"][0, : min(left, PIECE)].tobytes()
             if left <= PIECE:
-                message = self._begun
+                messages.append(self._wire.decode(self._begun))
                 self._begun = b""
-                yield message
+        return messages
 
     @property
     def pending(self) -> bool:
@@ -267,7 +273,7 @@ class MessageLane:
 
     @property
     def bell(self) -> _kernel.Doorbell | None:
-        """Rung by this end after each push; None: no bell."""
+        """Rung by this end after each message; None: no bell."""
         return self._lane.bell
 
     @bell.setter
@@ -277,7 +283,3 @@ class MessageLane:
     def unlink(self) -> None:
         """Remove its name."""
         self._lane.unlink()
-
-
-def _rows(message: bytes) -> int:
-    return -(-len(message) // PIECE)

@@ -26,18 +26,18 @@ from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.distribution.membership import (
     MAX_TEXT,
+    PLANS,
     TAG_BLOCK,
     Finished,
     Goodbye,
     MemberFailed,
     Membership,
+    Message,
     Orders,
     Report,
+    SchemeWish,
     State,
     Table,
-    decode,
-    decode_wish,
-    encode,
 )
 from ddrl.distribution.models import ModelReceiver, ModelSender
 from ddrl.distribution.requests import Posted
@@ -310,7 +310,7 @@ class TablesUp(Duty):
         self._send()
 
     def _send(self) -> None:
-        self._membership.send_root(Table(self._table.table().tobytes()))
+        self._membership.send_root(Table(self._table.table()))
 
     def reset(self, membership: Membership) -> None:
         """Tables go there, from now on."""
@@ -329,8 +329,7 @@ class TablesIn(Duty):
         return {Table: self._load}
 
     def _load(self, host: int, message: Table) -> None:
-        mirror = self._mirrors[host - 1]
-        mirror.load(np.frombuffer(message.data).reshape(mirror.rows, -1))
+        self._mirrors[host - 1].load(message.values)
 
 
 class Starter(Protocol):
@@ -377,11 +376,11 @@ class LinesIn(Duty):
 class LinesOut(Duty):
     """At the root: `orders` from the trainer to the other hosts' starters of collectors, and `reports` back."""
 
-    def __init__(self, membership: Membership, orders: MessageLane, reports: MessageLane) -> None:
+    def __init__(self, membership: Membership, orders: MessageLane[Message], reports: MessageLane[Message]) -> None:
         self._membership = membership
         self._orders = orders
         self._reports = reports
-        self._unread: deque[bytes] = deque()  # reports for which there is no room yet
+        self._unread: deque[Report] = deque()  # reports for which there is no room yet
 
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """Reports go to the trainer."""
@@ -389,18 +388,17 @@ class LinesOut(Duty):
 
     def _reported(self, host: int, report: Report) -> None:
         report.received = time.monotonic()
-        self._unread.append(encode(report))
+        self._unread.append(report)
 
     def progress(self) -> bool:
         """Pass on both lanes' lines; True if there were any."""
         moved = False
-        for data in self._orders.pop():
-            message = decode(data)
+        for message in self._orders.receive():
             if isinstance(message, Orders):
                 self._membership.send(message.host, message)
                 moved = True
-        while self._unread and self._reports.has_room(self._unread[0]):
-            self._reports.push(self._unread.popleft(), 0.0)
+        while self._unread and self._reports.send(self._unread[0]):
+            self._unread.popleft()
             moved = True
         return moved
 
@@ -432,7 +430,7 @@ class RootCommands(Duty):
         self._state: tuple[int, bytes] | None = None
         self._next_state = 0.0
         self._wishes_read = 0
-        self._described_epoch = -1
+        self._described_epoch: int = -1
 
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """Hosts that have finished, or failed."""
@@ -471,11 +469,13 @@ class RootCommands(Duty):
         wish = self._board.wish.read(self._wishes_read)
         if wish is not None:
             self._wishes_read = wish[0]
-            self._models.change(decode_wish(wish[1]).scheme)
+            asked = PLANS.decode(wish[1])
+            if isinstance(asked, SchemeWish):
+                self._models.change(asked.scheme)
         plan = self._models.in_force
         if plan is not None and plan.epoch != self._described_epoch:
             self._described_epoch = plan.epoch
-            self._board.plan.write(encode(plan))
+            self._board.plan.write(PLANS.encode(plan).tobytes())
             self._board.trainer_bell.ring()
         self._stopping = self._stopping or command >= Command.STOP
 

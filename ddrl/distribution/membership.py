@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.errors import DdrlError, JobFailed, MessageError
+from ddrl.channels.wire import Wire
+from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.distribution.requests import Exchange, Part, Posted, withdraw
 
 if TYPE_CHECKING:
@@ -107,9 +108,9 @@ class MemberFailed(msgspec.Struct, tag="member_failed"):
 
 
 class Table(msgspec.Struct, tag="table"):
-    """Relay to root. The host's whole table of counters, float64 [rows, columns]; the newest replaces the last."""
+    """Relay to root. The host's whole table of counters [rows, columns]; the newest replaces the last."""
 
-    data: bytes
+    values: NDArray[np.float64]
 
 
 class Finished(msgspec.Struct, tag="finished"):
@@ -145,33 +146,8 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
 Down = State | NewPlan | Measure | Orders | Goodbye  # root to relay
 Up = Ready | Confirm | Report | MemberFailed | Table | Finished  # relay to root
 Message = Down | Up | Failed
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
-
-
-def encode(message: Message | SchemeWish | PlanInForce) -> bytes:
-    """A message as bytes."""
-    return _encoder.encode(message)
-
-
-def decode(data: bytes) -> Message:
-    """A relay's message; MessageError for anything else."""
-    try:
-        return _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise MessageError(
-            f"a message of {len(data)} bytes between relays is not known ({error}): all must run the same ddrl"
-        ) from None
-
-
-def decode_wish(data: bytes) -> SchemeWish:
-    """What `encode` made of it."""
-    return msgspec.msgpack.decode(data, type=SchemeWish)
-
-
-def decode_plan(data: bytes) -> PlanInForce:
-    """What `encode` made of it."""
-    return msgspec.msgpack.decode(data, type=PlanInForce)
+RELAYS: Wire[Message] = Wire("the relays", Message)
+PLANS: Wire[SchemeWish | PlanInForce] = Wire("the board", SchemeWish | PlanInForce)
 
 
 class RelayFailed(JobFailed):
@@ -208,7 +184,7 @@ class Membership:
         self._describe = describe
         self._left = False
         self._next_poll = 0.0
-        self._sends: list[tuple[Any, bytes]] = []  # request, and the bytes that MPI reads until it has ended
+        self._sends: list[tuple[Any, NDArray[np.uint8]]] = []  # request, and what MPI reads until it has ended
         self._arriving: deque[tuple[Any, int, NDArray[np.uint8]]] = deque()  # request, rank, bytes
         self._unread: list[tuple[int, Message]] = []
         self._parts: list[Part] = []
@@ -234,28 +210,28 @@ class Membership:
 
     def send(self, host: int, message: Message) -> None:
         """To the relay of one host; never blocks."""
-        self._send(self.ids.index(host), encode(message))
+        self._send(self.ids.index(host), RELAYS.encode(message))
 
     def send_root(self, message: Up) -> None:
         """To the root."""
-        self._send(0, encode(message))
+        self._send(0, RELAYS.encode(message))
 
     def send_all(self, message: Message) -> None:
         """From the root to every relay, or from a relay to the root."""
-        data = encode(message)
+        data = RELAYS.encode(message)
         for rank in self._peers:
             self._send(rank, data)
 
-    def _send(self, rank: int, data: bytes) -> None:
+    def _send(self, rank: int, data: NDArray[np.uint8]) -> None:
         self._sends.append((self.control.Isend([data, self._mpi.BYTE], rank, TAG_MESSAGE), data))
         self.bytes_sent += len(data)
 
     @property
     def all_sent(self) -> bool:
-        """Whether MPI had taken every message when it was last asked (`messages`, `poll`)."""
+        """Whether MPI had taken every message when it was last asked (`receive`, `poll`)."""
         return not self._sends
 
-    def messages(self) -> list[tuple[int, Message]]:
+    def receive(self) -> list[tuple[int, Message]]:
         """Messages since the last call, (host, message), those of a host in order. RelayFailed where another relay has
         failed."""
         self._read()
@@ -280,7 +256,7 @@ class Membership:
         while self._arriving and self._arriving[0][0].Test():
             _, rank, data = self._arriving.popleft()
             self.bytes_received += len(data)
-            message = decode(data.tobytes())
+            message = RELAYS.decode(data)
             if isinstance(message, Failed):
                 raise RelayFailed(message.text)
             self._unread.append((self.ids[rank], message))

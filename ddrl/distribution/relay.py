@@ -37,7 +37,7 @@ from ddrl.distribution.flows import (
     TablesUp,
 )
 from ddrl.distribution.links import Links
-from ddrl.distribution.membership import Membership
+from ddrl.distribution.membership import Membership, Message
 from ddrl.distribution.models import ModelReceiver, ModelSender, bases_kept
 from ddrl.distribution.waits import Events, rest_seconds
 
@@ -157,7 +157,7 @@ class Relay:
         moved = False
         if now >= self._next_duties:
             self._next_duties = now + self._duty_period
-            messages = self._membership.messages()
+            messages = self._membership.receive()
             moved = bool(messages)
             for host, message in messages:
                 if (handler := self._handlers.get(type(message))) is not None:
@@ -262,8 +262,8 @@ def root_relay(
     lanes: Sequence[Lane],
     mirrors: Sequence[Counters],
     on_failure: Callable[[str], None] | None = None,
-    orders: MessageLane | None = None,
-    reports: MessageLane | None = None,
+    orders: MessageLane[Message] | None = None,
+    reports: MessageLane[Message] | None = None,
     trace: bool = False,
 ) -> Relay:
     """The relay beside the trainer: models out, experience of all hosts in, and the end of the job. Collective.

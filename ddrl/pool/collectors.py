@@ -12,7 +12,6 @@ import math
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ import msgspec
 
 from ddrl.channels.board import Board
 from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
+from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
@@ -92,63 +92,9 @@ def earliest(arrived: Sequence[Sent]) -> Sent:
     return min(arrived, key=lambda sent: sent.sent)
 
 
-MAX_BYTES = 1 << 20  # of a message
+Message = Down | Up
+COLLECTORS: Wire[Message] = Wire("the collectors", Message)
 KEEPER_ENDED = "the keeper of this host has ended, and with it the collectors"
-
-
-class Packets:
-    """One end of a socket of whole messages; several processes may send on one end."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.ended = False  # the other end is closed, and everything it sent was received
-        self._socket = end
-
-    @classmethod
-    def pair(cls) -> tuple[Packets, Packets]:
-        """Two ends."""
-        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        return cls(one), cls(other)
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._socket.fileno()
-
-    def send(self, data: bytes) -> bool:
-        """Send a message; False where the other end is closed."""
-        try:
-            self._socket.send(data)
-        except (BrokenPipeError, ConnectionResetError):
-            return False
-        return True
-
-    def receive(self) -> list[bytes]:
-        """Messages since the last call, without waiting."""
-        messages: list[bytes] = []
-        while not self.ended:
-            try:
-                data = self._socket.recv(MAX_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                data = b""
-            if data:
-                messages.append(data)
-            else:
-                self.ended = True
-        return messages
-
-    def end(self) -> None:
-        """Send no more: the other end reads that this one has ended."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def detach(self) -> int:
-        """The descriptor, which somebody else closes."""
-        return self._socket.detach()
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
 
 
 # -- one collector -----------------------------------------------------------------------------------------------------
@@ -256,7 +202,7 @@ class CollectorForks:
     its collector starts to be watched for silence: it is in phase WAITING while nothing is expected of it."""
 
     def __init__(
-        self, keeper: Keeper, channels: HostChannels, trainer: Packets, started: Callable[[int], object]
+        self, keeper: Keeper, channels: HostChannels, trainer: SocketEnd[Message], started: Callable[[int], object]
     ) -> None:
         self._keeper = keeper
         self._channels = channels
@@ -271,11 +217,9 @@ class CollectorForks:
         self._processes: dict[int, _Process] = {}  # by place
         self._next_place = len(topology.ranks)  # each process has a place of its own
         self._newest = -1  # round whose parameters are there
-        self._reports, self._report = Packets.pair()  # from the collectors
+        self._reports, self._report = SocketEnd.pair(COLLECTORS)  # from the collectors
         self._clock = host_clock()
         self._kill_at = math.inf
-        self._down = msgspec.json.Decoder(Down)
-        self._up = msgspec.json.Decoder(Sent)
         for rank in ranks:
             channels.name_row(rank)["phase"].set(Phase.WAITING)
         keeper.watch(trainer.fileno(), self._read_orders)
@@ -331,15 +275,14 @@ class CollectorForks:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _read_orders(self) -> None:
-        for data in self._trainer.receive():
-            message = self._down.decode(data)
+        for message in self._trainer.receive():
             if isinstance(message, Order):
                 self._schedule.order(message)
                 for process in self._processes.values():
                     self._decide(process)
-            else:
+            elif isinstance(message, Begin):
                 self._begin(message)
-        if self._trainer.ended:
+        if self._trainer.closed:
             self._keeper.unwatch(self._trainer.fileno())
             self._kill_at = time.monotonic() + STOP_TIMEOUT
             self.end()
@@ -355,8 +298,8 @@ class CollectorForks:
             self._set_phase(worker)
 
     def _read_reports(self) -> None:
-        for data in self._reports.receive():
-            report = self._up.decode(data)
+        for report in self._reports.receive():
+            assert isinstance(report, Sent)
             sent = msgspec.structs.replace(report, rows=self._lanes[report.worker].pushed)
             for process in self._processes.values():
                 if (process.worker, process.round) == (sent.worker, sent.round):
@@ -368,12 +311,12 @@ class CollectorForks:
             self._send(sent)
 
     def _send(self, message: Up) -> None:
-        self._trainer.send(msgspec.json.encode(message))
+        self._trainer.send(message)
         self._channels.drain_bell.ring()
 
     def _end_link(self) -> None:
         """With the last process after the end of the orders: nothing more is reported."""
-        if self._trainer.ended and not self._processes:
+        if self._trainer.closed and not self._processes:
             self._kill_at = math.inf
             self._trainer.end()
             self._channels.drain_bell.ring()
@@ -436,7 +379,7 @@ class CollectorForks:
         return 0
 
     def _send_report(self, sent: Sent) -> None:
-        self._report.send(msgspec.json.encode(sent))
+        self._report.send(sent)
 
     def _close_decision(self, process: _Process) -> None:
         if process.decision >= 0:
@@ -448,7 +391,7 @@ def fork_collectors(
     keeper: Keeper, channels: HostChannels, started: Callable[[int], object]
 ) -> tuple[CollectorForks, int]:
     """The collectors of a host, and the descriptor of the socket over which `StarterLink` orders them."""
-    own, other = Packets.pair()
+    own, other = SocketEnd.pair(COLLECTORS)
     return CollectorForks(keeper, channels, own, started), other.detach()
 
 
@@ -481,43 +424,44 @@ class StarterLink:
     def __init__(self, descriptor: int) -> None:
         """descriptor: of the socket, which this object closes."""
         self.clock = host_clock()
-        self._packets = Packets(socket.socket(fileno=descriptor))
+        self._socket = SocketEnd.of(descriptor, COLLECTORS)
         self._ending = False
-        self._decoder = msgspec.json.Decoder(Up)
 
     def send(self, message: Down) -> None:
-        """Send a message; JobFailed where the keeper has ended."""
-        self.write(msgspec.json.encode(message))
+        """Send a message; JobFailed where the keeper has ended; nothing after `end`."""
+        if not self._ending and not self._socket.send(message):
+            raise JobFailed(KEEPER_ENDED)
 
     def receive(self) -> list[Up]:
-        """Messages since the last call, without waiting. JobFailed where the keeper has ended."""
-        return [self._decoder.decode(data) for data in self.read()]
+        """Messages since the last call, without waiting. JobFailed where the keeper has ended before `end`."""
+        messages = [message for message in self._socket.receive() if isinstance(message, Up)]
+        if self.ended and not messages and not self._ending:
+            raise JobFailed(KEEPER_ENDED)
+        return messages
 
     def write(self, line: bytes) -> None:
-        """As `send`, of a message as bytes; nothing after `end`."""
-        if not self._ending and not self._packets.send(line):
-            raise JobFailed(KEEPER_ENDED)
+        """As `send`, of a message as bytes."""
+        message = COLLECTORS.decode(line)
+        if isinstance(message, Down):
+            self.send(message)
 
     def read(self) -> list[bytes]:
-        """As `receive`, messages as bytes; no error after `end`."""
-        lines = self._packets.receive()
-        if self.ended and not lines and not self._ending:
-            raise JobFailed(KEEPER_ENDED)
-        return lines
+        """As `receive`, messages as bytes."""
+        return [COLLECTORS.encode(message).tobytes() for message in self.receive()]
 
     def wait(self, timeout: float) -> bool:
         """Sleep until there is a message, at most `timeout` [s]; whether there is one."""
-        return bool(select.select([self._packets], [], [], timeout)[0])
+        return bool(select.select([self._socket], [], [], timeout)[0])
 
     @property
     def ended(self) -> bool:
         """Whether all collectors have ended and everything about them was read."""
-        return self._packets.ended
+        return self._socket.closed
 
     def end(self) -> None:
         """Ask for the end of all collectors."""
         self._ending = True
-        self._packets.end()
+        self._socket.end()
 
     def stop(self, timeout: float = 2 * STOP_TIMEOUT) -> list[Up]:
         """End all collectors and wait for it, at most `timeout` [s]; the messages that were left."""
@@ -527,5 +471,5 @@ class StarterLink:
         while not self.ended and (left := deadline - time.monotonic()) > 0:
             self.wait(left)
             messages += self.receive()
-        self._packets.close()
+        self._socket.close()
         return messages

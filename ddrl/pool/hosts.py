@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
-from ddrl.core.errors import ChannelError, JobFailed
+from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Role
-from ddrl.distribution.membership import Orders, Report, decode, encode
-from ddrl.pool.collectors import Down, Ended, Sent, StarterLink, Up, host_clock
+from ddrl.distribution.membership import Orders, Report
+from ddrl.pool.collectors import COLLECTORS, Down, Ended, Sent, StarterLink, Up, host_clock
 from ddrl.pool.prewarm import Corrected, Order, Start
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import Rows
@@ -109,7 +109,6 @@ class HostStarters:
         self._rows = {worker: WorkerRows() for worker in elsewhere}
         self._held: dict[int, deque[Up]] = {worker: deque() for worker in elsewhere}  # their rows are not there yet
         self._clocks = Clocks(host_clock())
-        self._decoder = msgspec.json.Decoder(Up)
         self.lanes: Sequence[Rows] = [
             self._rows[worker] if host else channels.lanes[worker] for worker, host in enumerate(self._host_of)
         ]
@@ -119,11 +118,9 @@ class HostStarters:
             self._own.send(self._part(message, 0))
         for host in range(1, self._hosts):
             assert self._orders is not None
-            line = msgspec.json.encode(self._part(message, host))
-            try:
-                self._orders.push(encode(Orders(host, line)), ROOM_TIMEOUT)
-            except ChannelError as error:
-                raise JobFailed(f"the root relay hangs: {error}") from None
+            line = COLLECTORS.encode(self._part(message, host)).tobytes()
+            if not self._orders.send(Orders(host, line), ROOM_TIMEOUT):
+                raise JobFailed(f"the root relay hangs: for {ROOM_TIMEOUT:g} s it has taken no order for collectors")
 
     def receive(self) -> list[Up]:
         """Within a round this is the only check of the job."""
@@ -188,11 +185,12 @@ class HostStarters:
         )
 
     def _receive_others(self) -> list[Up]:
-        for data in self._reports.pop() if self._reports is not None else ():
-            report = decode(data)
+        for report in self._reports.receive() if self._reports is not None else ():
             assert isinstance(report, Report)
             self._clocks.note(report)
-            message: Up = self._clocks.here(report.host, self._decoder.decode(report.line))
+            said = COLLECTORS.decode(report.line)
+            assert isinstance(said, Up)
+            message = self._clocks.here(report.host, said)
             self._held[message.worker].append(message)
         while count := self._lanes.drain(self._buffer):
             rows = self._buffer[:count]

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from ddrl.channels.board import Board, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import unlink_run
+from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.core.plugins import slice_module
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 
 GOING = (Command.RUN, Command.PAUSE)
 TRAINER = 0  # place of the trainer's program; a member's place is its rank, which is never 0
-DESCRIPTOR = np.dtype(np.intc)
-MAX_DESCRIPTORS = 2  # beside one message
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
 END_LOOK_PERIOD = 0.05  # [s] between two looks once training has ended
@@ -142,67 +141,8 @@ Message = Records | Note | Result | LeadHost | Ranks | KeepHost | Made
 Received = TypeVar("Received", bound=Message)
 
 
-class Link:
-    """One end of a socket between keeper and trainer, or keeper and parent: messages of one JSON object a line."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.closed = False  # by the other end
-        self._socket = end
-        self._rest = b""
-        self._descriptors: list[int] = []  # received with messages
-
-    @classmethod
-    def pair(cls) -> tuple[Link, socket.socket]:
-        """This process's end, and the socket of the other one."""
-        mine, theirs = socket.socketpair()
-        return cls(mine), theirs
-
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, and descriptors beside it. Nothing where the other end is closed: its process has ended."""
-        data = msgspec.json.encode(message) + b"\n"
-        with suppress(BrokenPipeError, ConnectionResetError):
-            sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else 0
-            self._socket.sendall(data[sent:])
-
-    def receive(self, *, wait: bool = False) -> list[Message]:
-        """Messages since the last call. `wait`: until there is one, or the other end is closed."""
-        lines: list[bytes] = []
-        while True:
-            try:
-                flags = 0 if wait and not lines else socket.MSG_DONTWAIT
-                data, beside, _, _ = self._socket.recvmsg(
-                    1 << 16, socket.CMSG_LEN(MAX_DESCRIPTORS * DESCRIPTOR.itemsize), flags
-                )
-            except BlockingIOError:
-                break
-            except ConnectionResetError:
-                data = b""
-                beside = []
-            if not data:
-                self.closed = True
-                break
-            for _, _, descriptor in beside:
-                self._descriptors += np.frombuffer(descriptor, DESCRIPTOR).tolist()
-            *new, self._rest = (self._rest + data).split(b"\n")
-            lines += new
-        return [msgspec.json.decode(line, type=Message) for line in lines]
-
-    def take_descriptor(self) -> int | None:
-        """The oldest descriptor that was received."""
-        return self._descriptors.pop(0) if self._descriptors else None
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._socket.fileno()
-
-    def end(self) -> None:
-        """Send no more: the other end reads that it is closed."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        """Close this end."""
-        self._socket.close()
+JOB: Wire[Message] = Wire("the keeper of a host", Message)
+Link = SocketEnd[Message]  # between keeper and trainer, or keeper and parent
 
 
 # -- the job -----------------------------------------------------------------------------------------------------------
@@ -288,7 +228,7 @@ class Job:
     def start_trainer(self, program: Sequence[str] = TRAINER_PROGRAM) -> None:
         """Start the trainer's program, to which four words are added: the run, the descriptor of its link, and those of
         `Place`."""
-        self._link, theirs = Link.pair()
+        self._link, theirs = Link.pair(JOB)
         words = (*program, self.run_id, str(theirs.fileno()))
         output = [] if self._parent is None else self._parent.output  # so that it can print without a reader
         self.keeper.places[TRAINER] = Place(0, Role.TRAINER, program=words, inherited=[theirs.fileno(), *output])
@@ -676,7 +616,7 @@ class HostKeeper:
         self.result: Result | None = None
         self._run_id = run_id
         self._host = host
-        self._link, theirs = Link.pair()
+        self._link, theirs = Link.pair(JOB)
         output = os.pipe()
         errors = os.pipe()
         descriptors = [theirs.fileno(), output[0], errors[0]]
@@ -790,7 +730,7 @@ def main() -> int:
     run_id, host, descriptor, *output = sys.argv[1:]
     name_process(f"ddrl keeper {host}")
     report_stacks(2)
-    parent = Parent(Link(socket.socket(fileno=int(descriptor))), list(map(int, output)))
+    parent = Parent(Link.of(int(descriptor), JOB), list(map(int, output)))
     parent.inbox = parent.link.receive(wait=True)
     orders = parent.inbox.pop(0) if parent.inbox else None
     if isinstance(orders, LeadHost):

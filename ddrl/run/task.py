@@ -26,7 +26,7 @@ from ddrl.core.messages import Evaluation
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.membership import SchemeWish, decode_plan, encode
+from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import ReplaySource
 from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
@@ -108,7 +108,7 @@ class PlanWatch:
             usual_network(self._hosts), self._nbytes, cluster.versions_in_flight, cluster.shards, cluster.chunk_bytes
         )
         wanted.check(plugin_settings(config, "cluster", wanted), situation)  # refused here, not on the relays
-        self._board.wish.write(encode(SchemeWish(scheme)))
+        self._board.wish.write(PLANS.encode(SchemeWish(scheme)).tobytes())
         self._board.relay_bell.ring()
 
     def look(self) -> None:
@@ -117,7 +117,8 @@ class PlanWatch:
         if message is None or not self._hosts:
             return
         self._plans_read = message[0]
-        plan = decode_plan(message[1])
+        plan = PLANS.decode(message[1])
+        assert isinstance(plan, PlanInForce)
         bound = plan.bound_seconds
         known = f"; bound {bound * 1e3:.3g} ms by the links measured" if bound is not None else ""
         words = (

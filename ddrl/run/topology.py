@@ -30,6 +30,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema, transition_columns
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import Column, EnvSpec
+from ddrl.distribution.membership import RELAYS, Message
 
 # -- topology ----------------------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ POLICY = 2
 EVALUATION_SLOTS = 3
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
-Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane, Counters, Segment)
+Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane[Message], Counters, Segment)
 
 
 class HostChannels:
@@ -192,7 +193,9 @@ class HostChannels:
         self.board = board
         self._owner = owner
         self._dtype = topology.schema.dtype
-        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane | Counters | Segment] = [board]
+        self._closing: list[Board | Blob | Lane | SampleArea | Mailbox | MessageLane[Message] | Counters | Segment] = [
+            board
+        ]
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
@@ -200,8 +203,8 @@ class HostChannels:
         self.areas: list[SampleArea] = []
         self.remote_lanes: list[Lane] = []
         self.mirrors: list[Counters] = []
-        self.orders: MessageLane | None = None  # to the other hosts' starters of collectors
-        self.reports: MessageLane | None = None  # from them
+        self.orders: MessageLane[Message] | None = None  # to the other hosts' starters of collectors
+        self.reports: MessageLane[Message] | None = None  # from them
         if owner:
             try:
                 self._create()
@@ -239,9 +242,9 @@ class HostChannels:
             mirror = Counters.create(self._name("mirror", other), len(there), topology.columns)
             self.mirrors.append(self._keep(mirror))
         if self.host == 0 and topology.hosts > 1 and topology.in_rounds:
-            self.orders = self._keep(MessageLane.create(self._name("orders")))
+            self.orders = self._keep(MessageLane.create(self._name("orders"), RELAYS))
             self.orders.bell = self.board.relay_bell
-            self.reports = self._keep(MessageLane.create(self._name("reports")))
+            self.reports = self._keep(MessageLane.create(self._name("reports"), RELAYS))
         self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
 
     # -- made or attached ----------------------------------------------------------------------------------------------
@@ -308,9 +311,9 @@ class HostChannels:
             lane.bell = self.board.trainer_bell
         self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
         if self.remote_lanes and self.topology.in_rounds:
-            self.orders = self._keep(MessageLane.attach(self._name("orders")))
+            self.orders = self._keep(MessageLane.attach(self._name("orders"), RELAYS))
             self.orders.bell = self.board.relay_bell
-            self.reports = self._keep(MessageLane.attach(self._name("reports")))
+            self.reports = self._keep(MessageLane.attach(self._name("reports"), RELAYS))
             self.reports.bell = self.board.trainer_bell
         return self.remote_lanes, self.mirrors
 

@@ -137,12 +137,11 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
     with Interrupts() as interrupts:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
         die_with(int(parent), signal.SIGTERM)
-        import socket
 
-        from ddrl.run.processes import Link, Result
+        from ddrl.run.processes import JOB, Link, Result
         from ddrl.run.topology import describe
 
-        link = Link(socket.socket(fileno=int(descriptor)))
+        link = Link.of(int(descriptor), JOB)
         try:
             result = Result(train(run_id, link, interrupts, equip))
         except KeyboardInterrupt:

@@ -10,16 +10,14 @@ from torch import nn
 
 from ddrl.balance.exchange import Exchange, weighted_mean
 from ddrl.balance.messages import (
-    TO_NODE,
-    Finish,
+    NODES,
+    Compute,
     Rows,
     SharedMemory,
     arrays_of,
     count_rows,
     join_rows,
-    pack,
     take_rows,
-    unpack,
 )
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config, LearnerConfig, RunConfig
@@ -51,9 +49,10 @@ def parts_of(batch, sizes=SIZES):
     """The batch as nodes get it: cut, sent, and read again."""
     edges = np.cumsum([0, *sizes])
     for start, stop in itertools.pairwise(edges):
-        message = pack(Finish(), arrays_of(take_rows(batch, start, stop)))
-        _, arrays = unpack(message, TO_NODE)
-        yield Rows(arrays, (int(start), len(batch.weight)))
+        rows = arrays_of(take_rows(batch, start, stop))
+        request = NODES.decode(NODES.encode(Compute("", (), 0, False, False, rows=rows)))
+        assert isinstance(request, Compute)
+        yield Rows(request.rows, (int(start), len(batch.weight)))
 
 
 @pytest.mark.parametrize("algorithm", [*DISCRETE, *CONTINUOUS, "r2d2", "noisy"])

@@ -10,16 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 import psutil
 import pytest
 
 from ddrl.channels import Board, Counters, Lane, MessageLane
 from ddrl.core.roles import assign_roles
-from ddrl.distribution.membership import Orders, Report, decode, encode
+from ddrl.distribution.membership import RELAYS, Orders, Report
 from ddrl.envs import environment_seeds
-from ddrl.pool.collectors import Begin, Ended, Sent, host_clock
+from ddrl.pool.collectors import COLLECTORS, Begin, Ended, Sent, host_clock
 from ddrl.pool.hosts import HostStarters
 from ddrl.pool.prewarm import Order, Start
 from ddrl.run.members import member_seed
@@ -211,7 +210,10 @@ class TwoHosts:
             run_id="none", ranks=ranks, hosts=2, schema=SimpleNamespace(dtype=ROW), config=config,
             on_host=lambda host: ranks, row_of=ranks.index,
         )  # fmt: skip
-        self.remote, self.orders, self.reports = Lane.create(None, ROW, 64), *(MessageLane.create(None) for _ in "ab")
+        self.remote, self.orders, self.reports = (
+            Lane.create(None, ROW, 64),
+            *(MessageLane.create(None, RELAYS) for _ in "ab"),
+        )
         channels = SimpleNamespace(
             topology=topology,
             board=Board.create(None),
@@ -226,8 +228,8 @@ class TwoHosts:
 
     def report(self, message: Any, sent: float, took: float, clock: str = "another") -> None:
         """A message of host 1, said at `sent` by its clock, is received `took` seconds later."""
-        report = Report(1, msgspec.json.encode(message), clock, sent, sent + 1000 + took)
-        self.reports.push(encode(report), 0)
+        report = Report(1, COLLECTORS.encode(message).tobytes(), clock, sent, sent + 1000 + took)
+        self.reports.send(report)
 
     def push(self, *streams: int) -> None:
         rows = np.zeros(len(streams), ROW)
@@ -267,10 +269,10 @@ def test_times_of_another_clock_are_converted_by_the_fastest_message():
     assert second.start == first.start, "it is the same process"
     assert second.clock == "another", "gradients of two clocks are in the order of arrival"
     hosts.starters.send(Order(3, (Start(at=1010.0), Start(at=1010.0, after=2.0))))
-    (data,) = hosts.orders.pop()
-    message = decode(data)
+    (message,) = hosts.orders.receive()
     assert isinstance(message, Orders)
-    there = msgspec.json.decode(message.line, type=Order)
+    there = COLLECTORS.decode(message.line)
+    assert isinstance(there, Order)
     assert there.starts[0] == Start(), "the other host's"
     assert there.starts[1].at == pytest.approx(9.999)
     assert there.starts[1].after == 2.0
@@ -287,9 +289,8 @@ def test_times_of_the_same_clock_stay():
 def test_each_host_begins_with_its_own_workers():
     hosts = TwoHosts()
     hosts.starters.send(Begin(4, (0, 1)))
-    (data,) = hosts.orders.pop()
-    message = decode(data)
+    (message,) = hosts.orders.receive()
     assert isinstance(message, Orders)
     assert message.host == 1
-    assert msgspec.json.decode(message.line, type=Begin) == Begin(4, (1,))
+    assert COLLECTORS.decode(message.line) == Begin(4, (1,))
     assert hosts.own.sent == [Begin(4, (0,))]
