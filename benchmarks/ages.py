@@ -29,6 +29,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
     "dashboard": ("dashboard", "ddrl/plots", "ddrl/telemetry"),
     "distribution": _LINKS,
     "lag": (*_RUNS, "ddrl/learner"),
+    "loop": _LEARNING,
     "learner": ("ddrl/learner", *(f"ddrl/kernel/{name}.hpp" for name in ("adam", "losses", "plain_networks"))),
     "lunarlander": _LEARNING,
     "microbatch": ("ddrl/balance",),

@@ -1,5 +1,6 @@
 """What all benchmarks share: interleaved timing, medians with spread, the command line, parts that are saved one by
-one, programs under mpirun, a table in the terminal, JSON on disk.
+one, programs under mpirun, a table in the terminal, JSON on disk, and `--against`: a program in this tree and in
+another one, in turn.
 
 Two things are compared only by runs that alternate (A B A B ...), because a shared machine drifts: the ratio is taken
 pair by pair."""
@@ -9,13 +10,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
+import re
+import resource
+import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,14 +102,157 @@ def module() -> str:
     return spec.name.removesuffix(".__main__")
 
 
-def arguments(name: str, description: str) -> argparse.ArgumentParser:
-    """The parser every benchmark starts from: --short and --json."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module()}", description=description)
+class Parser(argparse.ArgumentParser):
+    """The command line of a benchmark. With `--against` its parse_args measures this tree and another one in turn, and
+    ends the process."""
+
+    goals: Mapping[str, float]
+    compared: str
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """As ArgumentParser's."""
+        words = [word.replace("{pair}", "1") for word in (sys.argv[1:] if args is None else args)]
+        options = super().parse_args(words, namespace)
+        if options.against is None:
+            return options
+        _, further = comparing().parse_known_args(args)
+        if options.json == self.get_default("json"):
+            options.json = options.json.with_stem(f"{options.json.stem}_against")
+        compare(options, further, self.goals, options.figures or self.compared)
+        raise SystemExit
+
+
+def arguments(name: str, description: str, *, goals: Mapping[str, float] = {}, compared: str = "") -> Parser:
+    """The parser every benchmark starts from: --short, --json and --against.
+
+    goals: of figures that --against compares, by their name there, the ratio wanted at most; compared: a regular
+    expression for the names of those that it shows (default: all)."""
+    parser = Parser(prog=f"python -m {module()}", description=description, parents=[comparing()])
+    parser.goals = goals
+    parser.compared = compared
     parser.add_argument("--short", action="store_true", help="a smaller form that ends in about a minute")
+    parser.set_defaults(json=RESULTS / f"{name}.json")
+    return parser
+
+
+def comparing() -> argparse.ArgumentParser:
+    """The options that `compare` reads; all other words go to the program in both trees."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go (%(default)s)")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another built tree, measured in turn with this")
+    parser.add_argument("--pairs", type=int, default=5, help="of runs with --against (%(default)s)")
+    parser.add_argument("--figures", metavar="REGEX", help="names of the figures that --against compares")
     parser.add_argument(
-        "--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE", help="where the figures go (%(default)s)"
+        "--words-there",
+        metavar="WORDS",
+        help="options in the other tree, where they differ: --words-there='--short ...'",
     )
     return parser
+
+
+def compare(options: argparse.Namespace, words: Sequence[str], goals: Mapping[str, float], figures: str) -> None:
+    """Run this program in this tree and in `options.against`, in turn, each in a process of its own; print and save the
+    ratios, this tree's figures over the other's.
+
+    The other tree's own program is run where it has one of this name, else this one with ddrl from there. "{pair}" in
+    the words is the number of the pair, from 1."""
+    other = options.against.resolve()
+    path = Path(*module().split("."))
+    there = shlex.split(options.words_there) if options.words_there is not None else list(words)
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        benchmarks = Path(folder) / "benchmarks"
+        benchmarks.symlink_to(ROOT / "benchmarks")
+        has_own = (other / path / "__main__.py").exists() or (other / path.with_suffix(".py")).exists()
+        sides = {"this": (ROOT, ROOT, list(words)), "other": (other if has_own else Path(folder), other, there)}
+        for pair in range(1, options.pairs + 1):
+            found: dict[str, dict[str, list[float]]] = {}
+            for side in sorted(sides, reverse=bool(pair % 2)):
+                home, tree, own_words = sides[side]
+                file = Path(folder) / f"{side}.json"
+                file.unlink(missing_ok=True)
+                given = [word.replace("{pair}", str(pair)) for word in own_words]
+                begin = time.perf_counter()
+                used = _children_seconds()
+                said = Path(folder) / "said"
+                with said.open("w") as output:  # no pipe: what a program leaves running would hold it open
+                    status = subprocess.run(
+                        [sys.executable, "-m", module(), *given, "--json", str(file)],
+                        cwd=home,
+                        env={**os.environ, "PYTHONPATH": str(tree)},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    ).returncode
+                if status:
+                    raise SystemExit(f"the program failed in {tree} ({status}):\n{said.read_text()[-2500:]}")
+                found[side] = {
+                    "processor seconds": [_children_seconds() - used],
+                    "wall seconds": [time.perf_counter() - begin],
+                    **named_figures(json.loads(file.read_text())),
+                }
+            for name in found["this"].keys() & found["other"].keys():
+                values = zip(found["this"][name], found["other"][name], strict=False)
+                pairs.setdefault(name, []).extend((here, there) for here, there in values if here > 0 and there > 0)
+            print(f"pair {pair} of {options.pairs}", flush=True)
+    rows = {name: ratio_of_pairs(pairs[name]) for name in sorted(pairs) if pairs[name] and re.search(figures, name)}
+    shown = [{"figure": name, **row, "goal": goals.get(name)} for name, row in rows.items()]
+    print_rows(shown)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=other, capture_output=True, text=True)
+    save(options.json, {"other": commit.stdout.strip(), "ratios": {row["figure"]: row for row in shown}})
+
+
+def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """Of (this, other): the medians of both, the ratio's median and extremes, and the 95 % interval of its geometric
+    mean (Student's)."""
+    both = [statistics.median(side) for side in zip(*pairs, strict=True)]
+    ratio = ratios(*zip(*pairs, strict=True))
+    row: dict[str, Any] = {"this": both[0], "other": both[1], "ratio": ratio.median, "low": ratio.low}
+    row |= {"high": ratio.high, "pairs": ratio.runs, "mean": None, "mean_low": None, "mean_high": None}
+    if len(pairs) > 1:
+        from scipy import stats
+
+        logarithms = [math.log(this / other) for this, other in pairs]
+        mean = statistics.mean(logarithms)
+        half = stats.t.ppf(0.975, len(pairs) - 1) * statistics.stdev(logarithms) / len(pairs) ** 0.5
+        row |= {"mean": math.exp(mean), "mean_low": math.exp(mean - half), "mean_high": math.exp(mean + half)}
+    return row
+
+
+def named_figures(figures: Any, name: str = "") -> dict[str, list[float]]:
+    """The numbers of a results file by their path in it; of a `Timing` the median. An item of a list is named by its
+    words, or by its number where others have the same; numbers of items without words are pooled."""
+    found: dict[str, list[float]] = {}
+    for key, value in _entries(figures):
+        place = f"{name}/{key}".strip("/") if key else name
+        if isinstance(value, bool) or value is None or place == "machine":
+            continue
+        if isinstance(value, Mapping) and {"median", "low", "high"} <= value.keys():
+            found.setdefault(place, []).append(float(value["median"]))
+        elif isinstance(value, Mapping | list):
+            for inner, numbers in named_figures(value, place).items():
+                found.setdefault(inner, []).extend(numbers)
+        elif isinstance(value, int | float):
+            found.setdefault(place, []).append(float(value))
+    return found
+
+
+def _entries(figures: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(figures, Mapping):
+        yield from figures.items()
+        return
+    seen: Counter[str] = Counter()
+    for item in figures:
+        fields = item.items() if isinstance(item, Mapping) else ()
+        words = " ".join(value for key, value in fields if isinstance(value, str) and key != "date")
+        seen[words] += 1
+        yield f"{words} {seen[words]}" if words and seen[words] > 1 else words, item
+
+
+def _children_seconds() -> float:
+    """What the children that have ended took of processors [s]."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Callable[[argparse.Namespace], Any]]) -> None:
@@ -184,11 +334,14 @@ def save(path: Path, figures: Mapping[str, Any]) -> None:
 
 
 def command(words: Sequence[str]) -> str:
-    """The command of this process, to be run anywhere: without --json, and with a word for a peer's interpreter."""
+    """The command of this process, to be run anywhere: without --json, with a word for a peer's interpreter and for
+    another tree."""
     kept: list[str] = []
     for option, word in itertools.pairwise(["", *words]):
         if option.endswith("-python"):
             kept.append(PEER)
+        elif option == "--against":
+            kept.append("TREE")
         elif option == "--peer":
             kept.append(f"{word.partition('=')[0]}={PEER}")
         elif option != "--json" and word.partition("=")[0] != "--json":

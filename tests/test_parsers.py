@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.attack.messages import mutate
 from ddrl.admix import mixer as counters
 from ddrl.admix import open_log
 from ddrl.admix.account import FORMAT, Account, Rule, read_account, write_account
@@ -32,6 +31,7 @@ from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
 from tests.admix.material import request_of, small_mixer
 from tests.learner.learner_cases import learner_of
+from tests.mutated import mutate
 from tests.pool.recorded import write_pool
 from tests.replay.filled import fill, make_replay
 

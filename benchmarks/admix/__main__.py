@@ -63,14 +63,14 @@ def orientation_cells(short: bool) -> Iterator[Cell]:
 
 
 def grid_cells(short: bool) -> Iterator[Cell]:
-    base = MarketConfig(requests=10_000) if short else MarketConfig()
+    base = SMALL if short else MarketConfig()
     for drift, billed, delay in itertools.product(DRIFTS, ("certain", "uncertain"), DELAYS):
         config = replace(base, drift=drift, **(UNCERTAIN if billed == "uncertain" else {}))
         yield f"drift {drift} delay {delay} billed {billed}", config, delay
 
 
 def forecast_cells(short: bool) -> Iterator[Cell]:
-    base = MarketConfig(requests=10_000) if short else MarketConfig()
+    base = SMALL if short else MarketConfig()
     for error in (0.0, 0.1, 0.3, 0.6):
         yield f"forecast error {error}", replace(base, forecast_error=error, **UNCERTAIN), 0.05
 
@@ -108,7 +108,7 @@ def run_cells(
     setup is kept."""
     held = figures.setdefault(part, {})
     ready: tuple[MarketConfig, Case, list[Case]] | None = None
-    for name, config, delay in (cell for cell in CELLS[part](short) if wanted in cell[0]):
+    for name, config, delay in [cell for cell in CELLS[part](short) if wanted in cell[0]][: 1 if short else None]:
         cell = held.get(name, {})
         if cell.get("setup") != asdict(setup) or cell.get("market") != asdict(config):
             cell = {"setup": asdict(setup), "market": asdict(config), "baselines": {}}
@@ -158,8 +158,8 @@ def _speed(n: int, mode: str, short: bool) -> dict[str, Any]:
     state = env.reset(0)
     shape = (n, *env.spec.action.shape)
     rates = []
-    for turn in range(6):
-        steps = (500 if short else 5000) if n > 1 else (2000 if short else 20_000)
+    for turn in range(2 if short else 6):
+        steps = (100 if short else 5000) if n > 1 else (500 if short else 20_000)
         wall = time.perf_counter()
         processor = time.process_time()
         for _ in range(steps):
@@ -180,7 +180,7 @@ def _speed(n: int, mode: str, short: bool) -> dict[str, Any]:
 def optimum(short: bool) -> dict[str, Any]:
     """The dual beside HiGHS on small days, and alone on whole ones."""
     figures: dict[str, Any] = {}
-    for name, config in (("4000 x 12", SMALL), ("100000 x 50", MarketConfig(**UNCERTAIN))):
+    for name, config in [("4000 x 12", SMALL), ("100000 x 50", MarketConfig(**UNCERTAIN))][: 1 if short else None]:
         market = Market(config)
         day = market.day(0)
         problem = Problem.of(day.requests(), market.contracts, config.click_value, day.billed_rate)
@@ -213,9 +213,9 @@ def main() -> None:
     for part in options.part or ["speed", "optimum", *CELLS]:
         if part in CELLS:
             small = part == "orientation"
-            days = options.days or (5 if options.short else 10 if small else 20)
-            period = 2 if small else 5 if options.short else 20
-            tuning_days = options.tuning_days or (3 if options.short else 5)
+            days = options.days or (2 if options.short else 10 if small else 20)
+            period = 20 if options.short or not small else 2
+            tuning_days = options.tuning_days or (2 if options.short else 5)
             setup = Setup(days, tuning_days, period, own_counts=not small)
             run_cells(part, options.short, setup, baselines, options.cell, figures, options.json)
         else:

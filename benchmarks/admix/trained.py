@@ -105,13 +105,15 @@ def play(rule: type[Baseline], settings: Any, days: list[Case], delay: float, pe
 def main() -> None:
     parser = arguments("admix_grid", __doc__ or "")
     parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
-    parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s)")
+    parser.add_argument("--days", type=int, default=20, help="held-out days a cell (default %(default)s; --short: 2)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first held-out day (default %(default)s)")
     parser.add_argument("--tuning-days", type=int, default=5, help="days each baseline is tuned on (default 5)")
     parser.add_argument("--train", choices=["cell", "billed"], default="cell", help="a policy each (default cell)")
     parser.add_argument("--seeds", type=int, default=1, help="trainings for each policy (default %(default)s)")
     parser.add_argument("--forecast", action="store_true", help="errors of the inventory forecast in place of the grid")
     options = parser.parse_args()
+    if options.short:
+        options.days = options.tuning_days = 2
     if options.forecast and options.json.name == "admix_grid.json":
         options.json = options.json.with_name("admix_forecast.json")
     task = load_config(tasks()["admix"], []).env.kwargs
@@ -127,9 +129,8 @@ def main() -> None:
         if known.get("setup") == setup:
             figures["cells"] = known["cells"]
     ready: tuple[MarketConfig, Case | None, list[Case]] | None = None
-    for name, market, delay in cells(options.forecast):
-        if options.cell not in name:
-            continue
+    chosen = [cell for cell in cells(options.forecast) if options.cell in cell[0]]
+    for name, market, delay in chosen[: 1 if options.short else None]:
         billed = "certain" if market.billed == SMALL.billed else "uncertain"
         usual = replace(market, drift=0.3, forecast_error=SMALL.forecast_error)
         runs = [

@@ -25,9 +25,9 @@ SMALL = [
 def main() -> None:
     parser = arguments("pong", __doc__.splitlines()[0])
     parser.add_argument("--task", default="pong", choices=("pong", "space_invaders"), help="which game (%(default)s)")
-    parser.add_argument("--seconds", type=float, help="run.max_seconds of the bounded run (900; --short: 60)")
+    parser.add_argument("--seconds", type=float, help="run.max_seconds of the bounded run (900; --short: 5)")
     parser.add_argument(
-        "--speed-seconds", type=float, help="run.max_seconds of the Nature network's run (120; --short: 45)"
+        "--speed-seconds", type=float, help="run.max_seconds of the Nature network's run (120; --short: 5)"
     )
     parser.add_argument(
         "--set",
@@ -49,14 +49,14 @@ def main() -> None:
         whole = whole_run(options.task, options.seconds or float("inf"), options.overrides, options.run.absolute())
         save(path.with_stem(f"{path.stem}_whole"), {"whole": whole, "settings": options.overrides})
         return
-    seconds = options.speed_seconds or (45 if options.short else 120)
+    seconds = options.speed_seconds or (5 if options.short else 120)
     rising = [*SMALL, *options.overrides]
     speed = played(options.task, seconds, ["evaluation.period=0"], episodes=1)
     print(
         f"nature_cnn: {speed['frames_per_s']:.0f} frames/s and {speed['updates_per_s']:.0f} updates/s while it learns",
         flush=True,
     )
-    rise = played(options.task, options.seconds or (60 if options.short else 900), rising, episodes=10)
+    rise = played(options.task, options.seconds or (5 if options.short else 900), rising, episodes=10)
     print_evaluations(rise)
     rise["rise"] = (
         max(point["mean"] for point in rise["evaluations"]) - rise["evaluations"][0]["mean"]

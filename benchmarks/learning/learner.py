@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.learning.updates import Batch
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
@@ -30,30 +31,14 @@ VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
 IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
 
 
-class Batch(NamedTuple):
-    """The fields that an update reads."""
-
-    s_tm1: np.ndarray
-    a_tm1: np.ndarray
-    r_t: np.ndarray
-    discount_t: np.ndarray
-    s_t: np.ndarray
-    weight: np.ndarray
-
-
 def random_batch(spec: EnvSpec, size: int) -> Batch:
     generator = np.random.default_rng(0)
-    states = [
-        generator.integers(0, 256, (size, *spec.observation.shape)).astype(spec.observation.dtype) for _ in range(2)
-    ]
-    return Batch(
-        states[0],
-        generator.integers(0, spec.num_actions, size),
-        generator.random(size, np.float32),
-        np.full(size, 0.97, np.float32),
-        states[1],
-        np.ones(size, np.float32),
-    )
+    shape = (size, *spec.observation.shape)
+    state, following = (generator.integers(0, 256, shape).astype(spec.observation.dtype) for _ in range(2))
+    action = generator.integers(0, spec.num_actions, size)
+    reward = generator.random(size, np.float32)
+    ones = np.ones(size, np.float32)
+    return Batch(state, action, reward, np.full(size, 0.97, np.float32), following, ones, state, action, reward)
 
 
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
@@ -198,75 +183,16 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
     return figures
 
 
-def measure_start(rounds: int) -> dict[str, Any]:
-    """Seconds until a process can learn: torch alone is the limit."""
-    begin = "import time; begin = time.perf_counter(); "
-    end = "; print(time.perf_counter() - begin)"
-    codes = {
-        "import torch": "import torch",
-        "import ddrl.learner.learner": "import ddrl.learner; ddrl.learner.Learner",
-        "... and network, export, first update": (
-            "from benchmarks.learning.learner import *; from ddrl.core.config import Config; "
-            "from ddrl.learner import Learner; "
-            "learner = Learner.of(Config(), VECTOR); learner.acting_model(); learner.update(random_batch(VECTOR, 128))"
-        ),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in codes}
-    for turn in range(rounds + 1):
-        for name, code in codes.items():
-            done = subprocess.run(
-                [sys.executable, "-c", begin + code + end], capture_output=True, text=True, check=True
-            )
-            if turn:
-                seconds[name].append(float(done.stdout))
-    print("\nfrom a fresh interpreter")
-    print_table(
-        ["case", "s", "low", "high"],
-        [[name, *list(vars(Timing.of(taken)).values())[:3]] for name, taken in seconds.items()],
-    )
-    return {"seconds": {name: Timing.of(taken) for name, taken in seconds.items()}}
-
-
-def measure_publish(rounds: int) -> dict[str, Any]:
-    """Copying the whole network into shared memory: against numpy's copy of as many bytes."""
-    config = LearnerConfig(network="nature_cnn", device="cpu")
-    learner = Learner.of(Config(learner=config), IMAGE)
-    source = learner.parameters.numpy()
-    slot = np.zeros(learner.parameters.layout.nbytes, np.uint8)
-    seconds = interleave(
-        {"limit: memory copy": lambda: np.copyto(slot, source), "copy_to": lambda: learner.parameters.copy_to(slot)},
-        rounds,
-    )
-    begin = time.perf_counter()
-    learner.acting_model()
-    export_seconds = time.perf_counter() - begin
-    print(f"\npublishing the Nature network ({slot.nbytes / 1e6:.1f} MB); its export takes {export_seconds:.2f} s")
-    print_table(
-        ["case", "ms", "GB/s"],
-        [
-            [name, Timing.of(taken).median * 1e3, slot.nbytes / Timing.of(taken).median / 1e9]
-            for name, taken in seconds.items()
-        ],
-    )
-    return {
-        "bytes": slot.nbytes,
-        "seconds": {name: Timing.of(taken) for name, taken in seconds.items()},
-        "export_seconds": export_seconds,
-    }
-
-
 def main() -> None:
     parser = arguments("learner", __doc__.splitlines()[0])
     parser.add_argument(
         "--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone"
     )
     options = parser.parse_args()
-    rounds = 5 if options.short else 15
-    figures: dict[str, Any] = {"clock": "updates: processor time of one thread; start and publish: wall"}
-    for network, batch_size, updates in (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 4)):
+    rounds = 2 if options.short else 15
+    figures: dict[str, Any] = {"clock": "processor time of one thread"}
+    for network, batch_size, updates in (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2)):
         figures[f"{network} {batch_size}"] = measure(network, batch_size, rounds, updates, options.peer_python)
-    figures["start"] = measure_start(3 if options.short else 7)
-    figures["publish"] = measure_publish(20)
     figures["networks"] = {"mlp": "4-256-256, dueling mean, double, huber", "nature_cnn": CNN.__doc__}
     save(options.json, figures)
 

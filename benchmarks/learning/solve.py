@@ -53,7 +53,6 @@ CASES = {
         {
             "sb3": (SB3, "SEED", "lunarlander"),
             "sb3_qrdqn": (SB3, "SEED", "lunarlander_qrdqn"),
-            "tianshou_c51": ("tianshou_c51.py", "SEED", "lunarlander_c51"),
         },
     ),
     "lunarlander_continuous": Case(
@@ -198,7 +197,13 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="*", metavar="NAME", help="algorithms and peers (the first algorithm)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="a peer's interpreter")
     parser.add_argument("--cleanrl", default="", metavar="FILE", help="CleanRL's cleanrl/pqn.py, for that peer")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1 (--short: 1)")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (--short: 1)")
+    parser.add_argument(
+        "--first",
+        type=lambda word: 1 if word == "{pair}" else int(word),
+        default=1,
+        help="seed; with --against {pair} is the pair's number",
+    )
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
     options = parser.parse_args()
     case = CASES[options.case]
@@ -210,7 +215,7 @@ def main() -> None:
         if name in case.peers and name not in peers:
             parser.error(f"{name} needs the interpreter of an environment that has it: --peer {name}=PYTHON")
     path = RESULTS / f"solve_{options.case}.json" if "CASE" in options.json.name else options.json
-    for seed in range(1, 2 if options.short else options.seeds + 1):
+    for seed in range(options.first, options.first + (1 if options.short else options.seeds)):
         for name in contenders:
             known = saved(path).get(name, [])
             if any(run["seed"] == seed and run["settings"] == options.overrides for run in known):

@@ -1,34 +1,29 @@
-"""Processor time of an update by this tree against another built tree of ddrl, in turn, on one thread.
+"""Processor time of one update of each algorithm, on one thread, to be compared with another tree.
 
-    python -m benchmarks.learning.updates --against /path/of/the/other/tree [--short] [--cases "dqn 64" ...]
+    python -m benchmarks.learning.updates --against TREE --pairs 11 [--cases "dqn 64" ...]
 
-Each tree is a process of its own that imports ddrl from there; both do the same updates on the same batch. "plain loss"
-is Q-learning by torch's operations alone. The ratio is the median over rounds of this tree's time over the other's."""
+"plain loss" is Q-learning by torch's operations alone. A number is the batch size; of pqn a minibatch."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import subprocess
-import sys
 import time
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-HERE = Path(__file__).parents[2]
-CASES = {  # goal of the ratio
+from benchmarks.harness import Timing, arguments, interleave, print_rows, save
+
+CASES = {  # wanted of the ratio to the tree before the networks were computed by one engine
     **{f"{name} {size}": 1.0 for name in ("dqn", "c51", "qrdqn", "iqn") for size in (64, 128)},
     "plain loss 64": 1.3,
     "td3 128": 0.85,
-    "pqn 128": 0.6,
+    "pqn 256": 0.6,
 }
 
 
 class Batch(NamedTuple):
-    """What the algorithms read, pqn's minibatch included."""
+    """The fields that an update reads, those of pqn's minibatch included."""
 
     s_tm1: np.ndarray
     a_tm1: np.ndarray
@@ -54,10 +49,10 @@ def learner_of(name: str) -> Any:
         "Box", ArraySpec((3,), "float32"), 0, ArraySpec((1,), "float32"), action_low=(-2.0,), action_high=(2.0,)
     )
     algorithm = name
-    hidden = "[64, 64]" if name == "pqn" else "[256, 256]"
+    hidden = "[120, 84]" if name == "pqn" else "[256, 256]"
     if name == "plain loss":
         globals()["Plain"] = plain_algorithm()
-        algorithm = f"{__name__}:Plain"  # of this very process
+        algorithm = f"{__name__}:Plain"  # of this very module
     config = load_config(overrides=[f"learner.algorithm={algorithm}", f"learner.hidden={hidden}", "learner.device=cpu"])
     return Learner.of(config, box if name == "td3" else vector)
 
@@ -94,78 +89,26 @@ def batch_of(name: str, size: int) -> Batch:
     return Batch(states[0], action, reward, discount, states[1], np.ones(size, np.float32), states[0], action, reward)
 
 
-def serve(cases: list[str]) -> None:
-    """In a tree's process: for each line "CASE|UPDATES" of standard input, the seconds that they took."""
-    made: dict[str, tuple[Any, Batch]] = {}
-    for case in cases:
-        name, _, size = case.rpartition(" ")
-        made[case] = (learner_of(name), batch_of(name, int(size)))
-        made[case][0].update(made[case][1])
-    print("ready", flush=True)
-    for line in sys.stdin:
-        case, _, updates = line.strip().partition("|")
-        learner, batch = made[case]
-        begin = time.process_time()
-        for turn in range(int(updates)):
-            learner.update(batch, statistics=turn % 10 == 0)
-        print(time.process_time() - begin, flush=True)
+def update(learner: Any, batch: Batch, updates: int) -> None:
+    """So many updates, of which every tenth reads its figures."""
+    for turn in range(updates):
+        learner.update(batch, statistics=turn % 10 == 0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.learning.updates", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--against", type=Path, help="root of the other tree, built")
-    parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--short", action="store_true")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    goals = {f"microseconds/{name}": goal for name, goal in CASES.items()}
+    parser = arguments("updates", (__doc__ or "").splitlines()[0], goals=goals, compared="^microseconds")
+    parser.add_argument("--cases", nargs="*", default=list(CASES), help="algorithm and batch size (default: all)")
     options = parser.parse_args()
-    if options.serve:
-        serve(options.cases)
-        return
-    if options.against is None:
-        parser.error("--against names the other tree")
-    command = [sys.executable, __file__, "--serve", "--cases", *options.cases]
-    trees = {"this": HERE, "other": options.against.resolve()}
-    processes = {
-        name: subprocess.Popen(
-            command,
-            env={**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"},
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for name, tree in trees.items()
-    }
-
-    def read(name: str) -> str:
-        stream = processes[name].stdout
-        assert stream is not None
-        return stream.readline().strip()
-
-    for name in trees:
-        if read(name) != "ready":
-            sys.exit(f"{trees[name]} did not start")
-    updates = 20 if options.short else 200
+    updates = 10 if options.short else 50
+    cases = {}
     for case in options.cases:
-        ratios: list[float] = []
-        times: list[float] = []
-        for turn in range(3 if options.short else 21):
-            seconds: dict[str, float] = {}
-            for name in sorted(trees, reverse=bool(turn % 2)):
-                stream = processes[name].stdin
-                assert stream is not None
-                stream.write(f"{case}|{updates}\n")
-                stream.flush()
-                seconds[name] = float(read(name))
-            ratios.append(seconds["this"] / seconds["other"])
-            times.append(seconds["this"] / updates * 1e6)
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"{case:14} {statistics.median(times):8.0f} us  ratio {middle:.2f} ({low:.2f} to {high:.2f})")
-    for process in processes.values():
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait()
+        name, _, size = case.rpartition(" ")
+        cases[case] = partial(update, learner_of(name), batch_of(name, int(size)), updates)
+    seconds = interleave(cases, 2 if options.short else 5, clock=time.process_time)
+    found = {case: Timing.of([1e6 * one / updates for one in taken]) for case, taken in seconds.items()}
+    print_rows([{"case": case, "us an update": timing} for case, timing in found.items()])
+    save(options.json, {"microseconds": found})
 
 
 if __name__ == "__main__":

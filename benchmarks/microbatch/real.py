@@ -2,8 +2,7 @@
 
 Needs root and the cgroup cpu controller. What is measured: equal and balanced sizes in turn in one run, beside what the
 overheads and speeds allow that were measured first, beside the simulator with these, and beside torch
-DistributedDataParallel; seconds to a target loss; the first K of N exponential times; the leader's reduce beside
-MPI_Allreduce."""
+DistributedDataParallel; seconds to a target loss; the first K of N exponential times."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ def of_phase(trace: list[dict[str, Any]], phase: str) -> list[float]:
 
 def unequal(rows: int, short: bool) -> dict[str, Any]:
     """One of four nodes at a quarter of the others' processor; then another one. `rows` a batch."""
-    plan = {"calibration": 12 if short else 24, "blocks": 1 if short else 4, "length": 8, "switch": True}
+    plan = {"calibration": 12 if short else 24, "blocks": 1 if short else 4, "length": 3 if short else 8}
     trace = ranks(5, "unequal", rows=rows, hidden=HIDDEN, shares=SHARES, **plan)
     overhead, speed, jitter = fit([row for row in trace if row["phase"] == "calibration"])
     total = rows
@@ -76,7 +75,7 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
     floor = statistics.median(seconds[-10:])
     # Iterations after the change until one within 5 % of the time that the run comes to.
     back = next((place for place, one in enumerate(seconds) if one <= 1.05 * floor), len(seconds))
-    others = ddp(rows, 20 if short else 40)
+    others = ddp(rows, 8 if short else 40)
     return {
         "shares": SHARES,
         "overhead_s": overhead.tolist(),
@@ -109,7 +108,7 @@ def target_loss(short: bool) -> dict[str, Any]:
     """Seconds from fresh parameters, and sizes that know nothing, to a loss, by each sizer and by
     DistributedDataParallel, in turn."""
     rows = 2048
-    wanted = {"loss": LOSS, "most": 400}
+    wanted = {"loss": LOSS, "most": 4 if short else 400}
     found: dict[str, list[dict[str, float]]] = {}
     for _ in range(1 if short else 4):
         for sizer in ("equal", "affine", "ddqn"):
@@ -140,7 +139,7 @@ def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.nd
 def first_of(short: bool) -> list[dict[str, Any]]:
     """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu, and what they exceed the times drawn by."""
     nodes = 4
-    iterations = 16 if short else 48
+    iterations = 4 if short else 48
     found = ranks(
         5, "waits", rows=8, hidden=[8], balance={"sizer": "equal", "first": 1}, iterations=iterations, mean=MEAN
     )
@@ -157,23 +156,11 @@ def first_of(short: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def reduce(short: bool) -> list[dict[str, Any]]:
-    """Seconds for two nodes, each way of `real_ranks.reduce` in turn, and the leader's beside MPI_Allreduce of the
-    same three processes."""
-    rows = []
-    for megabytes, iterations in ((0.3, 400), (5.0, 100), (50.0, 30)):
-        found = ranks(3, "reduce", megabytes=megabytes, iterations=iterations // (3 if short else 1))
-        times = {name: Timing.of(values) for name, values in found.items()}
-        rows.append({"MB": megabytes, **times, "shared_over_allreduce": ratios(found["shared"], found["allreduce"])})
-    return rows
-
-
 PARTS = {
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "target_loss": target_loss,
     "first_of": first_of,
-    "reduce": reduce,
 }
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, lessons_of
 from ddrl.balance import Balancer
-from ddrl.balance.exchange import Exchange, weighted_mean
+from ddrl.balance.exchange import Exchange
 from ddrl.balance.leader import Leader
 from ddrl.balance.nodes import serve
 from ddrl.balance.sizes import proportional_sizes
@@ -103,10 +104,9 @@ def unequal(leader: Leader, learner: Learner, config: Config, groups: list[Quota
         for factor in FIXED:
             for _ in range(options["length"]):
                 step(f"fixed {factor}", None, with_last(found, factor))
-    if options["switch"]:
-        set_shares(groups, [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]])
-        for _ in range(30):
-            step("switched", sizers["affine"])
+    set_shares(groups, [options["shares"][-1], *options["shares"][1:-1], options["shares"][0]])
+    for _ in range(10 if options["blocks"] == 1 else 30):
+        step("switched", sizers["affine"])
     return trace
 
 
@@ -151,77 +151,9 @@ def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGr
         seconds: list[float] = []
         for _ in range(2 * options["iterations"]):
             seconds.append(iterate(leader, learner, batch, None)["waited"])
-            leader._wait(lambda: len(leader._free()) == NODES)
+            leader._wait(lambda: len(leader._free_nodes()) == NODES)
         waited.append(seconds[1::2])
     return waited
-
-
-def reduce(options: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds from two gradients at their nodes until both nodes have what the leader made of them, in turn: as the
-    leader does it where nodes map its memory (`shared`), for the first K of N or nodes of other hosts (`sent`), and by
-    MPI_Allreduce of the three (`allreduce`)."""
-    values = int(options["megabytes"] * 1e6 / 4)
-    mine = np.ones(values, np.float32)
-    token = np.zeros(1, np.uint8)
-    memory = np.ones((1 + NODES, values), np.float32)
-    segment = Segment.create(f"ddrl-{os.getpid()}-h0-reduce-0", "reduce", memory.nbytes) if not WORLD.rank else None
-    name = WORLD.bcast(segment.name if segment else None)
-    segment = segment or Segment.attach(name, "reduce")
-    common = segment.array.view(np.float32).reshape(memory.shape)  # a row for each rank
-    common[WORLD.rank] = 1.0
-    weights = [0.75, 0.25]
-    nodes = range(1, 1 + NODES)
-
-    def receive(into: NDArray[np.float32]) -> None:
-        MPI.Request.Waitall([WORLD.Irecv(into[node], node, 2) for node in nodes])
-
-    def send(what: NDArray[Any]) -> None:
-        MPI.Request.Waitall([WORLD.Isend(what, node, 2) for node in nodes])
-
-    def mean(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        return weighted_mean([[torch.from_numpy(row)] for row in rows[1:]], weights)[0].numpy()
-
-    def hear() -> None:
-        """A word of each node; the messages that go to and fro anyway are small as well."""
-        for node in nodes:
-            WORLD.Recv(token, node, 3)
-
-    def shared() -> None:
-        if WORLD.rank:
-            WORLD.Send(token, 0, 3)
-            WORLD.Recv(token, 0, 2)  # nodes read parameters where the leader steps them
-            return
-        hear()
-        mean(common)
-        for node in nodes:
-            WORLD.Send(token, node, 2)
-
-    def sent() -> None:
-        if WORLD.rank:
-            WORLD.Send(mine, 0, 2)
-            WORLD.Recv(mine, 0, 2)
-            return
-        receive(memory)
-        send(mean(memory))
-
-    def allreduce() -> None:
-        WORLD.Allreduce(MPI.IN_PLACE, mine)
-
-    cases = (shared, sent, allreduce)
-    found: dict[str, list[float]] = {case.__name__: [] for case in cases}
-    for turn in range(options["iterations"]):
-        for case in cases:
-            mine[:] = 1.0
-            WORLD.Barrier()
-            begin = time.perf_counter()
-            case()
-            seconds = WORLD.gather(time.perf_counter() - begin)
-            if seconds is not None and turn >= 2:
-                found[case.__name__].append(max(seconds))
-    WORLD.Barrier()
-    if not WORLD.rank:
-        segment.unlink()
-    return found
 
 
 CASES = {"unequal": unequal, "waits": waits, "target": target}
@@ -243,11 +175,6 @@ def main() -> None:
     torch.set_num_threads(1)
     case = sys.argv[1]
     options = json.loads(sys.argv[2])
-    if case == "reduce":
-        found = reduce(options)
-        if WORLD.rank == 0:
-            print(json.dumps(found), flush=True)
-        return
     config = config_of(options["rows"], options["hidden"], NODES, **options.get("balance", {}))
     groups = enter(options["shares"]) if options.get("shares") else []
     try:
@@ -276,6 +203,9 @@ def main() -> None:
             for segment in made:
                 segment.unlink()
             print(json.dumps(found), flush=True)
+    except BaseException:  # the other ranks wait for this one
+        traceback.print_exc()
+        WORLD.Abort(1)
     finally:
         if groups:
             groups[-1].leave()  # before the last message: the kernel needs a moment until a group is empty

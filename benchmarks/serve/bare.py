@@ -29,7 +29,9 @@ class Bare:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(policy.model.onnx, options, providers=["CPUExecutionProvider"])
         slots = len(book.contracts.ad_id) + book.bids
-        self._ad = np.concatenate([book.rows, np.tile(book.layout.bid_row(), (book.bids, 1))])[None].copy()
+        nothing = np.zeros(book.contracts.count)
+        rows = book.layout.rows(nothing, nothing)
+        self._ad = np.concatenate([rows, np.tile(book.layout.bid_row(), (book.bids, 1))])[None].copy()
         self._columns = book.layout.ad_fields.index("ecpm"), book.layout.ad_fields.index("ctr")
         self._scores = np.zeros((1, slots), np.float32)
         self._held = policy.model.layout.views(policy.vector)

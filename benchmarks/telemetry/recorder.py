@@ -4,8 +4,6 @@ and a whole run with everything on."""
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import socket
 import statistics
@@ -21,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
+from benchmarks.learning.loop import run_loop
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.channels.board import Counters
 from ddrl.core.config import Config, TelemetryConfig
@@ -167,48 +166,15 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
 
     The work is the same bit for bit (a serial run with one seed), so the ratio is that of throughputs on a processor of
     one's own."""
-    from ddrl.run.__main__ import main as run
-    from ddrl.run.task import Task
-
     spent: list[float] = []
-    begin = Task.start  # between them lies the loop
-    end = Task.finish
 
-    def timed_start(task: Task) -> None:
-        begin(task)
-        spent.append(-time.process_time())
+    def one(settings: list[str]) -> None:
+        given = [setting.format(port=free_port()) for setting in settings]
+        spent.append(run_loop("cartpole", env_steps, given)["processor_seconds"])
 
-    def timed_finish(task: Task, *arguments: Any, **options: Any) -> dict[str, Any]:
-        spent[-1] += time.process_time()
-        return end(task, *arguments, **options)
-
-    def one(settings: list[str]) -> float:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            wanted = [
-                f"run.dir={folder}/run",
-                f"run.max_env_steps={env_steps}",
-                "evaluation.period=0",
-                "run.checkpoint_period=0",
-                "run.target_return=inf",
-                *(setting.format(port=free_port()) for setting in settings),
-            ]
-            status = run(["--serial", *(word for setting in wanted for word in ("--set", setting))])
-        assert status == 0, status
-        return spent[-1]
-
-    Task.start = timed_start  # type: ignore[method-assign]
-    Task.finish = timed_finish
-    try:
-        seconds = interleave(
-            {name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent)
-        )
-    finally:
-        Task.start = begin  # type: ignore[method-assign]
-        Task.finish = end
+    seconds = interleave(
+        {name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent)
+    )
     ratio = {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"}
     for name, found in ratio.items():
         print(f"a run's loop, {name} / least: {found}")
@@ -227,7 +193,7 @@ def main() -> None:
     parser.add_argument("--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points (default: made anew)")
 
     def run(options: argparse.Namespace) -> dict[str, Any]:
-        return run_cost(2 if options.short else 7, 4_000 if options.short else 6_000)
+        return run_cost(1 if options.short else 7, 1_000 if options.short else 6_000)
 
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "counter_ns": lambda options: counter_cost(200_000 if options.short else 1_000_000),

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from benchmarks.attack.messages import mutate, mutated_parts
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.telemetry import Evaluation, Event, Record, Run
 from ddrl.telemetry.control import decode_item, encode_item, read_request
+from tests.mutated import mutate, mutated_parts
 from tests.telemetry.feeding import record_run
 
 QUICK, LONG = 2_000, 100_000

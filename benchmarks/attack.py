@@ -1,5 +1,10 @@
-"""Signals at random moments to random processes of real runs, and starts and stops: does anything hang, stay, or say
-too much? A run's processes are found by a variable of their environment, wherever they went."""
+"""An attack on whole runs: `python -m benchmarks.attack --part signals --count 300`. Long; it ends sooner by --seconds.
+
+signals  each run is met by a random signal to a random one of its processes at a random moment
+starts   short runs from their start to their end
+
+Does anything hang, stay, or say too much? A run's processes are found by a variable of their environment, wherever they
+went. The exit status is 1 where anything went wrong."""
 
 from __future__ import annotations
 
@@ -13,12 +18,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from benchmarks.harness import arguments, mpi_environment, mpirun, save
 from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
 from ddrl.run.directory import RunLock
@@ -53,9 +59,7 @@ def command(mode: str, run: Path, steps: int) -> list[str]:
     for setting in (*SETTINGS, f"run.max_env_steps={steps}", f"run.dir={run}"):
         words += ["--set", setting]
     if mode == "mpirun":
-        beside = Path(sys.executable).with_name("mpirun")
-        mpirun = [str(beside), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", "6"]
-        words = [*mpirun, *words, "--set", "cluster.relays=2"]
+        words = [*mpirun(6), *words, "--set", "cluster.relays=2"]
     return words
 
 
@@ -64,7 +68,7 @@ def start(mode: str, run: Path, steps: int, mark: str) -> subprocess.Popen[bytes
     id, which a later one with that id refuses: each gets a folder of its own."""
     folder = run.with_suffix(".mpi")
     folder.mkdir()
-    variables = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
+    variables = {"PRTE_MCA_prte_tmpdir_base": str(folder), "OMP_NUM_THREADS": "1", MARK: mark}
     with run.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(
             command(mode, run, steps),
@@ -72,13 +76,7 @@ def start(mode: str, run: Path, steps: int, mark: str) -> subprocess.Popen[bytes
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={
-                **os.environ,
-                **variables,
-                "PRTE_MCA_prte_tmpdir_base": str(folder),
-                "OMP_NUM_THREADS": "1",
-                MARK: mark,
-            },
+            env=mpi_environment(**variables),
         )
 
 
@@ -179,64 +177,93 @@ def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     """`count` runs, each met by a random signal at a random moment, or as many as `seconds` allow."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs would ignore it too; so SIGINT in a script's "&"
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    draw = random.Random(seed)
-    end = time.monotonic() + seconds
-    sent = Counter[str]()
-    troubles = list[dict[str, Any]]()
-    resumed = 0
-    resumes = 0
+    sent: Counter[str] = Counter()
+    resumes: list[str] = []
     left = 0
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
-        for turn in range(count):
-            if time.monotonic() > end:
-                break
-            mode = draw.choices(list(MODES), list(MODES.values()))[0]
-            mark = f"{os.getpid()}-{turn}"
-            run = Path(folder) / f"run-{turn}"
-            process = start(mode, run, draw.choice((1500, 10**9)), mark)
-            time.sleep(draw.uniform(0.0, LONGEST_START))
-            living = processes(mark)
-            number = draw.choice(SIGNALS)
-            if living:
-                victim = draw.choice(sorted(living))
-                met = role(victim, living)
+
+    def attack(draw: random.Random, mode: str, run: Path, mark: str) -> dict[str, Any]:
+        nonlocal left
+        process = start(mode, run, draw.choice((1500, 10**9)), mark)
+        time.sleep(draw.uniform(0.0, LONGEST_START))
+        number = draw.choice(SIGNALS)
+        if living := processes(mark):
+            victim = draw.choice(sorted(living))
+            met = role(victim, living)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(victim, number)
+            sent[f"{mode} {met} {number.name}"] += 1
+            if met != "launcher" and number in CLEAN and victim != process.pid:
+                time.sleep(0.3)  # members leave it to the trainer, which is asked now
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(victim, number)
-                sent[f"{mode} {met} {number.name}"] += 1
-                ignored = met != "launcher" and number in CLEAN and victim != process.pid
-                if ignored:  # members leave it to the trainer, which is asked now
-                    time.sleep(0.3)
-                    with contextlib.suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGTERM)
-            found = trouble(run, mark, process, number)
-            sweep_dead()  # what the next start does
-            left += len([name for name in segments() if _of(run, name)])
-            if found:
-                troubles.append({"turn": turn, "mode": mode, "signal": number.name, **found})
-                print(f"{turn}: {troubles[-1]}", flush=True)
-            if any((run / "checkpoints").glob("0*")) and draw.random() < 0.2:
-                resumes += 1
-                words = [sys.executable, "-m", "ddrl.run", "--resume", str(run), "--set", "run.max_seconds=1000"]
-                words += ["--set", "run.max_env_steps=1"]  # it has more already, so it ends well at once
-                try:
-                    done = subprocess.run(words, capture_output=True, timeout=10 * LIMIT)
-                    said = "" if done.returncode == 0 else done.stderr[-600:].decode(errors="replace")
-                except subprocess.TimeoutExpired:
-                    said = f"it hangs for {10 * LIMIT:g} s"
-                resumed += not said
-                if said:
-                    troubles.append({"turn": turn, "mode": mode, "signal": number.name, "resume": said})
-                    print(f"{turn}: {troubles[-1]}", flush=True)
-            if turn % 20 == 19:
-                print(f"{turn + 1} signals, {len(troubles)} troubles", flush=True)
+                    process.send_signal(signal.SIGTERM)
+        found = trouble(run, mark, process, number)
+        sweep_dead()  # what the next start does
+        left += len([name for name in segments() if _of(run, name)])
+        if any((run / "checkpoints").glob("0*")) and draw.random() < 0.2:
+            resumes.append(resume(run))
+            found |= {"resume": resumes[-1]} if resumes[-1] else {}
+        return found and {"signal": number.name, **found}
+
+    troubles = campaign(count, seed, seconds, attack)
     return {
         "signals": sum(sent.values()),
         "by_kind": dict(sorted(sent.items())),
         "hangs": sum("hang" in item for item in troubles),
         "segments_left": left,
-        "resumes": f"{resumed} of {resumes}",
+        "resumes": f"{resumes.count('')} of {len(resumes)}",
         "troubles": troubles,
     }
+
+
+def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
+    """`count` short runs from their start to their end, or as many as `seconds` allow."""
+    ended: Counter[str] = Counter()
+
+    def attack(draw: random.Random, mode: str, run: Path, mark: str) -> dict[str, Any]:
+        process = start(mode, run, 400, mark)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(120)
+        found = trouble(run, mark, process, None)
+        ended[f"{mode} {process.returncode}"] += 1
+        if found or process.returncode:
+            log = run.with_suffix(".log").read_text(errors="replace")[-1500:]
+            return {"status": process.returncode, "log": log, **found}
+        return {}
+
+    troubles = campaign(count, seed, seconds, attack)
+    return {"starts": sum(ended.values()), "ended": dict(ended), "troubles": troubles}
+
+
+Attack = Callable[[random.Random, str, Path, str], dict[str, Any]]
+
+
+def campaign(count: int, seed: int, seconds: float, attack: Attack) -> list[dict[str, Any]]:
+    """Attack `count` runs, or as many as `seconds` allow: the troubles."""
+    draw = random.Random(seed)
+    end = time.monotonic() + seconds
+    troubles: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
+        for turn in range(count):
+            if time.monotonic() > end:
+                break
+            mode = draw.choices(list(MODES), list(MODES.values()))[0]
+            if found := attack(draw, mode, Path(folder) / f"run-{turn}", f"{os.getpid()}-{turn}"):
+                troubles.append({"turn": turn, "mode": mode, **found})
+                print(f"{turn}: {troubles[-1]}", flush=True)
+            if turn % 20 == 19:
+                print(f"{turn + 1} runs, {len(troubles)} troubles", flush=True)
+    return troubles
+
+
+def resume(run: Path) -> str:
+    """Resume a run that has all its env steps, so that it ends at once; what was said where it does not end well."""
+    words = [sys.executable, "-m", "ddrl.run", "--resume", str(run), "--set", "run.max_seconds=1000"]
+    words += ["--set", "run.max_env_steps=1"]
+    try:
+        done = subprocess.run(words, capture_output=True, timeout=10 * LIMIT)
+    except subprocess.TimeoutExpired:
+        return f"it hangs for {10 * LIMIT:g} s"
+    return "" if done.returncode == 0 else done.stderr[-600:].decode(errors="replace") or "no word"
 
 
 def _of(run: Path, segment: str) -> bool:
@@ -247,31 +274,26 @@ def _of(run: Path, segment: str) -> bool:
     return False
 
 
-def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
-    """`count` short runs from their start to their end, or as many as `seconds` allow."""
-    draw = random.Random(seed)
-    end = time.monotonic() + seconds
-    ended = Counter[str]()
-    troubles = list[dict[str, Any]]()
-    longest = 0.0
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, until_interrupted():
-        for turn in range(count):
-            if time.monotonic() > end:
-                break
-            mode = draw.choices(("local", "mpirun"), (0.8, 0.2))[0]
-            mark = f"{os.getpid()}-s{turn}"
-            run = Path(folder) / f"run-{turn}"
-            begin = time.monotonic()
-            process = start(mode, run, 400, mark)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(120)
-            found = trouble(run, mark, process, None)
-            longest = max(longest, time.monotonic() - begin)
-            ended[f"{mode} {process.returncode}"] += 1
-            if found or process.returncode:
-                log = run.with_suffix(".log").read_text(errors="replace")[-1500:]
-                troubles.append({"turn": turn, "mode": mode, "status": process.returncode, "log": log, **found})
-                print(f"{turn}: {troubles[-1]}", flush=True)
-            if turn % 20 == 19:
-                print(f"{turn + 1} starts, {len(troubles)} troubles", flush=True)
-    return {"starts": sum(ended.values()), "ended": dict(ended), "longest_s": round(longest, 1), "troubles": troubles}
+PARTS = {"signals": (signals, 300, 2), "starts": (starts, 1_000, 2)}  # how many; with --short
+
+
+def main() -> int:
+    """Attack, print and save; 1 where anything went wrong."""
+    parser = arguments("attack", (__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
+    parser.add_argument("--count", type=int, default=0, help="how many; 0: the part's own number")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end a part after so long")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    figures: dict[str, Any] = {}
+    for name in options.part:
+        attack, many, few = PARTS[name]
+        figures[name] = attack(options.count or (few if options.short else many), options.seed, options.seconds)
+        shown = {key: value for key, value in figures[name].items() if key not in ("troubles", "by_kind")}
+        print(f"{name}: {shown}", flush=True)
+    save(options.json, figures)
+    return int(any(part["troubles"] or part.get("segments_left") for part in figures.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Attacks on whole runs: signals, starts and stops, messages that are none."""
