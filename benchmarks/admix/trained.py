@@ -48,7 +48,7 @@ PRIOR = "adaptive_pacing"
 
 def train(name: str, market: MarketConfig, delay: float, seed: int, further: list[str]) -> tuple[Path, float]:
     """The directory of a finished run of the task admix on this market, and the seconds it took."""
-    run = RUNS / f"{name} seed {seed}".replace(" ", "_")
+    run = RUNS / f"{'short ' if further else ''}{name} seed {seed}".replace(" ", "_")
     finished = run / "finished.json"
     if finished.exists():
         return run, float(json.loads(finished.read_text())["seconds"])
