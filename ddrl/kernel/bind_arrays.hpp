@@ -15,8 +15,10 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ConstBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T, size_t Axes>
+using Memory = nb::ndarray<T, nb::ndim<Axes>, nb::c_contig, nb::device::cpu>;
+using Bytes = Memory<uint8_t, 1>;
+using ConstBytes = Memory<const uint8_t, 1>;
 
 inline std::byte* raw(const Bytes& memory) { return reinterpret_cast<std::byte*>(memory.data()); }
 inline const std::byte* raw(const ConstBytes& memory) { return reinterpret_cast<const std::byte*>(memory.data()); }

@@ -299,8 +299,8 @@ private:
     }
 };
 
-using Table = nb::ndarray<double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ConstTable = nb::ndarray<const double, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Table = Memory<double, 2>;
+using ConstTable = Memory<const double, 2>;
 
 struct PyMailbox : ddrl::Mailbox {
     Bytes memory;

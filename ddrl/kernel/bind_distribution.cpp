@@ -31,7 +31,7 @@ size_t whole_values(size_t bytes) {
     return bytes / 4;
 }
 
-using Edges = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Edges = Memory<const int64_t, 1>;
 
 ddrl::Chunks chunks_of(const Bytes& headers, const ConstBytes& data, const Edges& edges) {
     const int64_t* ends = edges.data() + edges.size();

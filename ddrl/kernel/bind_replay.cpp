@@ -170,7 +170,7 @@ struct ProgressCall {
 };
 
 template <class T>
-using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Array = Memory<const T, 1>;
 
 class ReplayCore {
 public:

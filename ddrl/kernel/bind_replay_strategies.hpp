@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind_arrays.hpp"
 #include "replay/evictions.hpp"
 #include "replay/selectors.hpp"
 
@@ -69,9 +70,8 @@ OwnedArray<T> array_of(std::vector<T> items) {
 
 template <class T>
 void copy_from(nb::handle object, std::span<T> to, const char* what) {
-    using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-    Array given;
-    if (!nb::try_cast<Array>(object, given) || given.shape(0) != to.size())
+    Memory<const T, 1> given;
+    if (!nb::try_cast(object, given) || given.shape(0) != to.size())
         throw std::invalid_argument(std::string("the selector's ") + what + " of " + std::to_string(to.size()) +
                                     " picks must be an array of one number each");
     std::copy(given.data(), given.data() + to.size(), to.begin());

@@ -107,46 +107,30 @@ protected:
     // Writes the n-step sums of a column from `position` on to its place `at`; returns the discount of the bootstrap.
     float n_step(u32 chunk, const Window& window, u32 position, u32 steps, float discount, const Summed& summed,
                  size_t at) const {
-        const double factor = summed.floats == 1 ? scalar_sum(chunk, position, steps, discount, summed.column,
-                                                              reinterpret_cast<float*>(summed.to)[at])
-                                                 : vector_sums(chunk, position, steps, discount, summed, at);
+        double factor = 1.0;
+        float* const sums = reinterpret_cast<float*>(summed.to) + at * summed.floats;
+        for (u32 k = 0; k < summed.floats; ++k)
+            factor = sum(chunk, position, steps, discount, summed.column, summed.floats, k, sums[k]);
         return bootstrap(window, position + steps, factor);
     }
     // The discount of the state at `position`: 0 where it is terminal.
     static float bootstrap(const Window& window, u32 position, double factor) {
         return window.terminal_end() && position + 1 == window.states() ? 0.0f : static_cast<float>(factor);
     }
-    double scalar_sum(u32 chunk, u32 position, u32 steps, float discount, u32 column, float& sum) const {
+    // The n-step sum of number k of the `floats` that a record has in a column of rewards; returns the discount after
+    // it.
+    __attribute__((always_inline)) double sum(u32 chunk, u32 position, u32 steps, float discount, u32 column,
+                                              size_t floats, size_t k, float& out) const {
         double total = 0.0, factor = 1.0;
         const byte* rewards = store_.column(chunk, column);
         for (u32 j = 0; j < steps; ++j, factor *= discount) {
             const u32 offset = (position + j) & mask_;
             if (j && offset == 0) rewards = store_.column(chunk = store_.head(chunk).next, column);
             float reward;
-            std::memcpy(&reward, rewards + offset * sizeof(float), sizeof reward);
+            std::memcpy(&reward, rewards + (offset * floats + k) * sizeof(float), sizeof reward);
             total += factor * reward;
         }
-        sum = static_cast<float>(total);
-        return factor;
-    }
-    __attribute__((noinline)) double vector_sums(u32 chunk, u32 position, u32 steps, float discount,
-                                                 const Summed& summed, size_t at) const {
-        const size_t bytes = summed.floats * sizeof(float);
-        double factor = 1.0;
-        for (u32 k = 0; k < summed.floats; ++k) {
-            double total = 0.0;
-            factor = 1.0;
-            for (u32 j = 0; j < steps; ++j, factor *= discount) {
-                float reward;
-                std::memcpy(&reward,
-                            store_.column(seek(chunk, position + j), summed.column) + ((position + j) & mask_) * bytes +
-                                k * sizeof(float),
-                            sizeof reward);
-                total += factor * reward;
-            }
-            const float sum = static_cast<float>(total);
-            std::memcpy(summed.to + at * bytes + k * sizeof(float), &sum, sizeof sum);
-        }
+        out = static_cast<float>(total);
         return factor;
     }
 
@@ -227,7 +211,7 @@ public:
             const byte* chunk = chunks[number];
             if (scalar) [[likely]]
                 left[i] = bootstrap(window, window.position + steps,
-                                    scalar_sum(number, window.position, steps, discount, only.column, sums[i]));
+                                    sum(number, window.position, steps, discount, only.column, 1, 0, sums[i]));
             else
                 for (u32 r = 0; r < rewards; ++r)
                     left[i] = n_step(number, window, window.position, steps, discount, summed[r], i);
