@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core import plugins
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError
-from ddrl.core.specs import Column, EnvSpec
+from ddrl.core.specs import Array, Column, EnvSpec, Floats, Floats32, Ints
 
 PACKAGE = "ddrl.acting.choosers"
-Columns = Mapping[str, NDArray[Any]]
+Columns = Mapping[str, Array]
 
 
 class Chooser(Protocol):
@@ -38,15 +37,15 @@ class Chooser(Protocol):
 
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int, settings: Mapping[str, Any]) -> None: ...
 
-    def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
+    def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         """An action for each environment [N, *action.shape] and the columns [N, ...]; both belong to the caller."""
         ...
 
-    def random(self, observation: NDArray[Any]) -> tuple[NDArray[Any], Columns]:
+    def random(self, observation: Array) -> tuple[Array, Columns]:
         """The same without a policy: before the first version and in the warm-up."""
         ...
 
-    def greedy(self, outputs: Columns) -> NDArray[Any]:
+    def greedy(self, outputs: Columns) -> Array:
         """The best actions by the outputs [N, *action.shape]; draws nothing."""
         ...
 
@@ -85,18 +84,18 @@ class EpsilonGreedy:
         self._shape = (BLOCK, num_envs)
         self._place = BLOCK
 
-    def random(self, observation: NDArray[Any]) -> tuple[NDArray[np.int64], Columns]:
+    def random(self, observation: Array) -> tuple[Ints, Columns]:
         place = self._next()  # may draw a new block
         return self._actions[place].copy(), NO_COLUMNS
 
-    def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
+    def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         action = outputs["q"].argmax(1)
         place = self._next()
         if self._lowest[place] < exploration:
             np.copyto(action, self._actions[place], where=self._uniform[place] < exploration)
         return action, NO_COLUMNS
 
-    def greedy(self, outputs: Columns) -> NDArray[np.int64]:
+    def greedy(self, outputs: Columns) -> Ints:
         """The action of the highest value; of equal ones the first."""
         return outputs["q"].argmax(1)
 
@@ -136,13 +135,13 @@ class EzGreedy(EpsilonGreedy):
         self._left = np.zeros(num_envs, np.int64)  # steps that the present repetition still has
         self._repeated = np.zeros(num_envs, np.int64)
 
-    def random(self, observation: NDArray[Any]) -> tuple[NDArray[np.int64], Columns]:
+    def random(self, observation: Array) -> tuple[Ints, Columns]:
         """One repetition after the other."""
         self._begin(1.0)
         self._left -= 1
         return self._repeated.copy(), NO_COLUMNS
 
-    def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
+    def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         self._begin(exploration)
         action = outputs["q"].argmax(1)
         busy = self._left > 0
@@ -181,12 +180,12 @@ class Boltzmann(EpsilonGreedy):
         seed_of_noise = np.random.SeedSequence([seed, 1])
         self._noise = np.random.default_rng(seed_of_noise)
 
-    def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
+    def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         """The argmax of q / temperature + Gumbel noise is a draw from the softmax (Gumbel 1954)."""
         noise = self._temperature * self._noise.gumbel(size=outputs["q"].shape)
         return super().choose({"q": outputs["q"] + noise}, observation, exploration)
 
-    def random(self, observation: NDArray[Any]) -> tuple[NDArray[np.int64], Columns]:
+    def random(self, observation: Array) -> tuple[Ints, Columns]:
         self._noise.gumbel(size=(len(observation), self._num_actions))  # one row of numbers for each vector step
         return super().random(observation)
 
@@ -217,12 +216,12 @@ class Categorical:
         self._num_envs = num_envs
         self._log_uniform = np.full(num_envs, -math.log(spec.num_actions), np.float32)
 
-    def random(self, observation: NDArray[Any]) -> tuple[NDArray[np.int64], Columns]:
+    def random(self, observation: Array) -> tuple[Ints, Columns]:
         """The uniform policy."""
         numbers = self._numbers()
         return numbers.argmax(1), {"log_prob": self._log_uniform.copy()}
 
-    def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
+    def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         """The argmax of logits + Gumbel noise is a draw from their softmax (Gumbel 1954)."""
         logits = outputs["logits"]
         action = (logits + self._numbers()).argmax(1)
@@ -230,11 +229,11 @@ class Categorical:
         taken = np.take_along_axis(shifted, action[:, None], 1)[:, 0]
         return action, {"log_prob": (taken - np.log(np.exp(shifted).sum(axis=1))).astype(np.float32)}
 
-    def greedy(self, outputs: Columns) -> NDArray[np.int64]:
+    def greedy(self, outputs: Columns) -> Ints:
         """The most probable action; of equal ones the first."""
         return outputs["logits"].argmax(1)
 
-    def _numbers(self) -> NDArray[np.float64]:
+    def _numbers(self) -> Floats:
         return self._generator.gumbel(size=(self._num_envs, self._num_actions))
 
 
@@ -275,7 +274,7 @@ class Gaussian:
         self._bounds = self._low.astype(self._dtype), self._high.astype(self._dtype)
         self._bounded = bool(np.isfinite(self._low).all() and np.isfinite(self._high).all())
 
-    def random(self, observation: NDArray[Any]) -> tuple[NDArray[Any], Columns]:
+    def random(self, observation: Array) -> tuple[Array, Columns]:
         """Uniform within the bounds, or standard normal where there are none."""
         normal = self._generator.standard_normal(self._shape)
         if not self._bounded:
@@ -285,7 +284,7 @@ class Gaussian:
         log_prob = np.full(self._shape[0], -np.log(width).sum(), np.float32)
         return (self._low + share * width).astype(self._dtype), {"log_prob": log_prob}
 
-    def choose(self, outputs: Columns, observation: NDArray[Any], exploration: float) -> tuple[NDArray[Any], Columns]:
+    def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         mean = outputs["mean"]
         log_std = outputs.get("log_std")
         if log_std is None:
@@ -294,12 +293,12 @@ class Gaussian:
         action = np.clip(drawn, self._low, self._high).astype(self._dtype)
         return action, {"log_prob": _log_density(action, mean, log_std)}
 
-    def greedy(self, outputs: Columns) -> NDArray[Any]:
+    def greedy(self, outputs: Columns) -> Array:
         """The mean, within the bounds."""
         return np.minimum(np.maximum(outputs["mean"], self._bounds[0]), self._bounds[1])
 
 
-def _log_density(action: NDArray[Any], mean: Any, log_std: NDArray[Any]) -> NDArray[np.float32]:
+def _log_density(action: Array, mean: Any, log_std: Array) -> Floats32:
     """log N(action; mean, std) summed over the action's elements [N]."""
     each = -0.5 * np.square((action - mean) / np.exp(log_std)) - log_std - 0.5 * LOG_TWO_PI
     return np.asarray(each, np.float32).reshape(len(action), -1).sum(axis=1)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 
 from ddrl.acting.choosers import chooser_class
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError, first_line
+from ddrl.core.specs import Array, Bytes, Flags
 
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
@@ -78,19 +78,19 @@ class ActingPolicy:
         self._observed = [name for name in model.spec.observation.arrays if name in inputs]
         self._record = bool(model.spec.observation.fields)
         self._allocate(0)
-        self._vector: NDArray[np.uint8] | None = None
+        self._vector: Bytes | None = None
         self._binding: Any = None
 
     # ---- acting ---------------------------------------------------------------------------------------------------
 
-    def inputs(self, count: int) -> dict[str, NDArray[Any]]:
+    def inputs(self, count: int) -> dict[str, Array]:
         """The arrays [count, *shape] of observations that the runtime reads, those that the network uses, by name: what
         is written into them is what `act(None, vector)` takes. They are valid until another count is asked for."""
         if count != self._count:
             self._allocate(count)
         return self._observation
 
-    def act(self, observation: NDArray[Any] | None, vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    def act(self, observation: Array | None, vector: Bytes) -> dict[str, Array]:
         """The outputs [N, ...] for `observation` [N, *observation.shape] (None: the contents of `inputs`) with the
         parameters `vector` [layout.nbytes].
 
@@ -118,7 +118,7 @@ class ActingPolicy:
             np.copyto(self._held[name], self._outputs[following])
         self._drawn = False
 
-    def reset(self, ended: NDArray[np.bool_] | None = None, count: int | None = None) -> None:
+    def reset(self, ended: Flags | None = None, count: int | None = None) -> None:
         """Begin new episodes where `ended` [N] (None: everywhere): initial state, and new noise where it is drawn once
         an episode. `count` environments follow (default: as many as before)."""
         if count is not None and count != self._count:
@@ -137,7 +137,7 @@ class ActingPolicy:
         self._generator = np.random.default_rng(seed)
 
     @property
-    def state(self) -> dict[str, NDArray[Any]]:
+    def state(self) -> dict[str, Array]:
         """The recurrent state by name [N, *shape], before the next step; the policy's own memory."""
         return {name: held for name, held in self._held.items() if self._inputs[name].kind == "state"}
 
@@ -146,7 +146,7 @@ class ActingPolicy:
         """Whether the model has a state."""
         return any(declared.kind == "state" for declared in self.model.inputs)
 
-    def greedy(self, observation: NDArray[Any] | None, vector: NDArray[np.uint8]) -> NDArray[Any]:
+    def greedy(self, observation: Array | None, vector: Bytes) -> Array:
         """The chooser's best action for each observation [N, *action.shape], as `act` takes it; commits."""
         action = self._greedy(self.act(observation, vector))
         if self._inputs:
@@ -183,7 +183,7 @@ class ActingPolicy:
         for declared in self._noise:
             self._held[declared.name][...] = self._sample(declared)
 
-    def _bind(self, count: int, vector: NDArray[np.uint8]) -> None:
+    def _bind(self, count: int, vector: Bytes) -> None:
         """Point the runtime at `vector`, for `count` observations. Bindings are kept by address: a mailbox
         reuses its slots."""
         if count != self._count:
@@ -215,7 +215,7 @@ class ActingPolicy:
                 self._held[declared.name][...] = self._sample(declared)
         self._drawn = True
 
-    def _sample(self, declared: ActingInput) -> NDArray[Any]:
+    def _sample(self, declared: ActingInput) -> Array:
         shape = (self._count, *declared.shape)
         if declared.distribution == "normal":
             return self._generator.standard_normal(shape)

@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import safetensors.numpy
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from ddrl.core.algorithm import ActingInput
@@ -31,7 +30,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.files import decode
 from ddrl.core.rows import ParameterLayout
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, Bytes, EnvSpec
 
 FORMAT = "ddrl policy 2"
 GRAPH = "policy.onnx"
@@ -99,7 +98,7 @@ class _Format(msgspec.Struct, frozen=True):
 def save_policy(
     run_dir: Path,
     model: ActingModel,
-    vector: NDArray[np.uint8],
+    vector: Bytes,
     *,
     env: EnvConfig | Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
@@ -185,7 +184,7 @@ def load_policy(run_dir: Path) -> SavedPolicy:
     return SavedPolicy(model, vector, manifest.env, manifest.evaluation)
 
 
-def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> NDArray[np.uint8]:
+def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> Bytes:
     try:
         tensors = safetensors.numpy.load(data)
     except (SafetensorError, ValueError) as error:

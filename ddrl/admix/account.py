@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy
@@ -27,6 +26,7 @@ from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
 from ddrl.core.files import read_json, write_atomically
+from ddrl.core.specs import Floats, Ints
 
 FORMAT = "ddrl admix days 1"
 NAME = "days.json"
@@ -94,8 +94,6 @@ MOMENTS = 97  # of a course: two in each of 48 windows
 TUNING_DAYS = 3
 SEED = 1_700_000_000  # of the first day; days that are tuned on follow those that are reported
 BLOCKS = 200  # of a day, at which baselines decide anew
-
-Floats = NDArray[np.float64]
 
 
 def account_days(
@@ -245,7 +243,7 @@ def _play(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]
     return _Played(value, np.array(course), np.stack(billed))
 
 
-def _course(case: Case, outcome: Outcome, counts: NDArray[np.int64], due: Floats) -> Floats:
+def _course(case: Case, outcome: Outcome, counts: Ints, due: Floats) -> Floats:
     """V of the first day [T] after `counts` [T] requests, of which `due` [T, C] impressions are due."""
     length = int(case.days.length[0])
     billed = np.flatnonzero(outcome.counted[0, :length])

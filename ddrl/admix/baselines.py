@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.admix.contracts import Pacing
 from ddrl.admix.days import Baseline, Decision, Feedback, NoSettings, Outlook
 from ddrl.admix.optimum import Problem, descend
 from ddrl.core.config import setting
 from ddrl.core.errors import EnvError
+from ddrl.core.specs import Floats
 
 ABOVE_ALL_BIDS = 1e3  # currency for one impression
 STEPS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -222,7 +222,7 @@ class ResolvingLp(Baseline):
                 self._next[row] = feedback.requests + max(1.0, self._settings.share * self._expected[row])
         return super().decide(feedback)
 
-    def _solve(self, row: int, problem: Problem, feedback: Feedback, remaining: NDArray[np.float64]) -> None:
+    def _solve(self, row: int, problem: Problem, feedback: Feedback, remaining: Floats) -> None:
         time = feedback.time[row]
         curve = np.concatenate([[0.0], self._curve[row]])
         passed = float(np.interp(time * (len(curve) - 1), np.arange(len(curve)), curve))
@@ -295,7 +295,7 @@ class OracleImitation(Baseline):
         return cls.Settings(tuple(weights.ravel().tolist()))
 
 
-def features(base: NDArray[np.float64], demand: NDArray[np.float64], feedback: Feedback) -> NDArray[np.float64]:
+def features(base: Floats, demand: Floats, feedback: Feedback) -> Floats:
     """What the regression sees of each contract [n, C, FEATURES]."""
     delivered = feedback.estimate / demand
     late = np.clip(feedback.due - delivered, -1, 1)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
+from ddrl.core.specs import Array, Flags, Floats, Floats32, Ints
 
 GENDERS = 2
 REQUEST_TYPES: dict[str, Any] = {  # of the arrays of `Requests`, as the kernel takes them
@@ -39,14 +40,14 @@ REQUEST_TYPES: dict[str, Any] = {  # of the arrays of `Requests`, as the kernel 
 class Contracts:
     """The contracts of a day: what each advertiser has booked."""
 
-    ad_id: NDArray[np.int64]  # [C], positive and different
-    demand: NDArray[np.float64]  # [C], billed impressions due at the day's end
-    penalty: NDArray[np.float64]  # [C], currency for each missing impression
-    cap: NDArray[np.float64]  # [C], impressions after which the ad is not shown
-    regions: NDArray[np.bool_]  # [C, regions], targeted
-    genders: NDArray[np.bool_]  # [C, 2]
-    ages: NDArray[np.bool_]  # [C, ages]
-    billed_rate: NDArray[np.float64]  # [C], what was billed of what was shown in the past
+    ad_id: Ints  # [C], positive and different
+    demand: Floats  # [C], billed impressions due at the day's end
+    penalty: Floats  # [C], currency for each missing impression
+    cap: Floats  # [C], impressions after which the ad is not shown
+    regions: Flags  # [C, regions], targeted
+    genders: Flags  # [C, 2]
+    ages: Flags  # [C, ages]
+    billed_rate: Floats  # [C], what was billed of what was shown in the past
 
     def __post_init__(self) -> None:
         for name in ("demand", "penalty", "cap", "billed_rate"):
@@ -68,7 +69,7 @@ class Contracts:
         return self.regions.shape[1], self.genders.shape[1], self.ages.shape[1]
 
     @property
-    def eligible(self) -> NDArray[np.bool_]:
+    def eligible(self) -> Flags:
         """Which contract targets which cell [cells, C]."""
         by_cell = self.regions[:, :, None, None] & self.genders[:, None, :, None] & self.ages[:, None, None, :]
         return np.ascontiguousarray(by_cell.reshape(self.count, -1).T)
@@ -78,18 +79,18 @@ class Contracts:
 class Requests:
     """k requests in the order of time, each with its whole queue of candidates. The arrays are read-only by custom."""
 
-    request_id: NDArray[np.int64]  # [k], increasing
-    time: NDArray[np.float64]  # [k], days since the day began, in [0, 1)
-    window: NDArray[np.int64]  # [k]
-    cell: NDArray[np.int64]  # [k]
-    slot: NDArray[np.int64]  # [k], place of the ad on the page
-    bid_ad: NDArray[np.int64]  # [k, B], ad id of each bid; 0 where there is none
-    ecpm: NDArray[np.float32]  # [k, B], currency per 1000 impressions; 0: no ad in this bid slot
-    bid_ctr: NDArray[np.float32]  # [k, B], predicted click rate of the bidding ads
-    ctr: NDArray[np.float32]  # [k, C], predicted click rate of the contract ads
-    eligible: NDArray[np.bool_]  # [k, C], targeted and not filtered
-    billing: NDArray[np.float32]  # [k], uniform in [0, 1): an impression counts where it is below the billed rate
-    logged: NDArray[np.int64]  # [k], queue slot that a log shows (contract index, or C + bid slot); -1: unknown
+    request_id: Ints  # [k], increasing
+    time: Floats  # [k], days since the day began, in [0, 1)
+    window: Ints  # [k]
+    cell: Ints  # [k]
+    slot: Ints  # [k], place of the ad on the page
+    bid_ad: Ints  # [k, B], ad id of each bid; 0 where there is none
+    ecpm: Floats32  # [k, B], currency per 1000 impressions; 0: no ad in this bid slot
+    bid_ctr: Floats32  # [k, B], predicted click rate of the bidding ads
+    ctr: Floats32  # [k, C], predicted click rate of the contract ads
+    eligible: Flags  # [k, C], targeted and not filtered
+    billing: Floats32  # [k], uniform in [0, 1): an impression counts where it is below the billed rate
+    logged: Ints  # [k], queue slot that a log shows (contract index, or C + bid slot); -1: unknown
     logged_billed: NDArray[np.int8]  # [k], 1 or 0: whether the logged impression was billed; -1: unknown
 
     def __len__(self) -> int:
@@ -99,7 +100,7 @@ class Requests:
         """Requests begin .. end - 1, as views."""
         return self._map(lambda values: values[begin:end])
 
-    def take(self, rows: NDArray[Any]) -> Requests:
+    def take(self, rows: Array) -> Requests:
         """The requests at `rows`, copied."""
         return self._map(lambda values: values[rows])
 
@@ -114,14 +115,14 @@ class Requests:
         )
 
     @property
-    def best_bid(self) -> NDArray[np.float64]:
+    def best_bid(self) -> Floats:
         """e_i [k]: what the highest bid pays for one impression, in currency; 0 without bids."""
         if not self.ecpm.shape[1]:
             return np.zeros(len(self))
         return self.ecpm.max(1).astype(np.float64) / 1000
 
 
-def request_arrays(places: int, length: int, contracts: int, bids: int) -> dict[str, NDArray[Any]]:
+def request_arrays(places: int, length: int, contracts: int, bids: int) -> dict[str, Array]:
     """Arrays [places, length, ...] for requests of several days, by the names of `Requests`, for the kernel to read."""
     widths = {"bid_ad": (bids,), "ecpm": (bids,), "bid_ctr": (bids,), "ctr": (contracts,), "eligible": (contracts,)}
     return {name: np.zeros((places, length, *widths.get(name, ())), dtype) for name, dtype in REQUEST_TYPES.items()}
@@ -138,7 +139,7 @@ class Inventory:
     """Forecast supply of a day beside what contracts demand of it."""
 
     contracts: Contracts
-    supply: NDArray[np.float64]  # [W, cells], requests expected in each window
+    supply: Floats  # [W, cells], requests expected in each window
     usable: float = 1.0  # share of the targeted requests that no filter keeps from a contract
 
     @property
@@ -147,17 +148,17 @@ class Inventory:
         return float(self.supply.sum())
 
     @cached_property
-    def eligible(self) -> NDArray[np.bool_]:
+    def eligible(self) -> Flags:
         """The edges of the graph [cells, C]."""
         return self.contracts.eligible
 
     @cached_property
-    def contract_supply(self) -> NDArray[np.float64]:
+    def contract_supply(self) -> Floats:
         """S_j [C]: expected requests whose queue may hold contract j."""
         return self.usable * (self.supply.sum(0) @ self.eligible)
 
     @cached_property
-    def curve(self) -> NDArray[np.float64]:
+    def curve(self) -> Floats:
         """Share of a contract's supply that has arrived by the end of each window [W + 1, C]; 0 first, 1 last.
 
         A contract that no cell supplies follows the curve of the whole day."""
@@ -168,7 +169,7 @@ class Inventory:
             arrived, arrived[-1], out=np.repeat(share[:, None], arrived.shape[1], 1), where=arrived[-1] > 0
         )
 
-    def split(self) -> NDArray[np.float64]:
+    def split(self) -> Floats:
         """theta_j = d_j / S_j, at most 1 [C]: the share of its supply that contract j needs for itself.
 
         Demand is divided by the past billed rate: what is billed is less than what is shown."""
@@ -176,7 +177,7 @@ class Inventory:
         share = np.divide(self._impressions(), supply, out=np.ones_like(supply), where=supply > 0)
         return np.minimum(1.0, share)
 
-    def water(self) -> NDArray[np.float64]:
+    def water(self) -> Floats:
         """theta [C] by the order of scarcity (Chen et al. 2012, "Ad serving using a compact allocation plan", HWM).
 
         Contracts take their share of each cell in the order of S_j; theta_j solves
@@ -202,7 +203,7 @@ class Inventory:
             rest[cells] -= np.minimum(rest[cells], theta[contract] * supply[cells])
         return theta
 
-    def _impressions(self) -> NDArray[np.float64]:
+    def _impressions(self) -> Floats:
         return self.contracts.demand / np.maximum(self.contracts.billed_rate, 1e-3)
 
 
@@ -220,7 +221,7 @@ class Day(Protocol):
         ...
 
     @property
-    def billed_rate(self) -> NDArray[np.float64]:
+    def billed_rate(self) -> Floats:
         """Probability that an impression counts, by window and contract [W, C]."""
         ...
 
@@ -238,7 +239,6 @@ class Day(Protocol):
 # Adaptive pacing: duals that follow the rate which the remaining demand needs. A baseline, and a prior of policies.
 
 
-Floats = NDArray[np.float64]
 UNKNOWN = -1.0  # what was due at the last decision, where there was none
 
 

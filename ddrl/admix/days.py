@@ -21,8 +21,7 @@ from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
 from ddrl.core.config import check_ranges
 from ddrl.core.errors import EnvError
-
-Floats = NDArray[np.float64]
+from ddrl.core.specs import Array, Flags, Floats, Floats32, Ints
 
 
 @dataclass(frozen=True)
@@ -99,8 +98,8 @@ class Baseline:
 class Days:
     """n days side by side, each padded to the longest, R requests."""
 
-    requests: dict[str, NDArray[Any]]  # [n, R, ...], as in `Requests`, but for one bid, the best [currency]
-    length: NDArray[np.int64]  # [n], requests
+    requests: dict[str, Array]  # [n, R, ...], as in `Requests`, but for one bid, the best [currency]
+    length: Ints  # [n], requests
     billed_rate: Floats  # [n, W, C]
     curve: Floats  # [n, W + 1, C], forecast play curves
     click_value: float
@@ -132,8 +131,8 @@ class Outcome:
     shown: Floats  # [n, C]
     billed: Floats  # [n, C]
     slots: NDArray[np.int16]  # [n, R], contract shown; -1: the best bid, or nothing
-    worth: NDArray[np.float32]  # [n, R], of showing it [currency]
-    counted: NDArray[np.bool_]  # [n, R], whether the impression was a contract's and billed
+    worth: Floats32  # [n, R], of showing it [currency]
+    counted: Flags  # [n, R], whether the impression was a contract's and billed
     trace: list[Feedback]  # of every block, where asked for
 
 
@@ -267,7 +266,7 @@ class Case:
         player = baseline(outlook, settings)
         return replay(self.days, self.contracts, player, requests, own_counts, period, with_trace=with_trace)
 
-    def normalised(self, outcome: Outcome) -> NDArray[np.float64]:
+    def normalised(self, outcome: Outcome) -> Floats:
         """The score of each day [n]."""
         return np.array([best.normalised(value) for best, value in zip(self.optima, outcome.value, strict=True)])
 

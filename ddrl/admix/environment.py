@@ -12,16 +12,14 @@ rewards of a day add up to V of `optimum` (billed impressions as drawn).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.admix.contracts import Day, Requests, request_arrays
 from ddrl.admix.rules import StateLayout, Tables, outputs_of
 from ddrl.admix.settings import PlayConfig
 from ddrl.core.errors import ConfigError, EnvError
-from ddrl.core.specs import EnvStep
+from ddrl.core.specs import Array, EnvStep, Flags, Floats, Floats32, Ints
 
 EVENTS = ("requests", "empty_queues", "contract_shown", "bid_shown", "billed")
 EARNED = ("value", "gain", "revenue", "score", "chosen", "logged")  # of `Tables`, set anew for each step
@@ -51,17 +49,17 @@ class Feed:
             raise EnvError("admix: a day without requests cannot be played; raise market.requests, or check the log")
 
     @property
-    def held(self) -> NDArray[np.int64]:
+    def held(self) -> Ints:
         """Requests from `at` on that the arrays hold [n]; 0 where the day is over."""
         return np.where(self.has_request, self._end - self.at, 0)
 
-    def advance(self, count: NDArray[np.int64]) -> None:
+    def advance(self, count: Ints) -> None:
         """Move each environment by `count` [n] requests, at most those held."""
         self.at += count
         for env in np.flatnonzero((self.at >= self._end) & (count > 0)):
             self._refill(int(env))
 
-    def present(self, name: str) -> NDArray[Any]:
+    def present(self, name: str) -> Array:
         """An array of the present requests [n, ...]; where a day is over, of its last one."""
         return self.requests[name][self._all, self.at]
 
@@ -117,7 +115,7 @@ class AdmixVectorEnv:
         """How often things happened since this object was made, in all environments together."""
         return dict(zip(EVENTS, self.delivery.events.tolist(), strict=True))
 
-    def reset(self, seed: int) -> NDArray[Any]:
+    def reset(self, seed: int) -> Array:
         """New days everywhere. Returns states [N]; the same seed gives the same run for the same scores."""
         words = np.random.SeedSequence(seed).generate_state(self.num_envs + 1, np.uint32)
         self._seeds = words[:-1].tolist()
@@ -132,7 +130,7 @@ class AdmixVectorEnv:
             self._charged = self._shortfall()
         return self._observe()
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Array) -> EnvStep:
         """Take `action` [N, Q] or [N, C], the scores of the queue as it was observed; EnvError for NaN in a place of
         the mask."""
         if not self._started:
@@ -163,7 +161,7 @@ class AdmixVectorEnv:
         }
         return EnvStep(observation, reward, terminated, truncated, raw, columns)
 
-    def control(self, rate: NDArray[np.float64] | None = None, theta: NDArray[np.float64] | None = None) -> None:
+    def control(self, rate: Floats | None = None, theta: Floats | None = None) -> None:
         """Set the play-control probabilities of contracts, [C] or [N, C], from the next request on."""
         for name, values in (("rate", rate), ("theta", theta)):
             if values is not None and not ((np.asarray(values) >= 0) & (np.asarray(values) <= 1)).all():
@@ -176,7 +174,7 @@ class AdmixVectorEnv:
     def close(self) -> None:
         """Nothing is held but memory."""
 
-    def _play(self, scores: NDArray[np.float32], playing: NDArray[np.bool_]) -> None:
+    def _play(self, scores: Floats32, playing: Flags) -> None:
         """Play `repeat` requests of the environments `playing` by `scores`, or as many as their days have."""
         left = np.where(playing, self.play.repeat, 0)
         at_once = 1 if self._draws() else self.play.repeat
@@ -191,7 +189,7 @@ class AdmixVectorEnv:
         """Whether contracts enter or may be shown by chance."""
         return bool((self.delivery.rate < 1).any() or (self.delivery.theta < 1).any())
 
-    def _start_days(self, starting: NDArray[np.bool_]) -> None:
+    def _start_days(self, starting: Flags) -> None:
         for env in np.flatnonzero(starting).tolist():
             day = self._days(self._seeds[env], self._episode[env])
             self._episode[env] += 1
@@ -209,7 +207,7 @@ class AdmixVectorEnv:
             fixed = count if self.play.mode == "contracts" else 0
             self._order = draw_order(self._rng, self.num_envs, self.queue, fixed)
 
-    def _scores_by_slot(self, action: NDArray[Any]) -> NDArray[np.float32]:
+    def _scores_by_slot(self, action: Array) -> Floats32:
         action = np.ascontiguousarray(action, np.float32)
         wanted = (self.num_envs, *self.spec.action.shape)
         if action.shape != wanted:
@@ -220,13 +218,11 @@ class AdmixVectorEnv:
         np.put_along_axis(scores, self._order[:, : action.shape[1]], action, 1)
         return scores
 
-    def _shortfall(self) -> NDArray[np.float64]:
+    def _shortfall(self) -> Floats:
         """Penalties [N, C] for what is due by now and not billed."""
         return np.maximum(self.delivery.due - self.delivery.billed, 0) * self.contracts.penalty
 
-    def _rewards(
-        self, playing: NDArray[np.bool_], starting: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    def _rewards(self, playing: Flags, starting: Flags) -> tuple[Floats, Floats32]:
         """Rewards of a step as they were earned [N], and as a learner sees them [N] or [N, C]."""
         shortfall = self._shortfall()
         if self.play.first_window:  # what was due before an episode began is nobody's doing
@@ -238,7 +234,7 @@ class AdmixVectorEnv:
         reward = (self.delivery.gain - cost) / self._whole_penalty if self.play.reward_by == "contract" else raw
         return raw, (self.play.reward_scale * reward).astype(np.float32)
 
-    def _observe(self) -> NDArray[Any]:
+    def _observe(self) -> Array:
         self.delivery.pace()
         self.delivery.queue.observe()
         state = self._state.copy()
@@ -250,21 +246,21 @@ class AdmixVectorEnv:
 # ---- the order in which a shuffled queue is observed ---------------------------------------------------------------
 
 
-def draw_order(rng: np.random.Generator, count: int, queue: int, first: int) -> NDArray[np.int64]:
+def draw_order(rng: np.random.Generator, count: int, queue: int, first: int) -> Ints:
     """Which slot is in each place of `count` queues [N, Q]; the `first` ones stay before the others (0: none do)."""
     keys = rng.random((count, queue))
     keys[:, first:] += first > 0
     return keys.argsort(1)
 
 
-def presented(slot: NDArray[np.int64], order: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def presented(slot: Ints, order: Ints | None) -> Ints:
     """The place in the queue as observed, in `order` (None: as it is), of a slot [N]; -1 stays."""
     if order is None:
         return slot
     return np.where(slot >= 0, (order == slot[:, None]).argmax(1), -1)
 
 
-def present_columns(state: NDArray[Any], order: NDArray[np.int64]) -> None:
+def present_columns(state: Array, order: Ints) -> None:
     """Put what states [N] say of each slot into `order` [N, Q]."""
     for name in ("queue_mask", "ad_id", "prior", "ad"):
         if name in (state.dtype.names or ()):

@@ -27,6 +27,7 @@ from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
 from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import EnvError, MissingExtraError, shortened
 from ddrl.core.files import read_json
+from ddrl.core.specs import Array, Flags, Floats, Floats32, Ints
 
 VERSION = 1
 MAX_TABLE = 1 << 27  # numbers in a table by cell
@@ -56,7 +57,6 @@ EXPOSURE = {
 }
 FILES = {"track_log": TRACK, "joined_exposure": EXPOSURE}
 BATCH = 4096  # rows that are in memory at once
-Mask = NDArray[np.bool_]
 
 # ---- contracts.json --------------------------------------------------------------------------------------------------
 
@@ -174,23 +174,23 @@ class Table:
 
     path: Path
     first_row: int
-    values: dict[str, NDArray[Any]]
-    sizes: NDArray[np.int64]  # 1 where there are no lists
-    repeated: Mask  # rows that have the request_id of the row before
+    values: dict[str, Array]
+    sizes: Ints  # 1 where there are no lists
+    repeated: Flags  # rows that have the request_id of the row before
 
     def __len__(self) -> int:
         return len(self.repeated)
 
     @property
-    def row_of(self) -> NDArray[np.int64]:
+    def row_of(self) -> Ints:
         """The row of each entry of a list column."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
-    def rows_with(self, entries: Mask) -> Mask:
+    def rows_with(self, entries: Flags) -> Flags:
         """Rows any of whose entries is in `entries`."""
         return np.bincount(self.row_of[entries], minlength=len(self)) > 0
 
-    def broken_ads(self) -> dict[str, Mask]:
+    def broken_ads(self) -> dict[str, Flags]:
         """Rows by the rule that they break, of rules that both files have."""
         kind = self.values["kind"]
         ecpm = self.values["ecpm"]
@@ -257,9 +257,9 @@ def _check_schema(path: Path, given: Any, columns: dict[str, str]) -> None:
             raise EnvError(f"{path}: the column {column} has the type {found}; it must be {kind}")
 
 
-def _columns(path: Path, first_row: int, batch: Any) -> tuple[dict[str, NDArray[Any]], NDArray[np.int64]]:
+def _columns(path: Path, first_row: int, batch: Any) -> tuple[dict[str, Array], Ints]:
     """The columns of a batch, lists flattened, and the lists' sizes."""
-    values: dict[str, NDArray[Any]] = {}
+    values: dict[str, Array] = {}
     sizes = np.ones(batch.num_rows, np.int64)
     lists = 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -299,13 +299,13 @@ class LogDay:
     contracts: Contracts
     windows: int
     click_value: float  # lambda: worth of a click on a contract ad [currency]
-    forecast: NDArray[np.float64] | None  # [W, cells], requests; None: the log's own
+    forecast: Floats | None  # [W, cells], requests; None: the log's own
     bids: int  # bid slots of a queue
     drops: bool  # whether broken rows are left out
     counts: Counter[str]
 
     @property
-    def billed_rate(self) -> NDArray[np.float64]:
+    def billed_rate(self) -> Floats:
         """The past billed rate in every window [W, C]."""
         return np.tile(self.contracts.billed_rate, (self.windows, 1))
 
@@ -338,7 +338,7 @@ class LogDay:
         """The whole log in memory."""
         return Requests.join(list(self))
 
-    def keep(self, table: Table, broken: dict[str, Mask]) -> Mask:
+    def keep(self, table: Table, broken: dict[str, Flags]) -> Flags:
         """Rows that break no rule. Those that do are counted, or EnvError names the first of them."""
         kept = np.ones(len(table), bool)
         for rule, rows in broken.items():
@@ -353,14 +353,14 @@ class LogDay:
             kept &= ~rows
         return kept
 
-    def _contract_of(self, ad: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _contract_of(self, ad: Ints) -> Ints:
         """Index of the contract of each ad id; -1 for ids that are no contract's."""
         order = np.argsort(self.contracts.ad_id)
         place = np.searchsorted(self.contracts.ad_id, ad, sorter=order)
         contract = order[np.minimum(place, len(order) - 1)]
         return np.where(self.contracts.ad_id[contract] == ad, contract, -1)
 
-    def _broken_requests(self, table: Table) -> dict[str, Mask]:
+    def _broken_requests(self, table: Table) -> dict[str, Flags]:
         values = table.values
         time = values["time"]
         ctr = values["ctr"]
@@ -379,7 +379,7 @@ class LogDay:
         broken["ad names one contract twice"] = table.rows_with(twice)
         return broken
 
-    def _convert(self, table: Table, kept: Mask, exposures: _Exposures, last_time: float) -> Requests:
+    def _convert(self, table: Table, kept: Flags, exposures: _Exposures, last_time: float) -> Requests:
         values = table.values
         rows = np.flatnonzero(kept)
         k = len(rows)
@@ -398,7 +398,7 @@ class LogDay:
         bids, place = self._place_bids(bids, request_of[bids], values["ecpm"][bids], k)
         at = request_of[bids]
 
-        def of_bids(name: str, dtype: Any) -> NDArray[Any]:
+        def of_bids(name: str, dtype: Any) -> Array:
             """A column of track_log by bid slot [k, B]."""
             by_slot = np.zeros((k, self.bids), dtype)
             by_slot[at, place] = values[name][bids]
@@ -440,9 +440,7 @@ class LogDay:
             logged_billed=np.where(logged >= 0, exposed["billed"], -1).astype(np.int8),
         )
 
-    def _place_bids(
-        self, bids: NDArray[np.int64], at: NDArray[np.int64], ecpm: NDArray[np.float32], requests: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _place_bids(self, bids: Ints, at: Ints, ecpm: Floats32, requests: int) -> tuple[Ints, Ints]:
         """Bid slot of each bid, in the order of the log; of a queue longer than the slots the highest bids stay."""
         order = np.lexsort((-ecpm, at))
         rank = np.empty(len(bids), np.int64)
@@ -451,7 +449,7 @@ class LogDay:
         self.counts["bids cut from long queues"] += int((~stays).sum())
         return bids[stays], _place_in_group(at[stays], requests)
 
-    def _measured(self) -> NDArray[np.float64]:
+    def _measured(self) -> Floats:
         """Requests of the log by window and cell [W, cells]; broken ones are left out."""
         shape = (self.windows, *self.contracts.visitors)
         supply = np.zeros(shape)
@@ -466,7 +464,7 @@ class LogDay:
         return supply.reshape(self.windows, -1)
 
 
-def _place_in_group(group: NDArray[np.int64], groups: int) -> NDArray[np.int64]:
+def _place_in_group(group: Ints, groups: int) -> Ints:
     """Place of each element among those of its group; groups [n] do not fall."""
     first = np.cumsum(np.bincount(group, minlength=groups)) - np.bincount(group, minlength=groups)
     return np.arange(len(group)) - first[group]
@@ -482,7 +480,7 @@ class _Exposures:
         self._tables = self._read()
         self._waiting = np.zeros(0, self.DTYPE)
 
-    def _read(self) -> Iterator[NDArray[Any]]:
+    def _read(self) -> Iterator[Array]:
         for table in stream(self._log.folder, "joined_exposure"):
             kept = self._log.keep(table, table.broken_ads())
             rows = np.zeros(int(kept.sum()), self.DTYPE)
@@ -490,7 +488,7 @@ class _Exposures:
                 rows[name] = table.values[name][kept]
             yield rows
 
-    def join(self, ids: NDArray[np.int64]) -> NDArray[Any]:
+    def join(self, ids: Ints) -> Array:
         """The exposure of each request; kind and billed are -1 where there is none."""
         while not len(self._waiting) or self._waiting["request_id"][-1] < ids[-1]:
             rows = next(self._tables, None)
@@ -564,7 +562,7 @@ class LogWriter:
         for writer in self._writers.values():
             writer.close()
 
-    def write(self, requests: Requests, shown: NDArray[np.int64], billed: NDArray[np.bool_]) -> None:
+    def write(self, requests: Requests, shown: Ints, billed: Flags) -> None:
         """Append requests with the queue slot shown [k] (contract index, or C + bid slot; -1: nothing) and its billing
         [k]. Targeted contracts are in the queue, filtered ones with the bit FILTERED."""
         k = len(requests)
@@ -607,7 +605,7 @@ class LogWriter:
             },
         )
 
-    def _append(self, name: str, values: dict[str, NDArray[Any]], offsets: NDArray[np.int32] | None = None) -> None:
+    def _append(self, name: str, values: dict[str, Array], offsets: NDArray[np.int32] | None = None) -> None:
         """Write a row group; `offsets` [rows + 1] cut the entries of list columns."""
         writer = self._writers[name]
         arrays: list[Any] = []

@@ -16,7 +16,6 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from ddrl import current_name
 from ddrl.admix.contracts import Contracts, Inventory, Requests
@@ -28,7 +27,7 @@ from ddrl.admix.rules import StateLayout
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, ConfigError
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Array, EnvSpec, Floats, Floats32
 
 MODULE = "ddrl.admix"
 
@@ -61,7 +60,7 @@ class Book:
     play: PlayConfig
     click_value: float
     bids: int  # bid slots of a queue
-    yesterday_alpha: NDArray[np.float64]  # [C], duals of the day before; zeros where no prior asks for them
+    yesterday_alpha: Floats  # [C], duals of the day before; zeros where no prior asks for them
 
     @cached_property
     def layout(self) -> StateLayout:
@@ -79,7 +78,7 @@ class Book:
         return len(self.inventory.supply)
 
     @property
-    def billed_rate(self) -> NDArray[np.float64]:
+    def billed_rate(self) -> Floats:
         """The past billed rate in every window [W, C]."""
         return np.tile(self.contracts.billed_rate, (self.windows, 1))
 
@@ -131,7 +130,7 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
     return Book(log.contracts, log.inventory, play, log.click_value, bids, alpha)
 
 
-class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
+class AdmixEnv(gymnasium.Env[Any, Floats32]):
     """One ad-mixing environment for Gymnasium: a Dict of named arrays, a Box of scores (eCPM units).
 
     `info` of a step holds the columns of `environment.COLUMNS`. After a truncation `reset()` continues the same day."""
@@ -150,7 +149,7 @@ class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         """The first request of the next day, or of day 1 of the sequence `seed`."""
         super().reset(seed=seed)
         if self._over and seed is None:
@@ -160,7 +159,7 @@ class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         self._over = False
         return self._named(state), {}
 
-    def step(self, action: NDArray[np.float32]) -> tuple[dict[str, NDArray[Any]], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Floats32) -> tuple[dict[str, Array], float, bool, bool, dict[str, Any]]:
         """Show the ad with the highest of the scores `action`."""
         step = self.vector.step(np.asarray(action)[None])
         self._over = bool(step.terminated[0] or step.truncated[0])
@@ -168,7 +167,7 @@ class AdmixEnv(gymnasium.Env[Any, NDArray[np.float32]]):
         ends = bool(step.terminated[0]), bool(step.truncated[0])
         return self._named(step.observation), float(step.reward[0]), *ends, info
 
-    def _named(self, state: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def _named(self, state: Array) -> dict[str, Array]:
         return {name: np.asarray(state[name][0]) for name in self._arrays}
 
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
 from ddrl.admix.optimum import Problem, descend
 from ddrl.admix.settings import MarketConfig
+from ddrl.core.specs import Flags, Floats, Floats32
 
 GENERATOR = 2  # raised whenever the same settings and seeds give other days
 # What a stream of random numbers is for. Never 0: numpy's seeds [1, 2] and [1, 2, 0] give the same stream.
@@ -54,7 +54,7 @@ class Market:
         """Day `day` (0 is the first) of the sequence `seed`."""
         return MarketDay(self, seed, day)
 
-    def supply(self, levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    def supply(self, levels: Floats) -> Floats:
         """Requests expected in each window and cell [W, cells] where the levels of supply are `levels` [W, cells]."""
         region = np.arange(self.cells) // (GENDERS * self.config.ages)
         return self.config.requests * self.share * self.curve[:, region] * np.exp(levels)
@@ -97,7 +97,7 @@ class MarketDay:
     def _rng(self, purpose: int, window: int = 0) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64(np.random.SeedSequence([*self._name, purpose, window])))
 
-    def _walk(self, seed: int, day: int) -> NDArray[np.float64]:
+    def _walk(self, seed: int, day: int) -> Floats:
         """Standard levels [W, regions + ages + regions + C + C] of this day, each of variance 1."""
         config = self.market.config
         width = 2 * config.regions + config.ages + 2 * config.contracts
@@ -111,10 +111,10 @@ class MarketDay:
                 path[window] = level = keep * level + step * shocks[window]
         return path
 
-    def _part(self, begin: int, length: int, deviation: float) -> NDArray[np.float64]:
+    def _part(self, begin: int, length: int, deviation: float) -> Floats:
         return deviation * self._levels[:, begin : begin + length] - deviation**2 / 2  # the factor's mean is 1
 
-    def _supply_levels(self) -> NDArray[np.float64]:
+    def _supply_levels(self) -> Floats:
         """Slow levels of supply by cell [W, cells]: that of the region and that of the age."""
         config = self.market.config
         each = config.drift / np.sqrt(2)
@@ -124,21 +124,21 @@ class MarketDay:
         return np.broadcast_to(both, (config.windows, config.regions, GENDERS, config.ages)).reshape(config.windows, -1)
 
     @cached_property
-    def _noise(self) -> NDArray[np.float64]:
+    def _noise(self) -> Floats:
         """Levels that are new in each window [W, 2 regions]: supply, prices."""
         config = self.market.config
         noise = config.noise * self._rng(_NOISE).normal(size=(config.windows, 2 * config.regions))
         return noise - config.noise**2 / 2
 
     @cached_property
-    def supply(self) -> NDArray[np.float64]:
+    def supply(self) -> Floats:
         """Mean number of requests of each window and cell [W, cells], noise included."""
         config = self.market.config
         noise = np.repeat(self._noise[:, : config.regions], GENDERS * config.ages, 1)
         return self.market.supply(self._supply_levels() + noise)
 
     @cached_property
-    def price(self) -> NDArray[np.float64]:
+    def price(self) -> Floats:
         """Price level of each window and region [W, regions]."""
         config = self.market.config
         begin = config.regions + config.ages
@@ -146,14 +146,14 @@ class MarketDay:
         return self.market.premium * np.exp(level)
 
     @cached_property
-    def ctr_mean(self) -> NDArray[np.float64]:
+    def ctr_mean(self) -> Floats:
         """Mean click rate of each window and contract [W, C]."""
         config = self.market.config
         level = self._part(2 * config.regions + config.ages, config.contracts, CTR_SHARE * config.drift)
         return np.clip(self.market.ctr_mean * np.exp(level), 1e-4, 0.5)
 
     @cached_property
-    def billed_rate(self) -> NDArray[np.float64]:
+    def billed_rate(self) -> Floats:
         """Probability that an impression counts, by window and contract [W, C]."""
         config = self.market.config
         level = config.billed_drift * self._levels[:, 2 * config.regions + config.ages + config.contracts :]
@@ -171,7 +171,7 @@ class MarketDay:
         return Inventory(self.contracts, self.market.supply(yesterday + error), 1 - self.market.config.filtered)
 
     @cached_property
-    def yesterday_alpha(self) -> NDArray[np.float64]:
+    def yesterday_alpha(self) -> Floats:
         """Duals alpha [C] of the day before (of a day drawn like it, where it is the first), by coordinate descent."""
         seed, day = self._name[1:]
         past = MarketDay(self.market, seed, max(day - 1, 0))
@@ -229,16 +229,14 @@ class MarketDay:
         return Requests.join(list(self))
 
 
-def _beta(
-    rng: np.random.Generator, a: NDArray[np.float64], b: NDArray[np.float64], shape: tuple[int, int]
-) -> NDArray[np.float32]:
+def _beta(rng: np.random.Generator, a: Floats, b: Floats, shape: tuple[int, int]) -> Floats32:
     """Beta(a, b) as a ratio of gammas, in float32: Generator.beta knows float64 only and takes twice the time."""
     first = rng.standard_gamma(a.astype(np.float32), shape, np.float32)
     first += 1e-12
     return np.divide(first, first + rng.standard_gamma(b.astype(np.float32), shape, np.float32), dtype=np.float32)
 
 
-def _some(rng: np.random.Generator, rows: int, values: int, most: int) -> NDArray[np.bool_]:
+def _some(rng: np.random.Generator, rows: int, values: int, most: int) -> Flags:
     """In each of `rows`, 1 to `most` of `values` at random [rows, values]."""
     rank = rng.random((rows, values)).argsort(1).argsort(1)
     return rank < rng.integers(1, most + 1, rows)[:, None]

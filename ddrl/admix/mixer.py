@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import safetensors.numpy
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from ddrl.acting.policy import ActingPolicy
@@ -38,7 +37,7 @@ from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError, RunDirError, shortened
 from ddrl.core.files import decode, read_json, write_atomically
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Bytes, EnvSpec, Floats32
 
 # ---- policies --------------------------------------------------------------------------------------------------------
 
@@ -71,7 +70,7 @@ class ServedPolicy:
     def __init__(
         self,
         model: ActingModel,
-        vector: NDArray[np.uint8],
+        vector: Bytes,
         evaluation: dict[str, Any] | None = None,
         shared: ServedPolicy | None = None,
     ) -> None:
@@ -100,7 +99,7 @@ class ServedPolicy:
         """What it sees and gives."""
         return self.model.spec
 
-    def scores(self) -> NDArray[np.float32]:
+    def scores(self) -> Floats32:
         """Scores [1, C] or [1, slots] of what is in `inputs`; to be read before the next call."""
         return self._acting.greedy(None, self.vector)
 
@@ -304,7 +303,7 @@ class Mixer:
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
         self._policy = policy
         self.changes += 1
-        self._held: NDArray[np.float32] | None = None  # the action that decides further requests
+        self._held: Floats32 | None = None  # the action that decides further requests
         self._held_for = 0
 
     @property

@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.core.errors import EnvError, MissingExtraError
-
-Floats = NDArray[np.float64]
+from ddrl.core.specs import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,8 @@ class Problem:
     """The program's data; pairs (i, j) that may be shown are in three arrays, ordered by request."""
 
     bid: Floats  # e_i [R]
-    row: NDArray[np.int64]  # request of each pair [P], non-decreasing
-    column: NDArray[np.int64]  # contract of each pair [P]
+    row: Ints  # request of each pair [P], non-decreasing
+    column: Ints  # contract of each pair [P]
     value: Floats  # v_ij [P]
     rate: Floats  # r_ij [P]
     demand: Floats  # [C]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ddrl.admix.account import Account, Rule
+from ddrl.core.specs import Floats
 from ddrl.plots.frame import COLORS, DASHES, SCALE, add_line, legend_below, new_figure, say_nothing_yet
 from ddrl.telemetry.reading import Table
 
@@ -243,7 +243,7 @@ def _ordered(account: Account) -> list[Rule]:
     return own + sorted(others, key=lambda rule: -float(np.mean(rule.scores)))
 
 
-def _add_rule(figure: go.Figure, account: Account, rule: Rule, values: NDArray[np.float64], index: int) -> None:
+def _add_rule(figure: go.Figure, account: Account, rule: Rule, values: Floats, index: int) -> None:
     name = f"{rule.name.replace('_', ' ')} {np.mean(rule.scores):.3f}"
     style = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)]}
     line = {**style, "width": 4 if rule.name == POLICY else 2}

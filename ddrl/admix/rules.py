@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.admix._kernel import AdQueue
 from ddrl.admix.contracts import Contracts, Day, Pacing
 from ddrl.admix.settings import OVERALL_FIELDS, TRAFFIC_FIELDS, PlayConfig
-from ddrl.core.specs import ArraySpec, Column, EnvSpec
+from ddrl.core.specs import Array, ArraySpec, Bytes, Column, EnvSpec, Floats, Floats32
 
 ENV_ID = "ddrl/AdMixing-v0"
 COLUMNS = (
@@ -84,7 +83,7 @@ class StateLayout:
             action_high=tuple((ECPM * high).tolist()),
         )
 
-    def rows(self, required: NDArray[np.float64], theta: NDArray[np.float64]) -> NDArray[np.float32]:
+    def rows(self, required: Floats, theta: Floats) -> Floats32:
         """The constant values of the contracts' rows of "ad" [..., C, fields]; `required` [..., C] is d_j / S_j."""
         rows = np.zeros((*required.shape, len(self.ad_fields)), np.float32)
         constant = {"kind": 1.0, "required": required, "penalty": ECPM * self.contracts.penalty, "theta": theta}
@@ -92,15 +91,15 @@ class StateLayout:
             rows[..., index] = constant.get(name, 0.0)
         return rows
 
-    def bid_row(self) -> NDArray[np.float32]:
+    def bid_row(self) -> Floats32:
         """The same of a bid [fields]."""
         return np.array([float(name in ("theta", "cap")) for name in self.ad_fields], np.float32)
 
-    def traffic_rows(self) -> NDArray[np.float32]:
+    def traffic_rows(self) -> Floats32:
         """The array "traffic" of each cell [cells, size]."""
         visitors = self.contracts.visitors
         cells = np.arange(np.prod(visitors))
-        values: dict[str, NDArray[Any]] = dict(zip(TRAFFIC_FIELDS, np.unravel_index(cells, visitors), strict=True))
+        values: dict[str, Array] = dict(zip(TRAFFIC_FIELDS, np.unravel_index(cells, visitors), strict=True))
         sizes: dict[str, int] = dict(zip(TRAFFIC_FIELDS, visitors, strict=True))
         rows = [np.zeros((len(cells), 0), np.float32)]
         rows += [np.eye(sizes[name], dtype=np.float32)[values[name]] for name in self.play.traffic_fields]
@@ -225,7 +224,7 @@ class Tables:
             self.prior[...] = ECPM * self.pacing.decide(self.due, self.estimate, self.today_rate)
 
 
-def outputs_of(state: NDArray[Any]) -> dict[str, tuple[NDArray[np.uint8], int]]:
+def outputs_of(state: Array) -> dict[str, tuple[Bytes, int]]:
     """Where the kernel writes the fields of a structured array [places]."""
     fields = state.dtype.fields or {}
     own = state.view(np.uint8).reshape(len(state), -1)

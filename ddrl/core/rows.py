@@ -20,10 +20,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import CheckpointError, ConfigError
-from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
+from ddrl.core.specs import Array, ArraySpec, Bytes, Column, ColumnRole, EnvSpec, Ints
 
 HEADER = (
     Column("policy_version", (), "uint64"),  # of the policy that acted
@@ -224,7 +223,7 @@ class ParameterLayout:
             offset += -offset % ALIGNMENT
         return cls(tuple(entries), offset)
 
-    def views(self, vector: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    def views(self, vector: Bytes) -> dict[str, Array]:
         """Every tensor as a view into `vector` (uint8, [nbytes]), without a copy."""
         if vector.nbytes != self.nbytes:
             raise CheckpointError(
@@ -258,7 +257,7 @@ class ParameterLayout:
 
 # ---- n-step transitions ----
 
-Arrays = dict[str, NDArray[Any]]  # by the name of a column [m, *shape]
+Arrays = dict[str, Array]  # by the name of a column [m, *shape]
 
 
 def transition_columns(schema: RowSchema) -> tuple[Column, ...]:
@@ -291,7 +290,7 @@ class TransitionBuilder:
         """The running episodes are over; their last states are unknown."""
         self._rest = np.zeros(0, self._schema.dtype)
 
-    def add(self, rows: NDArray[Any]) -> Arrays:
+    def add(self, rows: Array) -> Arrays:
         """The transitions that `rows` of the schema's dtype complete. O(rows)."""
         rows = np.concatenate([self._rest, rows])
         rows = rows[np.argsort(rows["stream"], kind="stable")]
@@ -311,7 +310,7 @@ class TransitionBuilder:
         self._rest = rows[~ended & newest & (reach < self._n_step)]
         return self._transitions(rows, np.flatnonzero(complete), np.minimum(reach, self._n_step)[complete])
 
-    def _transitions(self, rows: NDArray[Any], start: NDArray[np.int64], length: NDArray[np.int64]) -> Arrays:
+    def _transitions(self, rows: Array, start: Ints, length: Ints) -> Arrays:
         final = start + length
         sums = {column.name for column in self._schema.of(ColumnRole.REWARD)}
         given = {name: rows[name][start] for name in (one.name for one in self._schema.stored) if name not in sums}

@@ -19,6 +19,14 @@ from numpy.typing import NDArray
 # By the name of an axis: the module with the networks (make_actor, make_critics) for arrays that have it, as settings
 # name modules. The learner imports it when it is asked for.
 NETWORKS = {"queue": "ddrl.admix.networks"}
+# numpy arrays by dtype, as annotations name them; a comment or docstring gives the shape.
+Array = NDArray[Any]
+Bytes = NDArray[np.uint8]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Floats32 = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z_]+[0-9]{0,4}_?")
 
 
@@ -180,12 +188,12 @@ class EnvSpec:
 class EnvStep(NamedTuple):
     """Result of one vector step; the arrays belong to the caller."""
 
-    observation: NDArray[Any]  # [N, *observation.shape]
-    reward: NDArray[np.float32]  # [N, *reward_shape], as the learner sees it (clipped where env.reward_clip)
-    terminated: NDArray[np.bool_]  # [N], the episode reached a terminal state: no bootstrap
-    truncated: NDArray[np.bool_]  # [N], the episode was cut (time limit): bootstrap from the observation
-    raw_reward: NDArray[np.float64]  # [N], as the environment gave it; episode returns are sums of these
-    columns: Mapping[str, NDArray[Any]] = MappingProxyType({})  # [N, *shape], those of EnvSpec.columns by name
+    observation: Array  # [N, *observation.shape]
+    reward: Floats32  # [N, *reward_shape], as the learner sees it (clipped where env.reward_clip)
+    terminated: Flags  # [N], the episode reached a terminal state: no bootstrap
+    truncated: Flags  # [N], the episode was cut (time limit): bootstrap from the observation
+    raw_reward: Floats  # [N], as the environment gave it; episode returns are sums of these
+    columns: Mapping[str, Array] = MappingProxyType({})  # [N, *shape], those of EnvSpec.columns by name
 
 
 class VectorEnv(Protocol):
@@ -198,12 +206,12 @@ class VectorEnv(Protocol):
     num_envs: int
     spec: EnvSpec
 
-    def reset(self, seed: int) -> NDArray[Any]:
+    def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere; the same seed gives the same run for the same actions. Returns [N,
         *observation.shape]."""
         ...
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]."""
         ...
 

@@ -16,11 +16,10 @@ from typing import Any, cast
 import ale_py
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
+from ddrl.core.specs import Array, ArraySpec, Bytes, EnvSpec, EnvStep
 from ddrl.envs.vectors import environment_seeds
 
 ale_py.ALEInterface.setLoggerMode(cast(Any, ale_py).LoggerMode.Error)  # no banner from each of hundreds of processes
@@ -49,7 +48,7 @@ class AtariGame:
         self._size = (config.screen_size, config.screen_size)
         self._screens = [np.zeros(self._ale.getScreenDims(), np.uint8) for _ in range(2)]
 
-    def reset(self, frame: NDArray[np.uint8], seed: int | None = None) -> None:
+    def reset(self, frame: Bytes, seed: int | None = None) -> None:
         """Begin an episode and draw its first frame [screen_size, screen_size]."""
         self._env.reset(seed=seed)
         ale = self._ale
@@ -63,7 +62,7 @@ class AtariGame:
         before.fill(0)
         self._draw(frame)
 
-    def step(self, action: int, frame: NDArray[np.uint8]) -> tuple[float, bool, bool]:
+    def step(self, action: int, frame: Bytes) -> tuple[float, bool, bool]:
         """Take one action for frame_skip frames and draw what is seen: (reward, terminated, truncated).
 
         Where the game ends before the last two frames, the frame shows what was seen before: it is final, and no
@@ -88,7 +87,7 @@ class AtariGame:
         self._draw(frame)
         return reward, terminated, truncated
 
-    def render(self) -> NDArray[np.uint8]:
+    def render(self) -> Bytes:
         """The screen in colors, uint8 [height, width, 3]."""
         return self._ale.getScreenRGB()
 
@@ -96,7 +95,7 @@ class AtariGame:
         """Close the game."""
         self._env.close()
 
-    def _draw(self, frame: NDArray[np.uint8]) -> None:
+    def _draw(self, frame: Bytes) -> None:
         newest, before = self._screens
         if self._skip > 1:
             np.maximum(newest, before, out=newest)
@@ -120,13 +119,13 @@ class AtariVectorEnv:
         self._elapsed = [0] * self.num_envs
         self._over = [True] * self.num_envs
 
-    def reset(self, seed: int) -> NDArray[np.uint8]:
+    def reset(self, seed: int) -> Bytes:
         """Begin new episodes everywhere. Returns [N, frame_stack, screen_size, screen_size]."""
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._begin(index, env_seed)
         return self._stack.copy()
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Array) -> EnvStep:
         """Take `action` [N]; a game that has ended begins its next episode instead."""
         stack = self._stack
         stack[:, :-1] = stack[:, 1:]
@@ -147,7 +146,7 @@ class AtariVectorEnv:
         reward = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
         return EnvStep(stack.copy(), reward, terminated, truncated, raw)
 
-    def render(self) -> NDArray[np.uint8]:
+    def render(self) -> Bytes:
         """The first game's screen in colors, uint8 [height, width, 3]."""
         return self._games[0].render()
 

@@ -9,12 +9,12 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
-from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
+from ddrl.core.specs import Array
 
 
-def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.Env[NDArray[Any], Any]:
+def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.Env[Array, Any]:
     """The registered environment `id` with the entries `keep` of its observation alone (a vector).
 
     CartPole-v1 without velocities: env.kwargs = {id = "CartPole-v1", keep = [0, 2]}. EnvError where it does not fit."""

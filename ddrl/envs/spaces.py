@@ -15,12 +15,11 @@ from typing import Any, TypeGuard, cast
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import utils as space_utils
-from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import Array, ArraySpec, EnvSpec
 
-Writer = Callable[[Any, NDArray[Any]], None]
+Writer = Callable[[Any, Array], None]
 
 
 def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
@@ -28,7 +27,7 @@ def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
     return isinstance(space, spaces.Box)
 
 
-def is_array(value: object) -> TypeGuard[NDArray[Any]]:
+def is_array(value: object) -> TypeGuard[Array]:
     """Whether a value is a numpy array."""
     return isinstance(value, np.ndarray)
 
@@ -109,7 +108,7 @@ def _box_writer(env_id: str, space: spaces.Box) -> Writer:
     shape = space.shape
     dtype = space.dtype
 
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: Array) -> None:
         if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
             if shape == () and isinstance(observation, np.generic) and cast(Any, observation).dtype == dtype:
                 row[0] = observation
@@ -124,7 +123,7 @@ def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
     start = int(space.start)
     count = int(space.n)
 
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: Array) -> None:
         try:
             place = observation.__index__() - start
         except (AttributeError, TypeError):
@@ -140,7 +139,7 @@ def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
 
 
 def _flattening_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: Array) -> None:
         if not space.contains(observation):
             raise EnvError(
                 f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}"
@@ -166,14 +165,14 @@ def describe_named(env_id: str, space: spaces.Dict, max_lengths: Mapping[str, in
 def named_writer(env_id: str, space: spaces.Dict, max_lengths: Mapping[str, int]) -> Writer:
     """A function (observation, row) that checks a dict of observations against `space` and writes it into `row`, a
     structured value of the record."""
-    writers: dict[str, Callable[[Any, NDArray[Any], str], None]] = {
+    writers: dict[str, Callable[[Any, Array, str], None]] = {
         name: _sequence_writer(env_id, name, entry, max_lengths[name])
         if isinstance(entry, spaces.Sequence)
         else _entry_writer(env_id, entry)
         for name, entry in space.spaces.items()
     }
 
-    def write(observation: Any, row: NDArray[Any]) -> None:
+    def write(observation: Any, row: Array) -> None:
         if not isinstance(observation, Mapping) or observation.keys() != writers.keys():
             raise EnvError(
                 f"env.id = {env_id}: the environment gave an observation that is no dict of {', '.join(writers)}"
@@ -195,7 +194,7 @@ def _describe_entry(env_id: str, name: str, space: spaces.Space[Any], max_length
     return ArraySpec((max_lengths[name], *entry.shape), entry.dtype, axes=(name, *("" for _ in entry.shape)))
 
 
-def _entry_writer(env_id: str, space: spaces.Space[Any]) -> Callable[[Any, NDArray[Any], str], None]:
+def _entry_writer(env_id: str, space: spaces.Space[Any]) -> Callable[[Any, Array, str], None]:
     write = observation_writer(env_id, space)
     array = describe_array(env_id, space)
     if array.shape:
@@ -203,12 +202,10 @@ def _entry_writer(env_id: str, space: spaces.Space[Any]) -> Callable[[Any, NDArr
     raise EnvError(f"env.id = {env_id}: {space} gives an array without axes")
 
 
-def _sequence_writer(
-    env_id: str, name: str, space: spaces.Sequence, most: int
-) -> Callable[[Any, NDArray[Any], str], None]:
+def _sequence_writer(env_id: str, name: str, space: spaces.Sequence, most: int) -> Callable[[Any, Array, str], None]:
     write_entry = observation_writer(env_id, space.feature_space)
 
-    def write(values: Any, row: NDArray[Any], key: str) -> None:
+    def write(values: Any, row: Array, key: str) -> None:
         count = len(values)
         if count > most:
             raise EnvError(

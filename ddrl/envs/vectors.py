@@ -11,10 +11,9 @@ from typing import Any, NoReturn, cast
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import EnvSpec, EnvStep, VectorEnv
+from ddrl.core.specs import Array, EnvSpec, EnvStep, VectorEnv
 from ddrl.envs.spaces import (
     broken_observation,
     describe,
@@ -73,7 +72,7 @@ class LoopVectorEnv:
         self._over = [True] * self.num_envs
         self._started = False
 
-    def reset(self, seed: int) -> NDArray[Any]:
+    def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         observation = self._empty()
         for env, env_seed, row in zip(
@@ -84,7 +83,7 @@ class LoopVectorEnv:
         self._started = True
         return observation
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
         if not self._started:
             raise EnvError(f"env.id = {self.spec.env_id}: step before reset; call reset(seed) first")
@@ -132,7 +131,7 @@ class LoopVectorEnv:
         for env in self._environments:
             env.close()
 
-    def _empty(self) -> NDArray[Any]:
+    def _empty(self) -> Array:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
 
     def _refuse_result(self, result: Any) -> NoReturn:
@@ -186,11 +185,11 @@ class NativeVectorEnv:
         if trusted:
             vector.action_space = _without_check(vector.action_space)
 
-    def reset(self, seed: int) -> NDArray[Any]:
+    def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         return self._own(self._vector.reset(seed=environment_seeds(seed, 1)[0])[0])
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
         if self._first_action:
             action = action + self._first_action
@@ -208,7 +207,7 @@ class NativeVectorEnv:
         """Close the vector."""
         self._vector.close()
 
-    def _own(self, observation: Any) -> NDArray[Any]:
+    def _own(self, observation: Any) -> Array:
         """A C-contiguous copy: vectors may reuse their buffers, and CartPole's array is transposed."""
         if not is_array(observation) or observation.shape != self._shape or observation.dtype != self._dtype:
             raise broken_observation(self.spec.env_id, observation, self._shape, self._dtype)
@@ -242,13 +241,13 @@ class CheckedVectorEnv:
         )
         self._columns = {column.name: ((*n, *column.shape), np.dtype(column.dtype)) for column in env.spec.columns}
 
-    def reset(self, seed: int) -> NDArray[Any]:
+    def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         observation = self._env.reset(seed)
         self._check(observation, *self._expected[0])
         return observation
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]."""
         step = self._env.step(action)
         try:

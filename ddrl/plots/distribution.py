@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ddrl.core.roles import Role
+from ddrl.core.specs import Array, Floats, Ints
 from ddrl.plots.frame import (
     COLORS,
     LEGEND_AT_RIGHT,
@@ -32,7 +32,7 @@ _TABLE_SECONDS = 1.0  # counters of other hosts arrive four times a second: rate
 NOT_MEASURED = "not measured yet: python -m benchmarks.distribution"
 
 
-def _of_role(processes: Processes, role: Role) -> NDArray[np.int64]:
+def _of_role(processes: Processes, role: Role) -> Ints:
     """Indices of the processes that have that role at the newest moment, by host and rank."""
     if not len(processes):
         return np.zeros(0, np.int64)
@@ -150,9 +150,7 @@ def seal_times(processes: Processes) -> go.Figure:
 # Figures from a simulator's trace, and from tables of seconds.
 
 
-def gantt(
-    trace: NDArray[np.float64], title: str = "Who sends when", *, measured: NDArray[np.float64] | None = None
-) -> go.Figure:
+def gantt(trace: Floats, title: str = "Who sends when", *, measured: Floats | None = None) -> go.Figure:
     """Every send of a simulation, one row a host: the root's, and what relays pass on.
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
@@ -172,11 +170,11 @@ def gantt(
         y = np.repeat(sends[:, 3], 3)
         figure.add_scatter(x=x, y=y, mode="lines", name=name, line={"color": color, "width": thick})
 
-    def mark(x: NDArray[np.float64], y: NDArray[Any], name: str, symbol: str, size: float, color: str) -> None:
+    def mark(x: Floats, y: Array, name: str, symbol: str, size: float, color: str) -> None:
         marker = {"symbol": symbol, "size": size, "color": color}
         figure.add_scatter(x=x * 1e3, y=y, mode="markers", name=name, marker=marker)
 
-    def complete(sends: NDArray[np.float64]) -> NDArray[np.float64]:
+    def complete(sends: Floats) -> Floats:
         """When the last message arrives at each host but the root."""
         return np.array([sends[sends[:, 4] == host, 2].max(initial=-np.inf) for host in range(1, hosts + 1)])
 
@@ -189,7 +187,7 @@ def gantt(
     return figure.update_layout(hovermode="closest")
 
 
-def measured_gantt(found: tuple[NDArray[np.float64], Any] | None) -> go.Figure:
+def measured_gantt(found: tuple[Floats, Any] | None) -> go.Figure:
     """`gantt` of what `explore.measured_trace` gives: the simulation of a plan, and the same plan as it really
     ran."""
     if found is None or not len(found[0]):
@@ -201,9 +199,9 @@ def measured_gantt(found: tuple[NDArray[np.float64], Any] | None) -> go.Figure:
 
 
 def times_against_hosts(
-    hosts: Sequence[int] | NDArray[np.int64],
-    seconds: Mapping[str, NDArray[np.float64]],
-    points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None,
+    hosts: Sequence[int] | Ints,
+    seconds: Mapping[str, Floats],
+    points: Mapping[str, tuple[Floats, Floats]] | None = None,
 ) -> go.Figure:
     """Milliseconds until the last host has the model, against the number of hosts: {scheme: [hosts]}; "bound" is drawn
     as such.

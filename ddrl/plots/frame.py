@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import MissingExtraError
+from ddrl.core.specs import Array, Floats
 
 try:
     import plotly.graph_objects as go
@@ -44,7 +44,7 @@ def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = 
 
 
 def add_line(
-    figure: go.Figure, x: NDArray[Any], y: NDArray[Any], name: str, index: int = 0, *, dash: str = "", **options: Any
+    figure: go.Figure, x: Array, y: Array, name: str, index: int = 0, *, dash: str = "", **options: Any
 ) -> None:
     """One line; `index` chooses its color, and its dash where none is given."""
     dash = dash or DASHES[index // len(COLORS) % len(DASHES)]
@@ -63,8 +63,8 @@ def add_level(figure: go.Figure, level: float, name: str, index: int = 5) -> Non
 def lines_over_time(
     title: str,
     unit: str,
-    wall_seconds: NDArray[np.float64],
-    lines: Iterable[tuple[str, NDArray[np.float64]]],
+    wall_seconds: Floats,
+    lines: Iterable[tuple[str, Floats]],
     nothing: str,
     *,
     shares: bool = False,
@@ -88,9 +88,7 @@ def share_axis(figure: go.Figure) -> None:
     figure.update_yaxes(range=[0, 1.02], tickformat=".0%")
 
 
-def add_heatmap(
-    figure: go.Figure, x: NDArray[Any], y: Sequence[Any] | NDArray[Any], z: NDArray[Any], unit: str, **options: Any
-) -> None:
+def add_heatmap(figure: go.Figure, x: Array, y: Sequence[Any] | Array, z: Array, unit: str, **options: Any) -> None:
     """A heatmap from zero on. y: [rows]; z: [rows, len(x)]; `unit` is written on its color bar."""
     colorbar = {"title": {"text": unit}, "thickness": 12}
     figure.add_heatmap(x=x, y=y, z=z.astype(np.float32), colorscale=SCALE, zmin=0, colorbar=colorbar, **options)
@@ -148,7 +146,7 @@ def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     return figure
 
 
-def rates(values: NDArray[np.float64], times: NDArray[np.float64], over: float = 0.0) -> NDArray[np.float64]:
+def rates(values: Floats, times: Floats, over: float = 0.0) -> Floats:
     """Growth per second up to each moment but the first: [T - 1, ...] of counters [T, ...] at `times` [T].
 
     `over`: since the last moment at least so many seconds earlier (the first, where there is none), for counters that
@@ -162,7 +160,7 @@ def rates(values: NDArray[np.float64], times: NDArray[np.float64], over: float =
     return np.where((gained >= 0) & np.isfinite(found), found, np.nan)
 
 
-def time_unit(wall_seconds: NDArray[np.float64]) -> tuple[float, str]:
+def time_unit(wall_seconds: Floats) -> tuple[float, str]:
     """The factor from seconds to a unit that suits the last of `wall_seconds`, and the axis' title."""
     longest = float(wall_seconds[-1]) if len(wall_seconds) else 0.0
     for limit, scale, unit in ((180.0, 1.0, "s"), (3 * 3600.0, 60.0, "min")):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ddrl.core.metrics import MAX_GPUS
+from ddrl.core.specs import Array, Floats
 from ddrl.plots.frame import (
     COLORS,
     add_heatmap,
@@ -29,7 +28,7 @@ MAX_LINES = 14  # more than so many lines cannot be told apart: a heatmap, or me
 LATE_SECONDS = 10.0  # without a sign of life for longer, a rank is called late
 
 
-def _sums_by_role(processes: Processes, values: NDArray[np.float64]) -> Iterator[tuple[str, NDArray[np.float64]]]:
+def _sums_by_role(processes: Processes, values: Floats) -> Iterator[tuple[str, Floats]]:
     """("rollout x 8", sums [T]) for each role; values: [T, processes]."""
     roles = processes.column("role")[-1] if len(processes) else np.zeros(0)
     for index, role in enumerate(ROLES):
@@ -57,7 +56,7 @@ def gpu_use(processes: Processes) -> go.Figure:
     scale, label = time_unit(processes.wall_seconds)
     figure = new_figure("GPUs", label, "share", height=280)
     x = processes.wall_seconds * scale
-    gpus: list[tuple[str, NDArray[np.float64], NDArray[np.float64]]] = []
+    gpus: list[tuple[str, Floats, Floats]] = []
     for index in range(MAX_GPUS):
         busy = processes.column(f"gpu{index}_utilization")
         memory = processes.column(f"gpu{index}_memory")
@@ -75,7 +74,7 @@ def gpu_use(processes: Processes) -> go.Figure:
     return figure if gpus else say_nothing_yet(figure, "no GPU that NVML can see")
 
 
-def rank_table(processes: Processes, now: float) -> dict[str, NDArray[Any]]:
+def rank_table(processes: Processes, now: float) -> dict[str, Array]:
     """One row a process at the newest moment: rank, role, host, health in words, seconds since its last sign of life,
     and what it has done.
 
@@ -88,7 +87,7 @@ def rank_table(processes: Processes, now: float) -> dict[str, NDArray[Any]]:
     last = {name: values[present] for name, values in last.items()}
     silent = np.maximum(now - last["heartbeat"], 0.0)
     badness = np.where(np.isnan(silent), 2, np.where(silent > LATE_SECONDS, 1, 0))
-    table: dict[str, NDArray[Any]] = {
+    table: dict[str, Array] = {
         "rank": last["rank"],
         "role": np.array([ROLES[int(code)].value for code in last["role"]], object),
         "host": last["host"],

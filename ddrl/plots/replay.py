@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
+from ddrl.core.specs import Floats, Ints
 from ddrl.plots.frame import (
     COLORS,
     LEGEND_AT_RIGHT,
@@ -85,7 +85,7 @@ def recording_rates(table: Table) -> go.Figure:
     return figure
 
 
-def priority_law(priorities: NDArray[np.float64], exponent: float) -> go.Figure:
+def priority_law(priorities: Floats, exponent: float) -> go.Figure:
     """How often each transition is drawn under mass = priority ** exponent (Schaul et al. 2016, eq. 1), against uniform
     drawing.
 
@@ -105,9 +105,7 @@ def priority_law(priorities: NDArray[np.float64], exponent: float) -> go.Figure:
     return figure
 
 
-def cost_against_size(
-    sizes: Sequence[int], microseconds: Mapping[str, NDArray[np.float64]], *, batch_size: int
-) -> go.Figure:
+def cost_against_size(sizes: Sequence[int], microseconds: Mapping[str, Floats], *, batch_size: int) -> go.Figure:
     """Microseconds to draw a batch against records held: {selector: [sizes]}."""
     figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us")
     for index, (name, values) in enumerate(microseconds.items()):
@@ -117,7 +115,7 @@ def cost_against_size(
     return figure
 
 
-def draws_against_law(counts: NDArray[np.int64], probabilities: NDArray[np.float64]) -> go.Figure:
+def draws_against_law(counts: Ints, probabilities: Floats) -> go.Figure:
     """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
     figure = new_figure("Draws against probabilities", "probability", "share of draws")
     order = np.argsort(probabilities)
@@ -132,7 +130,7 @@ def draws_against_law(counts: NDArray[np.int64], probabilities: NDArray[np.float
     return figure
 
 
-def survivors(ages: Mapping[str, NDArray[np.float64]]) -> go.Figure:
+def survivors(ages: Mapping[str, Floats]) -> go.Figure:
     """Which episodes each eviction policy has kept, by age in episodes: {policy: [kept]}; one row a policy."""
     figure = new_figure("Episodes still held", "age, in episodes recorded since", "", legend=False)
     for index, (name, values) in enumerate(ages.items()):

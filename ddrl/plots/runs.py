@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ddrl.core.settings import REMOVED, describe_settings
+from ddrl.core.specs import Array, Floats
 from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet, share_axis, time_unit
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES
@@ -64,7 +64,7 @@ class _Curves:
             elif lines:
                 self._draw_group(figure, lines, f"{name} (mean of {len(lines)})", index)
 
-    def _line(self, name: str, series: str) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    def _line(self, name: str, series: str) -> list[tuple[Floats, Floats]]:
         """The run's line (x, y) as a list; an empty one where it has reported nothing."""
         table = self.runs[name]
         kept = np.isfinite(table[series]) & np.isfinite(table[self.x])
@@ -75,7 +75,7 @@ class _Curves:
     def _draw_group(
         self,
         figure: go.Figure,
-        lines: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]],
+        lines: Sequence[tuple[Floats, Floats]],
         name: str,
         index: int,
     ) -> None:
@@ -96,7 +96,7 @@ class _Curves:
         add_line(figure, grid, values.mean(axis=0), name, index)
 
 
-def smoothed(values: NDArray[np.float64], smoothing: float) -> NDArray[np.float64]:
+def smoothed(values: Floats, smoothing: float) -> Floats:
     """Exponential mean with weight `smoothing` (0 to 1) of the past, without bias at its beginning."""
     if not smoothing:
         return values
@@ -216,9 +216,7 @@ _ABSENT = "-"
 _IDENTITY = ("run.seed", "run.dir")  # every run has its own; they make no two runs different
 
 
-def settings_table(
-    runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, differing: bool = False
-) -> dict[str, NDArray[Any]]:
+def settings_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, differing: bool = False) -> dict[str, Array]:
     """One row a setting: its name, its value in every run, the default, unit and meaning.
 
     `runs`: name -> section -> setting -> value (Run.settings). `differing`: only the settings in which the runs are not
@@ -283,9 +281,7 @@ _SIZE = (640, 200)  # [px], width and height
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 632, 18, 166  # [px], edges of the drawing
 
 
-def sketch(
-    lines: Sequence[tuple[str, NDArray[np.float64], NDArray[np.float64]]], *, x_name: str = "", y_name: str = ""
-) -> str:
+def sketch(lines: Sequence[tuple[str, Floats, Floats]], *, x_name: str = "", y_name: str = "") -> str:
     """SVG of (name, x [N], y [N]) lines on common axes; NaN points are left out. Colors follow the page's text, light
     or dark."""
     kept = [(name, x[np.isfinite(y)], y[np.isfinite(y)]) for name, x, y in lines]

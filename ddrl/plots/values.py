@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
+from ddrl.core.specs import Floats
 from ddrl.plots.frame import COLORS, DASHES, legend_below, new_figure, say_nothing_yet
 
 BINS = 40
@@ -63,7 +63,7 @@ def state_value(
     return legend_below(figure, len(lines))
 
 
-_Line = tuple[NDArray[np.float64], NDArray[np.float64]]  # probabilities and values [atoms]
+_Line = tuple[Floats, Floats]  # probabilities and values [atoms]
 
 
 def _of(values: Mapping[str, Any], row: Any) -> _Line:
@@ -73,7 +73,7 @@ def _of(values: Mapping[str, Any], row: Any) -> _Line:
     return (row, atoms) if values["form"] == "probability" else (np.full(len(row), 1 / len(row)), row)
 
 
-def _edges(values: Mapping[str, Any], lines: Sequence[_Line], observed: Sequence[float] = ()) -> NDArray[np.float64]:
+def _edges(values: Mapping[str, Any], lines: Sequence[_Line], observed: Sequence[float] = ()) -> Floats:
     """Bins over all values that have a share worth drawing: one an atom where the atoms are fixed."""
     every = np.concatenate([*(at[share > 1e-3 / len(share)] for share, at in lines), observed])
     low = float(every.min())
@@ -87,13 +87,11 @@ def _edges(values: Mapping[str, Any], lines: Sequence[_Line], observed: Sequence
     return np.float64(low) + width * (np.arange(round((high - low) / width) + 2, dtype=np.float64) - 0.5)
 
 
-def _shares(line: _Line, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def _shares(line: _Line, edges: Floats) -> Floats:
     share, at = line
     return np.histogram(at, edges, weights=share)[0]
 
 
-def _add_steps(
-    figure: go.Figure, edges: NDArray[np.float64], shares: NDArray[np.float64], name: str, index: int
-) -> None:
+def _add_steps(figure: go.Figure, edges: Floats, shares: Floats, name: str, index: int) -> None:
     line = {"color": COLORS[index % len(COLORS)], "dash": DASHES[index // len(COLORS) % len(DASHES)], "shape": "hvh"}
     figure.add_scatter(x=(edges[1:] + edges[:-1]) / 2, y=shares, name=name, mode="lines", line={**line, "width": 2})

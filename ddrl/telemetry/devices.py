@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.metrics import MAX_GPUS
 from ddrl.core.roles import Role
+from ddrl.core.specs import Floats
 from ddrl.telemetry.series import COLUMN, ROLES
 
 SAMPLE_PERIOD = 2.0  # [s] between looks at a host's processes
@@ -29,7 +29,7 @@ SAMPLE_PERIOD = 2.0  # [s] between looks at a host's processes
 class Counters(Protocol):
     """What is needed of ddrl.channels.Counters."""
 
-    def table(self) -> NDArray[np.float64]:
+    def table(self) -> Floats:
         """All rows, copied."""
         ...
 
@@ -155,7 +155,7 @@ class HostSampler:
                     self._reported.add(source.__name__)
                     self._report(f"telemetry: {source.__name__.strip('_')}: {traceback.format_exc().rstrip()}")
 
-    def _sample_processes(self, table: NDArray[np.float64]) -> None:
+    def _sample_processes(self, table: Floats) -> None:
         for index in np.flatnonzero(~np.isnan(table[:, COLUMN["pid"]])):
             use = process_use(int(table[index, COLUMN["pid"]]))
             if use is not None:
@@ -166,7 +166,7 @@ class HostSampler:
                 self._dead.add(int(index))
                 self._on_death(int(index))
 
-    def _sample_gpus(self, table: NDArray[np.float64]) -> None:
+    def _sample_gpus(self, table: Floats) -> None:
         gpus = self._gpus.use()
         if not gpus or not len(table):
             return

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
 from ddrl.core.files import DAMAGE
+from ddrl.core.specs import Array, Floats, Ints
 from ddrl.telemetry.directory import State, Status, read_config, run_status
 from ddrl.telemetry.series import SERIES, Series
 from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, quoted, spans, unpack_table
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 class Table:
     """Columns of equal length by name, and the cursor that continues after the last row."""
 
-    columns: dict[str, NDArray[Any]]
+    columns: dict[str, Array]
     cursor: int
     about: Mapping[str, Series] = field(default_factory=dict[str, Series])  # unit and meaning of what are series
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
+    def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -60,17 +60,17 @@ class Processes:
     """Counters of every process over time: `values[t, p]` of `columns[...]`, NaN where not reported or before a process
     was there."""
 
-    tick: NDArray[np.int64]  # [T]
-    time: NDArray[np.float64]  # [T], Unix s
-    wall_seconds: NDArray[np.float64]  # [T]
-    values: NDArray[np.float64]  # [T, processes, columns]
+    tick: Ints  # [T]
+    time: Floats  # [T], Unix s
+    wall_seconds: Floats  # [T]
+    values: Floats  # [T, processes, columns]
     columns: tuple[str, ...]
     cursor: int
 
     def __len__(self) -> int:
         return len(self.tick)
 
-    def column(self, name: str) -> NDArray[np.float64]:
+    def column(self, name: str) -> Floats:
         """One counter [T, processes]; all NaN where the run was made by a version without it."""
         if name in self.columns:
             return self.values[:, :, self.columns.index(name)]
@@ -201,7 +201,7 @@ class Run:
                 rows += self._db.execute(select + " ORDER BY tick", (level, begin, stop)).fetchall()
         with self._plainly():
             data = np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(wanted))
-        columns: dict[str, NDArray[Any]] = {
+        columns: dict[str, Array] = {
             "tick": data[:, 0].astype(np.int64),
             "time": data[:, 1],
             "wall_seconds": data[:, 2],
@@ -277,7 +277,7 @@ class Run:
                 f"SELECT id, time, wall_seconds, kind, text, fields FROM events WHERE {where} ORDER BY id DESC{limit}",
                 values,
             ).fetchall()[::-1]
-        columns: dict[str, NDArray[Any]] = {"id": np.array([row[0] for row in rows], np.int64)}
+        columns: dict[str, Array] = {"id": np.array([row[0] for row in rows], np.int64)}
         for index, name in ((1, "time"), (2, "wall_seconds")):
             columns[name] = np.array([row[index] for row in rows], np.float64)
         for index, name in ((3, "kind"), (4, "text")):

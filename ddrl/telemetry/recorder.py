@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
+from ddrl.core.specs import Floats
 from ddrl.telemetry.control import LiveStream
 from ddrl.telemetry.directory import StatusFile
 from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink, Snapshot
@@ -44,7 +44,7 @@ class Recorder:
     def __init__(
         self,
         run_dir: Path,
-        tables: Callable[[], NDArray[np.float64]],
+        tables: Callable[[], Floats],
         config: Config,
         *,
         figures: Sequence[Metric] = FIGURES,

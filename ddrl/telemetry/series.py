@@ -15,12 +15,12 @@ from typing import Any, Literal, Protocol, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import COLUMNS, FIGURES, METRICS, Across, Metric, run_metrics
 from ddrl.core.roles import Role
+from ddrl.core.specs import Floats
 
 WINDOW_SECONDS = 5.0
 COLUMN = {name: index for index, name in enumerate(COLUMNS)}  # those of METRICS stand here in every run
@@ -39,26 +39,26 @@ class Series:
     figure: bool = False  # declared by the run's algorithm
 
 
-def role_rows(table: NDArray[np.float64], role: Role) -> NDArray[np.float64]:
+def role_rows(table: Floats, role: Role) -> Floats:
     """Rows of the processes of one role: [processes of that role, columns]."""
     return table[table[:, COLUMN["role"]] == ROLES.index(role)]
 
 
-def _sum(values: NDArray[np.float64]) -> float:
+def _sum(values: Floats) -> float:
     reported = values[~np.isnan(values)]
     return float(reported.sum()) if reported.size else NAN
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def _mean(values: Floats) -> float:
     reported = values[~np.isnan(values)]
     return float(reported.mean()) if reported.size else NAN
 
 
-def _or_zero(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _or_zero(values: Floats) -> Floats:
     return np.where(np.isnan(values), 0.0, values)
 
 
-def _lengthened(table: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
+def _lengthened(table: Floats, rows: int) -> Floats:
     """The table with rows of NaN at its end, so that it has so many."""
     if len(table) == rows:
         return table
@@ -68,20 +68,20 @@ def _lengthened(table: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
 class _Moment:
     """A table of counters at one time; sums of its columns are made once each."""
 
-    def __init__(self, time: float, table: NDArray[np.float64], column: Mapping[str, int]) -> None:
+    def __init__(self, time: float, table: Floats, column: Mapping[str, int]) -> None:
         self.time = time
         self.table = table
         self._column = column
         self._sums: dict[tuple[str, Role | None], float] = {}
-        self._rows: dict[Role | None, NDArray[np.float64]] = {None: table}
+        self._rows: dict[Role | None, Floats] = {None: table}
 
-    def rows(self, role: Role | None) -> NDArray[np.float64]:
+    def rows(self, role: Role | None) -> Floats:
         if role not in self._rows:
             assert role is not None
             self._rows[role] = role_rows(self.table, role)
         return self._rows[role]
 
-    def values(self, name: str, role: Role | None) -> NDArray[np.float64]:
+    def values(self, name: str, role: Role | None) -> Floats:
         return self.rows(role)[:, self._column[name]]
 
     def sum(self, name: str, role: Role | None) -> float:
@@ -130,7 +130,7 @@ class _Window:
                 found = self.rate(metric.name, across.role) / processes if processes else NAN
         return found / across.scale
 
-    def version_ages(self) -> NDArray[np.float64]:
+    def version_ages(self) -> Floats:
         """Versions that each rollout is behind the trainer's newest [rollouts that have one]."""
         newest = self.now.sum("policy_version", Role.TRAINER)
         ages = np.maximum(newest - self.now.values("policy_version", Role.ROLLOUT), 0.0)
@@ -150,7 +150,7 @@ class _Window:
         return max(self.now.time - float(beats.min()), 0.0) if beats.size else NAN
 
 
-def _median_or_nan(values: NDArray[np.float64]) -> float:
+def _median_or_nan(values: Floats) -> float:
     return float(np.median(values)) if values.size else NAN
 
 
@@ -248,7 +248,7 @@ class SeriesWindow:
         self.series = series_of(self.metrics)
         self._column = {metric.name: index for index, metric in enumerate(self.metrics)}
         self._counts = np.array([index for index, metric in enumerate(self.metrics) if metric.kind == "count"])
-        self._last: NDArray[np.float64] | None = None
+        self._last: Floats | None = None
         self._grown = np.empty((0, len(self.metrics)))
         self._moments: deque[tuple[_Moment, float]] = deque()
         self._frozen = False
@@ -257,7 +257,7 @@ class SeriesWindow:
         """The run has been stopped: what is still drained counts into totals, and no longer into rates and shares."""
         self._frozen = True
 
-    def measure(self, table: NDArray[np.float64], now: float, wall_seconds: float) -> dict[str, float]:
+    def measure(self, table: Floats, now: float, wall_seconds: float) -> dict[str, float]:
         """Every series from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into the run."""
         moment = _Moment(now, self._accumulate(table), self._column)
         held = float(np.nan_to_num(moment.values("rollout_wait", Role.TRAINER)).max(initial=0.0))
@@ -280,7 +280,7 @@ class SeriesWindow:
         values["seconds_left"] = self._seconds_left(values, window, wall_seconds)
         return {series.name: values[series.name] for series in self.series}
 
-    def _accumulate(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _accumulate(self, table: Floats) -> Floats:
         """The table with counts that never fall: those of a restarted process go on from what it had counted before."""
         last = self._grown[:0] if self._last is None else self._last
         rows = max(len(table), len(last))
@@ -337,7 +337,7 @@ class Record(msgspec.Struct, frozen=True, eq=False, tag="record"):
     time: float  # [Unix s]
     wall_seconds: float  # since the run began, earlier parts of a resumed run included
     series: dict[str, float]  # by name of ddrl.telemetry.series.SERIES; NaN: not reported
-    table: NDArray[np.float64]  # [processes, columns]; NaN: not reported
+    table: Floats  # [processes, columns]; NaN: not reported
     columns: tuple[str, ...] = COLUMNS  # METRICS, then the figures of the run's algorithm
 
 

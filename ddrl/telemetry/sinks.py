@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import Metric, run_metrics
+from ddrl.core.specs import Floats
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _family(name: str, doc: str, counts: bool, values: Mapping[tuple[str, ...], 
         yield family
 
 
-def _labels(row: NDArray[np.float64]) -> tuple[str, ...]:
+def _labels(row: Floats) -> tuple[str, ...]:
     """(rank, role, host) of a process; () where it has not reported yet."""
     rank, role, host = (float(row[COLUMN[name]]) for name in _IDENTITY[:3])
     if math.isnan(rank) or math.isnan(role):

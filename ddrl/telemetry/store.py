@@ -25,10 +25,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import Metric, run_metrics
+from ddrl.core.specs import Floats
 from ddrl.telemetry.series import Evaluation, Event, Record, Series, Snapshot, plain, series_of
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ MAX_PROCESSES = 1 << 16  # of one record; more are not believed
 FRAME_BUDGET = 64 << 20  # bytes of packed frames kept
 
 
-def pack_table(table: NDArray[np.float64]) -> bytes:
+def pack_table(table: Floats) -> bytes:
     """Counters [processes, columns] as bytes: one column after the other, equal bytes of the numbers side by side,
     deflated.
 
@@ -231,7 +231,7 @@ def pack_table(table: NDArray[np.float64]) -> bytes:
     return zlib.compress(planes.tobytes(), 1)
 
 
-def unpack_table(data: bytes, processes: int, columns: int) -> NDArray[np.float64]:
+def unpack_table(data: bytes, processes: int, columns: int) -> Floats:
     """The counters that `pack_table` packed; RunDirError where the bytes are not such a table."""
     size = 8 * processes * columns
     try:

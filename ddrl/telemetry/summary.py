@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.messages import Returns
 from ddrl.core.roles import Role
+from ddrl.core.specs import Floats
 from ddrl.telemetry.series import COLUMN, role_rows
 
 # -- summary -----------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ _HOST_COUNTS = (
 
 
 def summarize(
-    table: NDArray[np.float64],
+    table: Floats,
     *,
     wall_seconds: float,
     evaluation: Returns | None = None,
@@ -59,7 +59,7 @@ def summarize(
     rollouts = role_rows(table, Role.ROLLOUT)
     elapsed = wall_seconds - base.get("wall_seconds", 0.0)
 
-    def count(rows: NDArray[np.float64], name: str, add: str = "") -> float | None:
+    def count(rows: Floats, name: str, add: str = "") -> float | None:
         values = rows[:, COLUMN[name]]
         values = values[~np.isnan(values)]
         total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)
@@ -97,13 +97,13 @@ def summarize(
     }
 
 
-def _last(rows: NDArray[np.float64], name: str) -> float | None:
+def _last(rows: Floats, name: str) -> float | None:
     values = rows[:, COLUMN[name]]
     values = values[~np.isnan(values)]
     return float(values[-1]) if values.size else None
 
 
-def _share(trainer: NDArray[np.float64], name: str, elapsed: float) -> float | None:
+def _share(trainer: Floats, name: str, elapsed: float) -> float | None:
     seconds = _last(trainer, name)
     return None if seconds is None or elapsed <= 0 else round(seconds / elapsed, 4)
 
