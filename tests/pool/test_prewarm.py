@@ -12,6 +12,7 @@ from ddrl.pool.prewarm import (
     Anchor,
     History,
     Order,
+    Planner,
     Round,
     Schedule,
     Start,
@@ -270,6 +271,38 @@ def test_a_forecast_is_pure_and_does_not_depend_on_the_clocks_zero_or_unit(ticks
 def moved(round: Round, scale: float, shift: float) -> Round:
     times = [tuple(scale * time + shift for time in row) for row in (round.begin, round.sent, round.end)]
     return Round(round.number, *times, tuple(scale * seconds for seconds in round.startup))
+
+
+def test_a_planner_orders_the_next_round_measures_the_one_before_and_counts_how_starts_were_timed():
+    planner = Planner(2, "cold")
+    assert planner.begin(5, 10.0) == [Order(6, (Start(), Start()))]
+    for worker in (0, 1):
+        assert not planner.note_sent(5, worker, start=10.0, ready=11.0, sent=12.0)
+    planner.note_end(0, 12.5)
+    assert planner.begin(6, 15.0) == [Order(7, (Start(), Start()))]
+    assert planner.measured == Round(5, (10.0, 10.0), (12.0, 12.0), (15.0, 15.0), (1.0, 1.0))
+    assert planner.warmth.collectors == 0, "those of the first round have no round before"
+    assert not planner.note_sent(6, 0, start=15.0, ready=16.0, sent=17.0)
+    assert planner.note_sent(6, 1, start=10.0, ready=14.0, sent=17.0), "the same process stays"
+    warmth = planner.warmth
+    assert (warmth.collectors, warmth.hits, warmth.idle_seconds, warmth.late_seconds) == (2, 1, 1.0, 1.0)
+    assert warmth.absent_seconds == 2.5, "between the end of worker 0's process and its next one"
+    assert planner.predicted.collectors == 0
+    planner.begin(7, 20.0)
+    assert math.isnan(planner.measured.startup[1])
+
+
+def test_a_planner_keeps_collectors_alive_until_rounds_predict_then_orders_each_round_once():
+    planner = Planner(1, "prewarm")
+    orders = []
+    for number in range(12):
+        now = 5.0 * number
+        orders += planner.begin(number, now)
+        planner.note_sent(number, 0, start=now - 1.0, ready=now, sent=now + 2.0)
+    assert [order.round for order in orders] == list(range(1, 13))
+    assert orders[3].starts == (Start(stays=True),)
+    assert orders[-1].starts[0].at == pytest.approx(5.0 * 11 + 4.0)
+    assert planner.predicted.collectors > 0
 
 
 def test_warmth_counts_hits_idle_and_late_seconds():
