@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import socket
 import struct
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
@@ -40,8 +41,8 @@ class Wire(Generic[M]):
 
     def __init__(self, name: str, union: Any) -> None:
         self.name = name
-        self._union = union
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union, dec_hook=self._view)
+        self._decoding = threading.local()  # `arrays`: memory behind the struct that this thread decodes
 
     def encode(self, message: M) -> NDArray[np.uint8]:
         """A message as bytes; O(bytes), arrays are copied once."""
@@ -52,7 +53,7 @@ class Wire(Generic[M]):
             nonlocal end
             if not isinstance(value, np.ndarray):
                 raise TypeError(f"a message of {self.name} cannot hold a {type(value).__name__}")
-            array = cast(NDArray[Any], value)
+            array = cast("NDArray[Any]", value)
             begin = _aligned(end)
             end = begin + array.nbytes
             arrays.append((begin, array))
@@ -72,25 +73,23 @@ class Wire(Generic[M]):
     def decode(self, data: NDArray[np.uint8] | bytes) -> M:
         """What `encode` made, with arrays as views of `data`; MessageError for anything else."""
         memory = np.frombuffer(data, np.uint8)
-
-        def view(_: type, value: Any) -> NDArray[Any]:
-            dtype, shape, offset = value
-            begin = body + offset
-            end = begin + math.prod(shape) * np.dtype(dtype).itemsize
-            return memory[begin:end].view(dtype).reshape(shape)
-
         try:
             begin = LENGTH.size
             end = begin + LENGTH.unpack(memory[:begin].tobytes())[0]
-            encoded = memory[begin:end].data
-            if len(memory) == end:
-                return self._decoder.decode(encoded)
-            body = _aligned(end)
-            return msgspec.msgpack.decode(encoded, type=self._union, dec_hook=view)
+            self._decoding.arrays = memory[_aligned(end) :]
+            return self._decoder.decode(memory[begin:end].data)
         except (ValueError, TypeError, IndexError, struct.error, msgspec.MsgspecError) as error:
             raise MessageError(
                 f"a message of {self.name} of {len(memory)} bytes cannot be read ({error}): all must run the same ddrl"
             ) from None
+        finally:
+            self._decoding.arrays = None  # so that it is freed with the message
+
+    def _view(self, _: type, value: Any) -> NDArray[Any]:
+        """The array that a struct of this message describes."""
+        dtype, shape, begin = value
+        end = begin + math.prod(shape) * np.dtype(dtype).itemsize
+        return self._decoding.arrays[begin:end].view(dtype).reshape(shape)
 
 
 def _aligned(nbytes: int) -> int:
@@ -178,7 +177,7 @@ class SocketEnd(Generic[M]):
             self._socket.shutdown(socket.SHUT_WR)
 
     def detach(self) -> int:
-        """The descriptor, which somebody else closes."""
+        """The descriptor, which the caller closes."""
         return self._socket.detach()
 
     def close(self) -> None:

@@ -264,7 +264,7 @@ class Executor:
 
         if comm.size != plan.hosts + 1:
             raise PlanError(
-                f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build it anew"
+                f"a plan for {plan.hosts} hosts beside the root cannot run on {comm.size} relays: build another one"
             )
         self.plan = plan
         self.epoch = epoch

@@ -116,12 +116,12 @@ SHARED_CPU = 2.0  # on one machine the kernel's packets cost its cores about as 
 MIN_PIECES = 4  # pieces in a round
 MAX_PIECES = 1 << 11
 ROUNDS = 12  # most partners of each host
-LEAST_ROUNDS = 3  # fewest, where a slow link makes rounds long
+MIN_ROUNDS = 3  # fewest, where a slow link makes rounds long
 ROUNDS_SECONDS = 1.0  # after which no more rounds begin [s]
-ANEW_SECONDS = 0.5  # the same where models wait [s]
+REMEASURE_SECONDS = 0.5  # the same where models wait [s]
 ALIKE = 1.35  # rates that differ from the median by less than this factor are taken as equal
-LEAST_BURST = 1 << 10  # [bytes]
-MOST_BURST = 1 << 18  # [bytes]
+MIN_BURST = 1 << 10  # [bytes]
+MAX_BURST = 1 << 18  # [bytes]
 BURST_TURNS = 4  # fewest trips of each size
 BURST_SECONDS = 0.03  # shortest time for them [s]
 LATENCY_TURNS = 6  # fewest trips to a host
@@ -180,7 +180,7 @@ def measure_links(comm: MPI.Comm, guard: Guard, known: Links | None = None) -> L
     probe = _Probe(comm, guard)
     latency = probe.latency()
     probe.round(1, [MIN_PIECES] * size)  # opens connections and uses up bursts
-    limit = ROUNDS_SECONDS if known is None else ANEW_SECONDS
+    limit = ROUNDS_SECONDS if known is None else REMEASURE_SECONDS
     rates, pieces = measure_rates(size, latency, lambda shift, counts: probe.gather(probe.round(shift, counts)), limit)
     fan = probe.fan_out(pieces)
     up = rates.up
@@ -220,7 +220,7 @@ def measure_rates(
     rates.add(shifts[0], [pieces] * size, seconds)
     spent = 0.0
     for done, shift in enumerate(shifts):
-        if done >= LEAST_ROUNDS and spent > limit:
+        if done >= MIN_ROUNDS and spent > limit:
             break
         counts = [max(pieces, _fitting(rate)) for rate in rates.pairs(shift)]
         seconds = timed(shift, counts)
@@ -308,7 +308,7 @@ class _Probe(Exchange):
 
     def _answer_trips(self) -> None:
         """Another host: answer until the root ends the trips."""
-        data = self._in.reshape(-1)[:MOST_BURST]
+        data = self._in.reshape(-1)[:MAX_BURST]
         while True:
             self.wait([self.receive(data, 0, TAG)])
             if not data[0]:
@@ -345,14 +345,16 @@ class _Probe(Exchange):
                 trips: list[float] = []
                 end = time.perf_counter() + least
                 while len(trips) < BURST_TURNS or time.perf_counter() < end:
-                    time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills meanwhile; no event tells when
+                    time.sleep(
+                        min(0.1, 2 * size / rate)
+                    )  # an idle token bucket refills meanwhile; no event announces it
                     trips.append(self._trip(1, size))
                 return min(trips)
 
             nothing = quickest(1, LATENCY_SECONDS * self.size)  # as in `latency`
-            size = max(LEAST_BURST, int(4 * rate * latency))  # less would be lost in the noise
+            size = max(MIN_BURST, int(4 * rate * latency))  # less would be lost in the noise
             full = False
-            while size <= MOST_BURST and not full:
+            while size <= MAX_BURST and not full:
                 seconds = max(0.0, quickest(size) - nothing)
                 full = seconds > 0.5 * size / rate
                 if not full or not burst:

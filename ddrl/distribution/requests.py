@@ -116,9 +116,9 @@ class Exchange:
         step = 1
         while step < self.size and not self.rank & step:
             if self.rank + step < self.size:
-                theirs = np.empty_like(total)
-                self.wait([self.receive(theirs, self.rank + step, self._tag)])
-                total = operation(total, theirs)
+                received = np.empty_like(total)
+                self.wait([self.receive(received, self.rank + step, self._tag)])
+                total = operation(total, received)
             step *= 2
         if self.rank:
             self.wait([self.send(total, self.rank - step, self._tag)])

@@ -720,11 +720,11 @@ def check_cluster(config: Config, hosts: int, nbytes: int | None = None) -> list
     settings = plugin_settings(config, "cluster", scheme)
     plugin_settings(config, "cluster", codec)
     codec.check()
-    for name, value, meant in (
+    for name, value, has_effect in (
         ("shards", cluster.shards, scheme.takes_shards),
         ("chunk_bytes", cluster.chunk_bytes, scheme.takes_chunks),
     ):
-        if value and not meant:
+        if value and not has_effect:
             raise ConfigError(
                 f"cluster.{name} ({value}) has no meaning for cluster.scheme = {cluster.scheme}: leave one of them out"
             )
