@@ -45,7 +45,7 @@ class Case:
 SB3 = "sb3_solve.py"
 CASES = {
     "cartpole": Case(475, 490, ("dqn", "c51", "qrdqn", "iqn", "pqn"), {"sb3": (SB3, "SEED", "cartpole")}, ()),
-    "cartpole_pqn": Case(475, 490, ("pqn", "no_updates"), {"cleanrl": ("cleanrl_pqn.py", "CLEANRL", "SEED")}, ()),
+    "cartpole_pqn": Case(475, 490, ("pqn", "no_updates"), options=()),
     "lunarlander": Case(
         200,
         230,
@@ -149,12 +149,11 @@ def _processor_seconds() -> float:
 
 
 def run_contender(
-    case: Case, task: str, name: str, seed: int, settings: list[str], peers: dict[str, str], cleanrl: str
+    case: Case, task: str, name: str, seed: int, settings: list[str], peers: dict[str, str]
 ) -> dict[str, Any]:
     """One whole run of an algorithm of ddrl's, or of a peer."""
     if name in case.peers:
-        words = [cleanrl if word == "CLEANRL" else word for word in case.peers[name]]
-        return run_peer(peers[name], words, seed)
+        return run_peer(peers[name], case.peers[name], seed)
     if name == "no_updates":
         return run_ddrl(task, seed, case.target, [*settings, *NO_UPDATES], episodes=1)
     file = f"{task}_{name}" if f"{task}_{name}" in tasks() else task
@@ -196,7 +195,6 @@ def main() -> None:
     parser.add_argument("case", choices=CASES, help="what is learned")
     parser.add_argument("--contenders", nargs="*", metavar="NAME", help="algorithms and peers (the first algorithm)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="a peer's interpreter")
-    parser.add_argument("--cleanrl", default="", metavar="FILE", help="CleanRL's cleanrl/pqn.py, for that peer")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (--short: 1)")
     parser.add_argument(
         "--first",
@@ -220,7 +218,7 @@ def main() -> None:
             known = saved(path).get(name, [])
             if any(run["seed"] == seed and run["settings"] == options.overrides for run in known):
                 continue
-            run = run_contender(case, options.case, name, seed, options.overrides, peers, options.cleanrl)
+            run = run_contender(case, options.case, name, seed, options.overrides, peers)
             run |= {"solved": run["confirmed_mean"] >= case.solved, "settings": options.overrides}
             print(f"{name}, seed {seed}: {run['confirmed_mean']:.1f}, {run['seconds']:.1f} s", flush=True)
             others = [other for other in known if other["seed"] != seed]

@@ -1,5 +1,5 @@
 """Other libraries' replay buffers, for benchmarks.replay: run by the peer's own interpreter, `replay_buffers.py
-cpprb|sb3|tianshou|torchrl|reverb`.
+cpprb|sb3|tianshou|torchrl`.
 
 Reads a line, answers a line: "version"; "has CASE" -> yes or no (and makes it ready); "run CASE" -> the seconds one
 call took. Cases: "windows EPISODES STEPS COUNT LENGTH" (state float32[4]), "uniform B", "prioritized B" (sample and
@@ -247,39 +247,11 @@ class TorchRL:
         return buffer.sample
 
 
-class Reverb:
-    """A server in this process, asked through its client."""
-
-    def windows(self, episodes, steps, count, length):
-        import reverb
-
-        table = reverb.Table(
-            "replay",
-            reverb.selectors.Uniform(),
-            reverb.selectors.Fifo(),
-            episodes * steps,
-            reverb.rate_limiters.MinSize(1),
-        )
-        server = reverb.Server([table], port=None)
-        client = reverb.Client(f"localhost:{server.port}")
-        state = np.ones(4, np.float32)
-        for _ in range(episodes):
-            with client.trajectory_writer(num_keep_alive_refs=length) as writer:
-                for step in range(min(steps, 64)):
-                    writer.append({"obs": state, "act": np.int64(0), "rew": np.float32(1)})
-                    if step >= length - 1:
-                        writer.create_item(
-                            "replay", 1.0, {name: column[-length:] for name, column in writer.history.items()}
-                        )
-        return lambda keep=server: list(client.sample("replay", count, emit_timesteps=False))
-
-
 LIBRARIES = {
     "cpprb": (Cpprb, "cpprb"),
     "sb3": (Sb3, "stable-baselines3"),
     "tianshou": (Tianshou, "tianshou"),
     "torchrl": (TorchRL, "torchrl"),
-    "reverb": (Reverb, "dm-reverb"),
 }
 
 

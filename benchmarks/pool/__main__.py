@@ -1,6 +1,6 @@
 """A pool of tasks on fewer devices, beside what no order of their rounds can beat.
 
-`--part utilisation`, `exponential`, `policies`, `collectors`, `hosts` and `kills` run real pools
+`--part utilisation`, `exponential`, `policies`, `collectors` and `hosts` run real pools
 (benchmarks.pool.real); `replay` compares the makespan of pools that were run with the simulator's for their rounds.
 `simulated` and `simulated_starts` are the simulator's alone (benchmarks.pool.simulated)."""
 
@@ -66,11 +66,6 @@ def hosts(chosen: Namespace) -> dict[str, Any]:
     return {"collectors": rows}
 
 
-def killed(chosen: Namespace) -> dict[str, Any]:
-    """Devices that are back after kill -9."""
-    return {"kills": real.kills(*((5, 3, 4) if chosen.short else (14, 12, 24)))}
-
-
 def replayed(chosen: Namespace) -> dict[str, Any]:
     """Real pools of a folder, and the simulator on the rounds of their leases."""
     rows = simulated.replay(chosen.folder)
@@ -92,7 +87,6 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
     "policies": policies,
     "collectors": collectors,
     "hosts": hosts,
-    "kills": killed,
     "replay": replayed,
 }
 

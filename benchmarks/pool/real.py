@@ -11,43 +11,30 @@ exponential rounds the machine-repairman value of the mean duty.
 Starts: tasks that start collectors cold, alive or by prediction, all at once, each on a device of its own (a ninth of a
 core); two thirds of a round they wait in their environments, one third is real gradients. Cost: idle seconds +
 delay_cost x late seconds a collector, all rounds but the first; hindsight: of the best fixed rule, chosen knowing all
-rounds. On two hosts this machine is both: orders, parameters and rows of the second one go through relays and MPI.
-
-Kills: seconds from kill -9 of a task, or of a collector whose data its task waits for with the device, to the lease's
-end as the master wrote it. A pool of tasks with two collectors each, whose rounds differ in length; who is hit is
-random."""
+rounds. On two hosts this machine is both: orders, parameters and rows of the second one go through relays and MPI."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from benchmarks.harness import Timing, mpi_environment, mpirun
+from benchmarks.harness import mpi_environment, mpirun
 from benchmarks.pool.simulated import hindsight, repairman_share
-from ddrl.core.errors import DdrlError
-from ddrl.pool.__main__ import ask_pool
 from ddrl.pool.prewarm import DELAY_COST, Round
 from ddrl.pool.queue import jain_index
 from ddrl.pool.records import Collector, Lease, PoolRecord, read_pool
 
 SLOTS = 2  # halves of the last core
 MODES = ("cold", "alive", "prewarm")
-PATIENCE = 60.0  # [s] for a victim
 TASK = """
 [run]
 seed = {seed}
@@ -120,9 +107,6 @@ def slots(count: int = SLOTS, share: float = 0.5) -> str:
     return ",".join([f"cpu:{core}@{share}"] * count)
 
 
-# -- busy / wall -------------------------------------------------------------------------------------------------------
-
-
 def shares(policy: str, tasks: int, rounds: int, updates: int, **more: Any) -> dict[str, Any]:
     """One pool of equal tasks on two half-core slots."""
     with tempfile.TemporaryDirectory() as folder:
@@ -183,9 +167,6 @@ def _busy_within(lease: Lease, begin: float, end: float) -> float:
     held = lease.released - lease.granted
     part = min(end, lease.released) - max(begin, lease.granted)
     return lease.busy * max(0.0, part) / held if held > 0 else 0.0
-
-
-# -- starts of collectors ----------------------------------------------------------------------------------------------
 
 
 def starts(
@@ -283,89 +264,3 @@ def _idle(one: Collector) -> float:
 
 def _late(one: Collector) -> float:
     return max(0.0, one.ready - _at(one))
-
-
-# -- kills -------------------------------------------------------------------------------------------------------------
-
-
-def kills(tasks: int, of_tasks: int, of_collectors: int) -> list[dict[str, Any]]:
-    """A row for each kind of victim; `tasks` - `of_tasks` run to the end."""
-    generator = random.Random(tasks)
-    shape = {"step": 0.02, "variation": 0.5, "processes": 2, "collectors": "cold", "limit": 400}
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        pool = home / "pool"
-        files = [write_task(home, f"t{k}", seed=k + 1, rounds=1000, updates=24, **shape) for k in range(tasks)]
-        command = _command(files, pool, f"pool.devices={slots()}")
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            killed: set[int] = set()
-            hit = {
-                "collector": [_kill(pool, generator, killed, collectors=True) for _ in range(of_collectors)],
-                "task": [_kill(pool, generator, killed, collectors=False) for _ in range(of_tasks)],
-            }
-            _await_rounds(pool)
-            process.send_signal(signal.SIGINT)
-            process.wait(PATIENCE)
-        finally:
-            process.kill()
-        began = json.loads((pool / "pool" / "plan.json").read_text())["began"]
-        record = read_pool(pool)
-    rows: list[dict[str, Any]] = []
-    last = hit["task"][-1][1] - began
-    for kind, victims in hit.items():
-        seconds = [
-            lease.released - (at - began)
-            for task, at in victims
-            for lease in record.leases
-            if lease.task == task and lease.granted <= at - began < lease.released
-        ]
-        rows.append(
-            {
-                "killed": kind,
-                "kills": len(victims),
-                "held a device": len(seconds),  # others had given it back by then
-                "seconds": Timing.of(seconds),
-                "leases of others after the last kill": sum(lease.granted > last for lease in record.leases),
-                "tasks that ended well": sum(task["ok"] for task in record.summary["tasks"].values()),
-            }
-        )
-    return rows
-
-
-def _tasks(pool: Path) -> list[dict[str, Any]]:
-    """The tasks as the pool lists them; empty before it has begun."""
-    with contextlib.suppress(DdrlError):
-        return ask_pool(pool, "status")["tasks"]
-    return []
-
-
-def _kill(pool: Path, generator: random.Random, killed: set[int], *, collectors: bool) -> tuple[str, float]:
-    """Kill a task that holds a device, or a collector that such a task waits for, at a random moment and each process
-    once; its task, and when."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        time.sleep(generator.uniform(0.01, 0.05))
-        holders = [task for task in _tasks(pool) if task["device"] and task["pid"]]
-        generator.shuffle(holders)
-        for task in holders:
-            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                keepers = psutil.Process(task["pid"]).children()
-                found = [one.pid for keeper in keepers for one in keeper.children()] if collectors else [task["pid"]]
-                victims = [pid for pid in found if pid not in killed]  # one that is dead may still be named
-                if victims and (collectors or task["rounds"] > 0):
-                    at = time.monotonic()
-                    os.kill(victims[0], signal.SIGKILL)
-                    killed.add(victims[0])
-                    return task["task"], at
-    raise TimeoutError(f"no victim in {PATIENCE:.0f} s")
-
-
-def _await_rounds(pool: Path) -> None:
-    """Return when every task that runs has ended a further round."""
-    deadline = time.monotonic() + PATIENCE
-    before = {task["task"]: task["rounds"] for task in _tasks(pool)}
-    while any(task["pid"] and task["rounds"] == before[task["task"]] for task in _tasks(pool)):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"a task that was not killed ended no round in {PATIENCE:.0f} s")
-        time.sleep(0.1)

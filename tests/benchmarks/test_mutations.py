@@ -6,10 +6,10 @@ import ast
 
 import pytest
 
-from benchmarks.mutations.copies import Copy, stands
-from benchmarks.mutations.named import NAMED
-from benchmarks.mutations.nearest import FOLDERS, FURTHER, RUNS, nearest
-from benchmarks.mutations.operators import candidates, draw
+from tests.mutations.copies import Copy, stands
+from tests.mutations.named import NAMED
+from tests.mutations.nearest import FOLDERS, FURTHER, RUNS, nearest
+from tests.mutations.operators import candidates, draw
 from tests.sources import ROOT
 
 SOURCE = '''def function(a, b):

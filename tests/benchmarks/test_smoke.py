@@ -1,4 +1,5 @@
-"""Every program of benchmarks/ runs in its smallest form, ends, and writes its figures (`pytest -m long`)."""
+"""Every program of benchmarks/, and tests.mutations, runs in its smallest form, ends, and writes its figures
+(`pytest -m long`)."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ import pytest
 from tests.sources import ROOT, environment
 
 USES_HARNESS = re.compile(r"^    (?:parser|options) = (?:harness\.)?arguments\(", re.MULTILINE)  # --short and --json
-TIMEOUT = 1200  # [s]; the smallest forms take about a minute each on two quiet cores
+TIMEOUT = 1200  # [s]; the smallest forms take at most about a minute each on two quiet cores
 
 # What programs are asked for beside --short and --json, one run each; the others need nothing.
 FORMS = {
     "benchmarks.distribution": ["schemes", "scale", "tuned"],
     "benchmarks.learning.solve": ["cartpole"],
-    "benchmarks.mutations": ["--random 1 --only balance/sizes.py"],
+    "benchmarks.pool": ["", "--part utilisation --tasks 3"],
+    "tests.mutations": ["--random 1 --only balance/sizes.py"],
     "benchmarks.stability": ["tests/core/test_plugins.py --no-load"],
 }
 # Programs without figures.
@@ -32,7 +34,7 @@ PLAIN = {
 
 def programs() -> list[str]:
     """Modules whose command line is the harness's."""
-    files = sorted((ROOT / "benchmarks").rglob("*.py"))
+    files = sorted([*(ROOT / "benchmarks").rglob("*.py"), ROOT / "tests" / "mutations" / "__main__.py"])
     paths = [path.relative_to(ROOT) for path in files if USES_HARNESS.search(path.read_text())]
     names = [".".join(path.with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__main__") for name in names]

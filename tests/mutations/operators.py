@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.mutations.named import Fault
+from tests.mutations.named import Fault
 
 _FLIPPED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.mutations.named import Fault
+from tests.mutations.named import Fault
 
 _COMMUTES = "max and min of two numbers do not depend on their order"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
-from benchmarks.mutations.named import Fault
+from tests.mutations.named import Fault
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
@@ -132,7 +132,9 @@ class Copy:
             os.chdir(self.path)
             os.environ.update(PYTHONPATH=str(self.path), PYTHONDONTWRITEBYTECODE="1", COLUMNS="400")
             sys.dont_write_bytecode = True
-            for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "ddrl", "__main__")]:
+            for name in [
+                name for name in sys.modules if name.partition(".")[0] in ("benchmarks", "ddrl", "tests", "__main__")
+            ]:
                 del sys.modules[name]
             sys.modules["__main__"] = ModuleType("__main__")
             sys.path[:] = [str(self.path), *(entry for entry in sys.path if entry and Path(entry).resolve() != ROOT)]

@@ -1,7 +1,7 @@
 """Faults put into the code one at a time, each in a clean copy, and which of them the nearest tests notice.
 
-    python -m benchmarks.mutations                    the named faults, then 100 random ones
-    python -m benchmarks.mutations --only mailbox     faults whose file or name holds the word
+    python -m tests.mutations                    the named faults, then 100 random ones
+    python -m tests.mutations --only mailbox     faults whose file or name holds the word
 
 A fault that no test near its file notices has survived: a test is missing, or the fault changes nothing that a user can
 see. What was judged before at the same text is not judged again, so a run can be interrupted."""
@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
-from benchmarks.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, preload, stands
-from benchmarks.mutations.explained import explanation
-from benchmarks.mutations.named import NAMED, Fault
-from benchmarks.mutations.nearest import PROGRAMS, nearest
-from benchmarks.mutations.operators import draw, text_of
 from ddrl.core.files import write_atomically
+from tests.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, preload, stands
+from tests.mutations.explained import explanation
+from tests.mutations.named import NAMED, Fault
+from tests.mutations.nearest import PROGRAMS, nearest
+from tests.mutations.operators import draw, text_of
 
 SEED = 14
 SLOW = ("tests/run/", "tests/distribution/test_relays.py")  # they start processes: faults that need them come last
@@ -140,7 +140,7 @@ def _saved(path: Path) -> list[dict[str, Any]]:
 def _save(path: Path, row: dict[str, Any]) -> None:
     """Add a row to the file."""
     rows = {each["key"]: each for each in _saved(path)} | {row["key"]: {**row, "date": time.strftime("%Y-%m-%d")}}
-    document = {"command": "python -m benchmarks.mutations", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
+    document = {"command": "python -m tests.mutations", "date": time.strftime("%Y-%m-%d"), "machine": machine()}
     write_atomically(path, (json.dumps({**document, "rows": list(rows.values())}, indent=1) + "\n").encode())
 
 
