@@ -197,7 +197,7 @@ def opened(paths: list[Path]) -> Iterator[Runs]:
 
 
 def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
-    """Draw `render(runs)` as a part of the page that refreshes alone while a chosen run goes on."""
+    """Draw `render(runs)` as a part of the page that refreshes by itself while a chosen run is active."""
 
     def body() -> None:
         with opened(selection()) as runs:

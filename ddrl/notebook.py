@@ -66,7 +66,7 @@ class StartedRun:
         return attach(self.path)
 
     def stop(self, timeout: float = 60.0) -> str:
-        """End the run as Ctrl-C would: it saves, and says how to go on. Waits for that; the state after it."""
+        """End the run as Ctrl-C would: it saves, and prints how to resume. Waits for that; the state after it."""
         if self._process.poll() is None:
             # mpirun passes SIGUSR1 on to its ranks and would kill them on SIGINT before they could save.
             self._process.send_signal(signal.SIGUSR1 if self._under_mpirun else signal.SIGINT)
@@ -308,7 +308,7 @@ class Panel:
     def _follow(self) -> None:
         waited = 0.0
         while not self._ended.wait(self._period):
-            # A run that has not begun to write cannot be told from one that has ended: give it a minute.
+            # A run that has not written yet cannot be distinguished from one that has ended: wait a minute.
             waited = 0.0 if self.refresh() else waited + self._period
             if waited > (3 * self._period if (self.path / "telemetry.sqlite").exists() else 60.0):
                 return

@@ -75,7 +75,7 @@ def draw_cost(
     return {kind: np.array(values) for kind, values in found.items()}
 
 
-def draws_and_law(
+def draws_and_probabilities(
     priorities: NDArray[np.float32], exponent: float, *, draws: int = 100_000
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """How often each transition was drawn with these raw priorities, and the probability that its selector gives it: [N],

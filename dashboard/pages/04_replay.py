@@ -33,15 +33,15 @@ def charts(runs: watch.Runs) -> None:
     watch.chart(left, plots.who_waits(table), "waits")
     watch.chart(right, plots.trainer_time(table), "time")
     watch.chart(left, plots.recording_rates(table), "rates")
-    law = run.snapshot("replay")
+    snapshot = run.snapshot("replay")
     if replay.selector == "uniform":
-        right.info("replay.selector = uniform: every transition is drawn alike, there is no priority law to show.")
-    elif law is None:
+        right.info("replay.selector = uniform: every transition is drawn alike, there are no priorities to show.")
+    elif snapshot is None:
         right.info("Priorities of this run have not been reported yet.")
     else:
-        # The law gives masses; any multiple of the priorities behind them draws the same curve.
-        priorities = np.asarray(law["law"]) ** (1 / max(replay.priority_exponent, 1e-6))
-        watch.chart(right, plots.priority_law(priorities, replay.priority_exponent), "law")
+        # The snapshot holds masses; any multiple of the priorities behind them gives the same curve.
+        priorities = np.asarray(snapshot["law"]) ** (1 / max(replay.priority_exponent, 1e-6))
+        watch.chart(right, plots.draw_probabilities(priorities, replay.priority_exponent), "priorities")
 
 
 watch.live(charts)

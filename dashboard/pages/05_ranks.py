@@ -14,7 +14,7 @@ def health(runs: watch.Runs) -> None:
     """Every process of the main run, the troubled ones first."""
     run = next(iter(runs.values()))
     latest = run.latest()
-    # A run that is over has nobody to be late: its ranks are judged by its last record.
+    # No rank of an ended run is late: ranks are judged at the time of its last record.
     now = time.time() if run.status.is_active else float(latest.time[-1]) if len(latest) else 0.0
     table = plots.rank_table(latest, now)
     verb = "have shown" if run.status.is_active else "had shown at the last record"

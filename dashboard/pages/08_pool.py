@@ -75,7 +75,7 @@ def simulated(record: PoolRecord) -> None:
 
 
 def show() -> None:
-    """The chosen pool, again and again while it goes on."""
+    """The chosen pool, redrawn while it runs."""
     try:
         record = record_of(chosen, changed_at(chosen))
         measured(record, chosen.name)

@@ -73,7 +73,7 @@ class NoSettings:
 
 
 class Baseline:
-    """A policy for `replay`, one a class in ddrl/admix/baselines.py, or package.module:Class of one's own.
+    """A policy for `replay`, one a class in ddrl/admix/baselines.py, or package.module:Class from outside.
 
     `grid` lists the values of each setting that are tried when it is tuned. A method `fit` learns the settings from
     traces of the rules `teachers` instead."""
@@ -208,7 +208,7 @@ SAMPLE = 4000  # requests of the forecast that re-solving may use
 
 
 def load(name: str) -> type[Baseline]:
-    """The class of a baseline: a file of the package, or package.module:Class of one's own."""
+    """The class of a baseline: built in, or package.module:Class from outside."""
     return plugins.load("baseline", PACKAGE, name)
 
 

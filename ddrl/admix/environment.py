@@ -225,7 +225,7 @@ class AdmixVectorEnv:
     def _rewards(self, playing: Flags, starting: Flags) -> tuple[Floats, Floats32]:
         """Rewards of a step as they were earned [N], and as a learner sees them [N] or [N, C]."""
         shortfall = self._shortfall()
-        if self.play.first_window:  # what was due before an episode began is nobody's doing
+        if self.play.first_window:  # the policy is not charged for what was due before the episode began
             self._charged[starting] = shortfall[starting]
         growth = np.where(playing[:, None], shortfall - self._charged, 0.0)
         self._charged += growth

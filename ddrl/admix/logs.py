@@ -110,7 +110,7 @@ def read_record(path: Path) -> LogRecord:
 
 
 def to_contracts(record: LogRecord, path: Path) -> Contracts:
-    """The contracts of a record as arrays; EnvError for targeting that does not exist or that nobody can meet."""
+    """The contracts of a record as arrays; EnvError for targeting that is unknown or empty."""
     columns: dict[str, Any] = {"ad_id": np.array([contract.ad_id for contract in record.contracts], np.int64)}
     for name in AMOUNTS:
         columns[name] = np.array([getattr(contract, name) for contract in record.contracts], np.float64)

@@ -190,7 +190,7 @@ class Mixer:
         return self._encoder.encode(self.answer(decode(body, self._decoder, MessageError, UNREADABLE)))
 
     def choose(self, request: DisplayRequest) -> Decision:
-        """`answer` for a request of one's own making, whose types and ranges are checked first."""
+        """`answer` for a request made in Python: its types and ranges are checked first."""
         try:
             checked = msgspec.convert(msgspec.structs.asdict(request), DisplayRequest)
         except msgspec.ValidationError as error:

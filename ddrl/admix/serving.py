@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="score this log instead, and end")
     parser.add_argument("--out", type=Path, metavar="FILE", default=Path("decisions.parquet"),
                         help="where the decisions go: .parquet or .jsonl")  # fmt: skip
-    parser.add_argument("--trust", action="store_true", help="run a chooser of one's own that the policy names")
+    parser.add_argument("--trust", action="store_true", help="run a chooser from outside ddrl that the policy names")
     kinds = get_type_hints(ServeConfig)
     for item in fields(ServeConfig):
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""

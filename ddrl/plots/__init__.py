@@ -25,9 +25,9 @@ from ddrl.plots.machines import cpu_by_role, gpu_use, heartbeat_ages, memory_by_
 from ddrl.plots.replay import (
     cost_against_limit,
     cost_against_size,
-    draws_against_law,
+    draw_probabilities,
+    draws_against_probabilities,
     operations_beside_peers,
-    priority_law,
     recording_rates,
     replay_fill,
     sample_balance,
@@ -43,7 +43,8 @@ __all__ = [
     "cost_against_size",
     "cpu_by_role",
     "differing_labels",
-    "draws_against_law",
+    "draw_probabilities",
+    "draws_against_probabilities",
     "gantt",
     "gpu_use",
     "heartbeat_ages",
@@ -54,7 +55,6 @@ __all__ = [
     "memory_by_role",
     "operations_beside_peers",
     "predicted_returns",
-    "priority_law",
     "rank_table",
     "recording_rates",
     "relay_bandwidth",
@@ -75,8 +75,13 @@ __all__ = [
 ]
 
 
+_RENAMED = {"draws_against_law": "draws_against_probabilities", "priority_law": "draw_probabilities"}
+
+
 def __getattr__(name: str) -> Any:
-    """A figure of a slice, by its name in the `__all__` of ddrl/*/page.py."""
+    """A figure by its name in an earlier version, or one of a slice, by its name in the `__all__` of ddrl/*/page.py."""
+    if name in _RENAMED:
+        return globals()[_RENAMED[name]]
     if not name.startswith("_"):
         for path in sorted(Path(__file__).parents[1].glob("*/page.py")):
             page = import_module(f"ddrl.{path.parent.name}.page")

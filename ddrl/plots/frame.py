@@ -1,7 +1,7 @@
 """What all figures share: size, margins, colors that color-blind readers can tell apart, and the shapes that return.
 
 Colors are Okabe and Ito's (2008), the light ones darkened so that each has a contrast of at least 3 to 1 on white and
-on black; lines that must be told apart also differ in dash. Background and text are left to the page's theme."""
+on black; lines of one figure also differ in dash. Background and text are left to the page's theme."""
 
 from __future__ import annotations
 

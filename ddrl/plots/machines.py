@@ -24,7 +24,7 @@ from ddrl.telemetry.devices import SAMPLE_PERIOD
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.series import ROLES
 
-MAX_LINES = 14  # more than so many lines cannot be told apart: a heatmap, or median and extremes
+MAX_LINES = 14  # with more lines than this, a figure shows a heatmap, or median and extremes
 LATE_SECONDS = 10.0  # without a sign of life for longer, a rank is called late
 
 

@@ -85,13 +85,15 @@ def recording_rates(table: Table) -> go.Figure:
     return figure
 
 
-def priority_law(priorities: Floats, exponent: float) -> go.Figure:
+def draw_probabilities(priorities: Floats, exponent: float) -> go.Figure:
     """How often each transition is drawn under mass = priority ** exponent (Schaul et al. 2016, eq. 1), against uniform
     drawing.
 
     `priorities` [N]: raw priorities, e.g. absolute TD errors. Shown sorted: the share of all draws that the first k
     percent take."""
-    figure = new_figure(f"Priority law, exponent {exponent:g}", "transitions, highest priority first", "share of draws")
+    figure = new_figure(
+        f"Draws by priority, exponent {exponent:g}", "transitions, highest priority first", "share of draws"
+    )
     if not len(priorities):
         return say_nothing_yet(figure, "no priorities yet")
     x = np.linspace(0, 1, 201)
@@ -115,7 +117,7 @@ def cost_against_size(sizes: Sequence[int], microseconds: Mapping[str, Floats], 
     return figure
 
 
-def draws_against_law(counts: Ints, probabilities: Floats) -> go.Figure:
+def draws_against_probabilities(counts: Ints, probabilities: Floats) -> go.Figure:
     """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
     figure = new_figure("Draws against probabilities", "probability", "share of draws")
     order = np.argsort(probabilities)

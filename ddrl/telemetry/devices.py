@@ -23,7 +23,7 @@ from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
 from ddrl.telemetry.series import COLUMN, ROLES
 
-SAMPLE_PERIOD = 2.0  # [s] between looks at a host's processes
+SAMPLE_PERIOD = 2.0  # [s] between samples of a host's processes
 
 
 class Counters(Protocol):
@@ -116,7 +116,7 @@ class Gpus:
 
 
 class HostSampler:
-    """Samples this host every `period` seconds in a thread of its own (`start`), or when told (`sample`)."""
+    """Samples this host every `period` seconds in its own thread (`start`), or once (`sample`)."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class HostSampler:
         report: Callable[[str], None] | None = None,
         on_death: Callable[[int], object] = lambda row: None,
     ) -> None:
-        """`on_death` is told the row of a process that is gone and has not said that it ended, once."""
+        """`on_death(row)` is called once for each process that is gone and has not reported its end."""
         self._report = report or partial(print, file=sys.stderr, flush=True)
         self._on_death = on_death
         self._dead = set[int]()
@@ -173,12 +173,12 @@ class HostSampler:
         relays = np.flatnonzero(table[:, COLUMN["role"]] == ROLES.index(Role.RELAY))
         row = self._counters.row(int(relays[0]) if relays.size else 0)
         use = np.array(gpus)
-        told = ~np.isnan(use)
-        if told[:, 0].any():
-            row["gpu_utilization"].set(float(use[told[:, 0], 0].mean()))
+        reported = ~np.isnan(use)
+        if reported[:, 0].any():
+            row["gpu_utilization"].set(float(use[reported[:, 0], 0].mean()))
         for name, column in (("gpu_memory_bytes", 1), ("gpu_memory_total_bytes", 2)):
-            if told[:, column].any():
-                row[name].set(float(use[told[:, column], column].sum()))
+            if reported[:, column].any():
+                row[name].set(float(use[reported[:, column], column].sum()))
         for index, gpu in enumerate(gpus[:MAX_GPUS]):
             row[f"gpu{index}_utilization"].set(gpu.utilization)
             row[f"gpu{index}_memory"].set(gpu.memory_bytes / gpu.memory_total_bytes)

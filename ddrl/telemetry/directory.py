@@ -42,7 +42,7 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
         raise RunDirError(f"{path} is half-written ({error})") from None
 
 
-@lru_cache(maxsize=64)  # a page looks at it once a second
+@lru_cache(maxsize=64)  # a page reads it once a second
 def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
     settings: dict[str, Any] = tomllib.loads(path.read_text())
     known = {info.name for info in describe_settings()}

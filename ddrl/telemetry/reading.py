@@ -1,4 +1,4 @@
-"""Reading a run: `Run(path)` gives what RUN/telemetry.sqlite holds as numpy or pandas tables, while the run goes on or
+"""Reading a run: `Run(path)` gives what RUN/telemetry.sqlite holds as numpy or pandas tables, during the run or
 long after.
 
 Reads only; never blocks the run. Every read may be limited: since a cursor (only what is new) and to so many points
@@ -119,9 +119,9 @@ class Run:
                 meta = dict(self._db.execute("SELECT key, value FROM meta").fetchall())
                 self.columns: tuple[str, ...] = msgspec.json.decode(meta["columns"], type=tuple[str, ...])
                 stored = [row[1] for row in self._db.execute("PRAGMA table_info(series)")][4:]
-                # A run of an earlier ddrl says nothing of its series.
-                told = msgspec.json.decode(meta["series"], type=list[Series]) if "series" in meta else list(SERIES)
-            known = {series.name: series for series in (*SERIES, *told)}
+                # An earlier ddrl did not write its series.
+                listed = msgspec.json.decode(meta["series"], type=list[Series]) if "series" in meta else list(SERIES)
+            known = {series.name: series for series in (*SERIES, *listed)}
             self._stored = frozenset(stored)
             self.about: dict[str, Series] = known | {
                 name: Series(name, "gauge", "", "") for name in stored if name not in known
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
-        """RUN/config.toml as it stands: section -> name -> value."""
+        """RUN/config.toml: section -> name -> value."""
         return read_config(self.path / "config.toml")[0]
 
     @property
@@ -184,7 +184,7 @@ class Run:
         """Run-level series by name (default all of `about`) with tick, time and wall_seconds.
 
         `since`: first tick wanted (a cursor). `points`: about at most so many rows (and at least a quarter of it, where
-        there are that many); each then stands for several records: totals are its last, gauges its mean."""
+        there are that many); each then covers several records: totals are its last, gauges its mean."""
         wanted = list(self.about if names is None else names)
         unknown = [name for name in wanted if name not in self.about]
         if unknown:

@@ -1,8 +1,8 @@
 """The recorder: one thread on rank 0 that reads the counters and hands what it finds to the sinks.
 
 Reads `tables()` every `telemetry.period`; events and evaluations are handed in from any thread and written at once.
-Nothing that goes wrong here touches training: an exception is reported once, in full, and the recorder goes on. Imports
-no stage; `run` hands it what it reads."""
+An exception here never stops training: it is reported once, in full, and the recorder continues. Imports no stage;
+`run` hands it what it reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Recorder:
     `tables` returns the counters of all processes of all hosts, float64 [processes, columns of the run], NaN where
     nothing was stored; it is called by the recorder's thread. `figures` are those of the run's algorithm, which follow
     ddrl.core.metrics.METRICS in the columns. `base` holds the totals at the checkpoint that the run resumes at
-    (env_steps, updates, wall_seconds): what was recorded past it is cut, and the other totals go on from there.
+    (env_steps, updates, wall_seconds): what was recorded past it is cut, and the other totals continue from there.
     `sinks` are further sinks, e.g. the terminal's `ProgressLine`. `report` takes the words of what goes wrong here.
     Raises RunDirError where the run directory cannot be written."""
 
@@ -195,7 +195,7 @@ class Recorder:
                 self._guard(f"writing an evaluation to {type(sink).__name__}", lambda sink=sink: sink.evaluation(item))
 
     def _guard(self, doing: str, action: Callable[[], None]) -> None:
-        """Run one action; what it raises is told once for each kind, and the run goes on."""
+        """Run one action; an exception is reported once for each kind, and the run continues."""
         try:
             action()
         except Exception as error:  # training must outlive its telemetry

@@ -23,7 +23,7 @@ from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
 
 WINDOW_SECONDS = 5.0
-COLUMN = {name: index for index, name in enumerate(COLUMNS)}  # those of METRICS stand here in every run
+COLUMN = {name: index for index, name in enumerate(COLUMNS)}  # the same places in every run
 ROLES = tuple(Role)
 NAN = float("nan")
 
@@ -281,7 +281,7 @@ class SeriesWindow:
         return {series.name: values[series.name] for series in self.series}
 
     def _accumulate(self, table: Floats) -> Floats:
-        """The table with counts that never fall: those of a restarted process go on from what it had counted before."""
+        """The table with counts that never fall: a restarted process adds to what it had counted before."""
         last = self._grown[:0] if self._last is None else self._last
         rows = max(len(table), len(last))
         table, last, grown = (_lengthened(part, rows) for part in (table, last, self._grown))
@@ -375,7 +375,7 @@ class Snapshot:
 
 
 class Sink(Protocol):
-    """Where records go. Called by the recorder's thread alone; an exception is reported and the run goes on."""
+    """Where records go. Called by the recorder's thread alone; an exception is reported, and the run continues."""
 
     def record(self, record: Record) -> None:
         """Take one record of the counters."""

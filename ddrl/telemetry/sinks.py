@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # seconds. Numbers keep their columns, so that changes are easy to see.
 
 START_PERIOD = 2.0  # [s] between lines while ranks start
-_QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by whoever ends the job
+_QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by the process that ends the job
 
 
 def count_text(value: float) -> str:
@@ -138,7 +138,7 @@ class ProgressLine:
             self.say(event.text)
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Remember the newest evaluation; it stands in the panel from now on."""
+        """Remember the newest evaluation, which the panel shows from now on."""
         self._evaluation = evaluation
 
     def say(self, text: str) -> None:
@@ -204,7 +204,7 @@ class TensorBoardFiles:
     """Writes one event file of scalars; `tensorboard --logdir runs` finds it. Needs tensorboardX.
 
     A run that is resumed at `resumed_at` environment steps repeats what came after them: earlier files are cut there,
-    and a TensorBoard that has read them already is told to forget (SessionLog START)."""
+    and a SessionLog START makes a TensorBoard that has read them already forget them."""
 
     def __init__(self, run_dir: Path, resumed_at: float | None = None) -> None:
         writing: Any = import_module("tensorboardX.event_file_writer")  # which has no types

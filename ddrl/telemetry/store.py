@@ -85,7 +85,7 @@ class Opened:
 
 
 class _Unusable(Exception):
-    """Why a file cannot be gone on with."""
+    """Why a file cannot be continued."""
 
 
 def quoted(name: str) -> str:
@@ -95,7 +95,7 @@ def quoted(name: str) -> str:
 
 def open_to_write(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | None) -> Opened:
     """Open or make the file. `base`: the totals at the checkpoint that the run resumes at (env_steps, updates,
-    wall_seconds); None: go on at the file's end. RunDirError where it cannot be written."""
+    wall_seconds); None: continue at the file's end. RunDirError where it cannot be written."""
     try:
         return _open(path, metrics, base)
     except (_Unusable, sqlite3.Error, ValueError, TypeError) as error:
@@ -147,7 +147,7 @@ def _prepare(db: sqlite3.Connection, metrics: Sequence[Metric], series: Sequence
     if before is not None and before[0] != columns:
         db.execute("DELETE FROM frames")  # begun by another ddrl: its frames hold other counters, and would be misread
     known = {row[1] for row in db.execute("PRAGMA table_info(series)")}
-    for item in series:  # a run begun with fewer series goes on with NULL before this point
+    for item in series:  # rows of a run begun with fewer series are NULL before this point
         if item.name not in known:
             db.execute(f"ALTER TABLE series ADD COLUMN {quoted(item.name)} REAL")
     db.execute("INSERT OR REPLACE INTO meta VALUES ('columns', ?)", (columns,))
@@ -225,7 +225,7 @@ def pack_table(table: Floats) -> bytes:
     """Counters [processes, columns] as bytes: one column after the other, equal bytes of the numbers side by side,
     deflated.
 
-    Columns that nobody reports, and the slowly changing high bytes of the others, shrink to almost nothing.
+    Columns that no process reports, and the slowly changing high bytes of the others, shrink to almost nothing.
     """
     planes = np.ascontiguousarray(table.T, dtype="<f8").view(np.uint8).reshape(-1, 8).T
     return zlib.compress(planes.tobytes(), 1)

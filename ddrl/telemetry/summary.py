@@ -53,7 +53,7 @@ def summarize(
     `table` is the last table of counters of all processes, `wall_seconds` the time since the run began, `base` the
     totals of the run before this process began (env_steps, updates, ...; wall_seconds is not added again), `policy_lag`
     {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `more` further top-level entries.
-    Values nobody reported are None."""
+    Values that no process reported are None."""
     base = base or {}
     trainer = role_rows(table, Role.TRAINER)
     rollouts = role_rows(table, Role.ROLLOUT)
@@ -67,7 +67,7 @@ def summarize(
 
     steps = count(
         trainer, "env_steps", "env_steps"
-    )  # what the trainer has recorded; rollouts may be ahead by what stands in lanes
+    )  # what the trainer has recorded; rollouts are ahead by what is in the lanes
     if steps is None:
         steps = count(rollouts, "env_steps", "env_steps")
     lag = policy_lag or {"p50": _last(trainer, "lag_p50"), "p99": _last(trainer, "lag_p99")}
@@ -122,7 +122,7 @@ def _number(value: float) -> float | int | None:
 # by _AHEAD, so that the sentence does not alternate between two close causes.
 
 _IDLE = 0.25  # share of its time that the trainer may wait before it is called starved
-_FULL = 0.10  # share of their time that rollouts may stand at full lanes
+_FULL = 0.10  # share of their time that rollouts may wait at full lanes
 _AHEAD = 0.10  # by which another stage must be ahead of the one that is named
 
 

@@ -115,7 +115,7 @@ def test_a_real_run_is_shown_while_it_trains_also_what_no_fake_cluster_has(tmp_p
         for page, word in (
             ("Distribution", "nothing travels between hosts"),
             ("Devices", "Private memory"),
-            ("Replay", "Priority law"),
+            ("Replay", "Draws by priority"),
         ):
             go_to(browser, page)
             browser.wait_for(run.path.name, word)

@@ -16,12 +16,12 @@ def test_drawing_is_timed_for_every_size_and_selector():
     assert all(len(values) == 2 and (values > 0).all() for values in found.values())
 
 
-def test_draws_follow_the_law_within_three_deviations():
+def test_draws_follow_the_probabilities_within_three_deviations():
     priorities = np.random.default_rng(0).exponential(size=50).astype(np.float32)
-    counts, law = explore.draws_and_law(priorities, 0.6, draws=50_000)
+    counts, probabilities = explore.draws_and_probabilities(priorities, 0.6, draws=50_000)
     expected = priorities.astype(float) ** 0.6
-    assert np.allclose(law, expected / expected.sum(), rtol=1e-3)
-    deviation = (counts - 50_000 * law) / np.sqrt(50_000 * law * (1 - law))
+    assert np.allclose(probabilities, expected / expected.sum(), rtol=1e-3)
+    deviation = (counts - 50_000 * probabilities) / np.sqrt(50_000 * probabilities * (1 - probabilities))
     assert np.abs(deviation).max() < 4.5
 
 

@@ -247,12 +247,17 @@ def test_points_take_the_color_of_their_scheme():
     assert np.allclose(y_of(figure, "lower bound"), hosts * 500)
 
 
-def test_the_band_around_the_law_holds_honest_draws():
-    law = np.array([0.1, 0.2, 0.3, 0.4])
-    counts = np.random.default_rng(0).multinomial(100_000, law)
-    figure = plots.draws_against_law(counts, law)
+def test_the_band_around_the_probabilities_holds_independent_draws():
+    probabilities = np.array([0.1, 0.2, 0.3, 0.4])
+    counts = np.random.default_rng(0).multinomial(100_000, probabilities)
+    figure = plots.draws_against_probabilities(counts, probabilities)
     low, high = y_of(figure, "99 % below"), y_of(figure, "99 % above")
     assert ((low <= y_of(figure, "drawn")) & (y_of(figure, "drawn") <= high)).all()
+
+
+def test_figures_are_found_by_their_names_in_earlier_versions():
+    assert plots.priority_law is plots.draw_probabilities
+    assert plots.draws_against_law is plots.draws_against_probabilities
 
 
 def test_survivors_have_a_row_a_policy():
@@ -293,11 +298,11 @@ def test_the_oldest_record_is_as_old_as_the_time_it_took_to_record_what_is_held(
     assert (list(capacity.x), list(capacity.y)) == ([0, 10], [300, 300])
 
 
-def test_the_priority_law_is_uniform_at_exponent_zero_and_proportional_at_one():
+def test_draw_probabilities_are_uniform_at_exponent_zero_and_proportional_at_one():
     priorities = np.arange(1, 101, dtype=float)
-    uniform = plots.priority_law(priorities, 0.0)
+    uniform = plots.draw_probabilities(priorities, 0.0)
     assert np.allclose(y_of(uniform, "exponent 0"), np.linspace(0, 1, 201), atol=1e-9)
-    proportional = y_of(plots.priority_law(priorities, 1.0), "exponent 1")
+    proportional = y_of(plots.draw_probabilities(priorities, 1.0), "exponent 1")
     assert proportional[100] == pytest.approx(sum(range(51, 101)) / 5050)
     assert proportional[-1] == pytest.approx(1.0)
 
