@@ -28,7 +28,6 @@ from ddrl.balance.ddqn import (
     CONTEXT_FEATURES,
     FIRST,
     FORMS,
-    GRADIENT_FEATURES,
     NODE_FEATURES,
     OBJECTIVES,
     NodeState,
@@ -53,6 +52,7 @@ CAPACITY = 8_000
 TAU = 0.01
 # An iteration's sizes hardly touch the next one, but p_i that was multiplied stays so.
 DISCOUNTS = {"regimes": 0.1, "steps": 0.9}
+GRADIENT_FEATURES = ("norm", "cosine", "loss", "staleness")
 HIDE = {"regimes": (), "steps": (), "no_gradients": GRADIENT_FEATURES}
 
 

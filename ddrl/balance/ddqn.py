@@ -92,7 +92,6 @@ NODE_FEATURES = (
     "cosine",
     "loss",
 )
-GRADIENT_FEATURES = ("norm", "cosine", "loss", "staleness")
 CONTEXT_FEATURES = ("nodes", "spread", "dropped", "noise_scale", "loss_slope", "lateness", *("weight",) * 4)
 
 _AVERAGE = 0.1  # rates of the averages

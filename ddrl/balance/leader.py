@@ -58,7 +58,7 @@ UNLIMITED = 1 << 40  # [samples] for a node without balance.max_sizes
 
 
 @dataclass
-class NodeState:
+class NodeStatus:
     """What the leader knows of one node."""
 
     versions: dict[str, int] = field(default_factory=dict[str, int])  # of the vectors that it has
@@ -204,7 +204,7 @@ class Leader:
         self._notify = notify
         self._ended_nodes = ended_nodes
         self._next_check = 0.0
-        self.nodes = {node: NodeState() for node in range(comm.Get_size() - 1)}
+        self.nodes = {node: NodeStatus() for node in range(comm.Get_size() - 1)}
         self.parts = {part: PartBatches(config, list(self.nodes)) for part in exchange.learner.parts}
         self._absent = set(self.nodes)  # nodes that have not sent their signature, or not tried to map the memory
         if make_segment is not None:
@@ -238,7 +238,7 @@ class Leader:
             ready = collection.ready(time.perf_counter())
         return self._sum(batches, part)
 
-    def _memory_of(self, state: NodeState) -> SharedMemory | None:
+    def _memory_of(self, state: NodeStatus) -> SharedMemory | None:
         """The shared memory, where this node reads its vectors and writes its gradients there."""
         memory = self._connection.memory
         return memory if memory is not None and memory.has_vectors and state.shares_memory else None

@@ -209,11 +209,6 @@ class LeaseMaster:
         now = time.monotonic()
         return max(0.0, self.queue.next_time(now) - now)
 
-    def turn(self, timeout: float) -> None:
-        """Sleep until there is something to answer, at most `timeout` [s], then answer it."""
-        select.select([self], [], [], min(timeout, self.timeout()))
-        self.answer()
-
     def answer(self) -> None:
         """Take up what has changed in the slots, and grant devices."""
         for descriptor, _ in self._epoll.poll(0):

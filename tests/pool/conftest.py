@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import select
 import signal
 import subprocess
 import sys
@@ -86,12 +87,18 @@ def master(name) -> Iterator[Callable[..., LeaseMaster]]:
         one.close()
 
 
+def turn(master: LeaseMaster, timeout: float) -> None:
+    """Let the master sleep until there is something to answer, at most `timeout` [s], and answer it."""
+    select.select([master], [], [], min(timeout, master.timeout()))
+    master.answer()
+
+
 def serve(master: LeaseMaster, until: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Let the master answer until something holds; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not until():
         assert time.monotonic() < end, "the master waited in vain"
-        master.turn(0.2)
+        turn(master, 0.2)
 
 
 class MasterThread:
@@ -119,7 +126,7 @@ class MasterThread:
 
     def _run(self) -> None:
         while not self._stopped:
-            self.master.turn(0.02)
+            turn(self.master, 0.02)
             while not self._calls.empty():
                 method, arguments, answer = self._calls.get()
                 try:

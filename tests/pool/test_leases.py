@@ -16,7 +16,7 @@ from ddrl.channels.segment import start_time
 from ddrl.core.errors import PoolError
 from ddrl.pool.leases import LeaseHolder, LeaseMaster
 from ddrl.pool.policies import Exclusive, Fair, Fifo, Slices, SlicesSettings
-from tests.pool.conftest import MasterThread, serve
+from tests.pool.conftest import MasterThread, serve, turn
 from tests.waiting import PATIENCE
 
 
@@ -66,7 +66,7 @@ def test_a_death_alone_wakes_the_master(master, nursery, name):
     threading.Timer(0.2, os.kill, (victim, signal.SIGKILL)).start()
     begin = time.monotonic()
     while pool.queue.tasks:
-        pool.turn(PATIENCE)
+        turn(pool, PATIENCE)
     assert time.monotonic() - begin < PATIENCE
 
 
@@ -105,7 +105,7 @@ def test_a_new_process_that_claims_before_the_master_looks_does_not_inherit_the_
     while start_time(victim):
         os.sched_yield()
     holder = LeaseHolder.attach(name, "a")  # the master has not had a turn since
-    pool.turn(0.0)
+    turn(pool, 0.0)
     assert pool.queue.holders == {}
     assert pool.queue.tasks == {"a"}
     assert [lease.expired for lease in ended] == [True]
@@ -217,14 +217,15 @@ def test_time_slices_wake_the_master_by_themselves(served, name):
 
 
 MASTER = """
-import sys
+import select, sys
 from ddrl.pool.leases import LeaseMaster
 from ddrl.pool.policies import Fifo
 pool = LeaseMaster(sys.argv[1], Fifo(), 1)
 pool.add("a"), pool.add("b")
 print("ready", flush=True)
 while True:
-    pool.turn(60.0)
+    select.select([pool], [], [])
+    pool.answer()
 """
 
 
@@ -246,7 +247,7 @@ def test_a_process_that_ended_before_the_master_saw_it_never_joins(master, nurse
     pid = nursery.start(name, "a", "exit")
     while start_time(pid):
         os.sched_yield()
-    pool.turn(0.0)
+    turn(pool, 0.0)
     assert pool.queue.tasks == set()
     assert ended == []
 
