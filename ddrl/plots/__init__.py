@@ -34,8 +34,16 @@ from ddrl.plots.replay import (
     survivors,
     who_waits,
 )
-from ddrl.plots.runs import differing_labels, learning_curve, series_over, settings_table, sketch, trainer_time
-from ddrl.plots.values import predicted_returns, state_value
+from ddrl.plots.runs import (
+    differing_labels,
+    learning_curve,
+    predicted_returns,
+    series_over,
+    settings_table,
+    sketch,
+    state_value,
+    trainer_time,
+)
 
 __all__ = [
     "bytes_against_bound",
