@@ -107,6 +107,24 @@ def segments_of(run: Path) -> list[str]:
     return sorted(path.name for path in Path("/dev/shm").glob(f"ddrl-{run_id}-*"))
 
 
+def processes_of(run: Path) -> dict[str, int]:
+    """Ids of a run's processes by name (of a slot: "slot RANK"), beside its launcher's."""
+    words = [str(run).encode(), json.loads((run / "run.json").read_text())["run_id"].encode()]
+    found: dict[str, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()  # empty where a process only waits to be reaped
+            variables = dict(one.partition(b"=")[::2] for one in (path / "environ").read_bytes().split(b"\0"))
+            name = (path / "comm").read_text().strip()
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+        if any(word in command for word in words):
+            rank = variables.get(b"OMPI_COMM_WORLD_RANK", b"").decode()
+            name = f"slot {rank}" if rank and not name.startswith("ddrl") else name
+            found[name if name not in found else f"{name} ({path.name})"] = int(path.name)
+    return found
+
+
 def wait_for_checkpoint(run: Path, job: subprocess.Popen[Any]) -> None:
     """Until the run has written its first checkpoint; AssertionError with what the job has said where it has ended."""
     written = (run / "checkpoints").glob

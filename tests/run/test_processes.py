@@ -16,6 +16,7 @@ from tests.run.launch import (
     TINY,
     ddrl,
     mpirun,
+    processes_of,
     segments_of,
     settings,
     start_mpirun,
@@ -233,39 +234,12 @@ def test_ctrl_c_of_mpirun_loses_no_more_than_what_came_after_the_last_checkpoint
     wait_for_checkpoint(run, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=PATIENCE) != 0
-    wait_until(lambda: not ranks_of(run), "ranks stay behind")
+    wait_until(lambda: not processes_of(run), "ranks stay behind")
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
     done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={saved + 500}")
     assert done.returncode == 0, done.stderr
     assert summary(run)["env_steps"] >= saved
     assert segments_of(run) == []
-
-
-def test_when_mpirun_is_killed_the_trainer_saves_and_nobody_stays(tmp_path):
-    run = tmp_path / "run"
-    process = start_mpirun(6, *TINY, *settings("run.max_env_steps=100000000", "cluster.relays=2", f"run.dir={run}"))
-    wait_for_checkpoint(run, process)
-    process.kill()
-    process.wait()
-    wait_until((run / "summary.json").exists, "nothing was saved")
-    wait_until(lambda: not ranks_of(run), "ranks stay behind")
-    assert summary(run)["reason"] == "interrupted"
-    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={summary(run)['env_steps'] + 500}")
-    assert done.returncode == 0, done.stderr
-    assert segments_of(run) == []
-
-
-def ranks_of(run) -> list[str]:
-    """Processes whose command line names the run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except OSError:
-            continue  # it has ended meanwhile
-        if str(run).encode() in words:
-            found.append(path.parent.name)
-    return found
 
 
 def test_ctrl_c_while_the_members_still_start_saves_without_a_traceback(tmp_path):
