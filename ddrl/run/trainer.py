@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ddrl.run.task import Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
-START_TIMEOUT = 600.0  # [s] for the keeper to make the channels
 Equip = Callable[["Task"], Callable[[dict[str, Any]], object] | None]
 
 
@@ -75,14 +74,14 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     from ddrl.run.task import Duty, Task
     from ddrl.run.topology import HostChannels
 
-    channels = HostChannels.attach(run_id, 0, START_TIMEOUT)
-    name_process(f"ddrl {channels.topology.trainer.rank} trainer")
-    channels.attach_drained()
-    messages = link.receive(wait=True)
+    messages = link.receive(wait=True)  # once there are channels
     if not messages:
         raise JobFailed("")  # the keeper has ended
     records = messages[0]
     assert isinstance(records, Records)
+    channels = HostChannels.attach(run_id, 0, 0.0)
+    name_process(f"ddrl {channels.topology.trainer.rank} trainer")
+    channels.attach_drained()
     lock = link.take_descriptor() if records.has_lock else None
     collectors = link.take_descriptor() if records.has_collectors else None
     set_torch_threads(channels.topology.config.learner.threads)
