@@ -192,22 +192,24 @@ class Lead:
         import ddrl.run.relay  # noqa: F401  # pyright: ignore[reportUnusedImport]  (while the keeper makes the channels)
 
         result: Result
+        ordered = False
         try:
             made = keeper.receive(Made)
             topology = Topology.from_bytes(made.topology)
             with abort_on_error(world, self._run_id):
                 _give_orders(world, work, topology, cores, made.records)
+            ordered = True
             failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, world, work))
             result = _result_of_trainer(world, work, keeper)
             if failure and result.document is not None:
                 result = Result(None, failure)
         except DdrlError as error:
             result = keeper.result or Result(None, str(error))
-            if keeper.made is None:
+            if not ordered:
                 _give_orders(world, work, None, cores, None)
         status = conclude(result, launcher)
         keeper.end()
-        _part(world, work, result, self._run_id)
+        _part(world, work, result, self._run_id, _with_work(work, slot.RELAY) if ordered else [])
         return status
 
 
@@ -279,20 +281,19 @@ def _give_orders(
     wait(requests, share=SHARE, longest=MAX_SLEEP)
 
 
-def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str) -> None:
-    """End the slots, and wait for the other relays: gradient nodes may have died meanwhile. Where the job has failed,
+def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str, relays: list[int]) -> None:
+    """End the slots, and wait for these other relays: gradient nodes may have died meanwhile. Where the job has failed,
     the wait is bounded, and then the job is aborted."""
     from mpi4py import MPI
 
     for rank in _with_work(work, slot.SLOT):
         world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
-    others = _with_work(work, slot.RELAY)
     deadline = time.monotonic() + END_TIMEOUT
     begun = time.perf_counter()
-    while others:
-        for rank in list(others):
+    while relays:
+        for rank in list(relays):
             if _poll(world, rank, slot.END) is not None:
-                others.remove(rank)
+                relays.remove(rank)
         if result.document is None and time.monotonic() > deadline:
             abort(world, run_id)
         rest(begun, SHARE, MAX_SLEEP)

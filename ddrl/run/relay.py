@@ -43,7 +43,7 @@ def relay_process(
         collectors = keeper.take_collectors_end()
         starter = slice_module("pool.collectors", "pool.collectors").StarterLink(collectors)
     try:
-        relay = _make_relay(membership, topology, mine, channels, starter)
+        relay = _make_relay(membership, topology, mine, channels, keeper, starter)
         if relay is not None:
             forbid_torch()
             sampler = HostSampler(channels.counters, on_death=on_death)
@@ -73,11 +73,12 @@ def _make_relay(
     topology: Topology,
     mine: Assignment,
     channels: HostChannels,
+    keeper: HostKeeper | None,
     starter: CollectorStarter | None,
 ) -> Relay | None:
     """The relay of this host; None where the job failed before there was a model. starter: of this host's
     collectors."""
-    policy = _share_policy(membership, mine, channels)
+    policy = _share_policy(membership, mine, channels, keeper)
     if policy is None:
         return None
     model, mailbox = policy
@@ -130,12 +131,18 @@ def _make_relay(
 
 
 def _share_policy(
-    membership: Membership, mine: Assignment, channels: HostChannels
+    membership: Membership, mine: Assignment, channels: HostChannels, keeper: HostKeeper | None
 ) -> tuple[ActingModel, Mailbox] | None:
     """Hand the acting model from the root to the other relays; it and the host's mailbox, or None when the job failed
     before there was one."""
+
+    def meanwhile() -> None:
+        membership.poll()
+        if keeper is not None:
+            keeper.check()
+
     if mine.host == 0:
-        policy = channels.attach_policy(START_TIMEOUT, membership.poll)
+        policy = channels.attach_policy(START_TIMEOUT, meanwhile)
         membership.exchange.broadcast(policy[0].to_bytes() if policy else b"")
         return policy
     data = membership.exchange.broadcast(None)

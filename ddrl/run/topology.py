@@ -147,10 +147,14 @@ def describe(error: BaseException, where: str) -> str:
 def report_failure(board: Board, run_id: str, host: int, text: str) -> None:
     """Tell the host's creator; only the first failure of a host is kept."""
     try:
-        Blob.create(segment_name(run_id, host, "failure"), text.encode())
+        blob = Blob.create(segment_name(run_id, host, "failure"), text.encode())
     except ChannelError:
         return  # another process of this host failed first, and its command is on the board or about to be
     board.command = Command.FAIL
+    try:
+        Board.attach(board_name(run_id, host))
+    except ChannelError:  # the host's channels are removed already: nobody will remove this one
+        blob.unlink()
 
 
 def read_failure(run_id: str, host: int) -> str:

@@ -2,15 +2,19 @@
 
 It imports torch while the keeper prepares the run, then attaches the host's channels and drives the task to its end.
 LINK: descriptor of its end of the link to the keeper; ERRORS: where it writes its stacks when it is asked; PARENT: the
-keeper's process id. A keeper that has ended is an interrupt: the trainer saves, removes the channels, and ends."""
+keeper's process id. A keeper that ends is an interrupt: the trainer saves, removes the channels, and ends; before it
+has anything to save it ends at once."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.segment import unlink_run
@@ -55,7 +59,7 @@ def drive(
             elif outcome is Outcome.IDLE:
                 task.wait(WAIT)
         saved = interrupts.terminated and save_elsewhere(task)
-        return task.finish(lambda: Evaluator(task.config, task.model), settle=not saved, saved=saved)
+        return task.finish(lambda: Evaluator(task.config, task.model), settle=not interrupts.terminated, saved=saved)
     except BaseException as error:
         task.abandon(error)
         raise
@@ -66,15 +70,16 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     turn; what it gives is called with the summary at the end."""
     from ddrl.learner import import_torch
 
-    import_torch()
-    for name in ("ddrl.learner.checks", "onnx", "onnxruntime"):  # while ranks still start
-        importlib.import_module(name)
+    with _ended_by_sigterm(run_id):
+        import_torch()
+        for name in ("ddrl.learner.checks", "onnx", "onnxruntime"):  # while ranks still start
+            importlib.import_module(name)
+        messages = link.receive(wait=True)  # once there are channels
     from ddrl.run.process import name_process
     from ddrl.run.processes import Records
     from ddrl.run.task import Duty, Task
     from ddrl.run.topology import HostChannels
 
-    messages = link.receive(wait=True)  # once there are channels
     if not messages:
         raise JobFailed("")  # the keeper has ended
     records = messages[0]
@@ -99,6 +104,21 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
         if rounds is not None:
             rounds.close()
         channels.close()
+
+
+@contextmanager
+def _ended_by_sigterm(run_id: str) -> Generator[None]:
+    """There is nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        unlink_run(run_id)
+        os._exit(130)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def open_records(records: Records, lock: int | None) -> TaskRecords:

@@ -29,6 +29,26 @@ SAVED = "interrupted"  # the run's summary says so
 MAX_NAME = 15  # letters of a process's name
 
 
+def start(run: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    """A job, and the file of what it prints."""
+    log = run.with_name("log")
+    with log.open("wb") as output:
+        command = mpirun_command(RANKS, *TINY, *UNTIL_STOPPED, *settings("cluster.relays=2", f"run.dir={run}"))
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment(**MPI_ENVIRONMENT)), log
+
+
+def kill(name: str, job: subprocess.Popen[bytes], run: Path, log: Path) -> None:
+    """Kill one process: the job ends, names it, and leaves nothing."""
+    pid = job.pid if name == "mpirun" else processes_of(run)[name[:MAX_NAME]]
+    os.kill(pid, signal.SIGKILL)
+    assert job.wait(timeout=PATIENCE) != 0
+    wait_until(lambda: not processes_of(run), f"processes outlive {name}")
+    assert segments_of(run) == []
+    if name != "mpirun":
+        assert f" {pid}" in log.read_text()
+    assert "MPI_ABORT" not in log.read_text()  # no rank has waited for another one in vain
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -45,24 +65,19 @@ MAX_NAME = 15  # letters of a process's name
 )
 def test_a_process_that_is_killed_is_named_and_nothing_is_left(name: str, reason: str | None, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    log = tmp_path / "log"
-    with log.open("wb") as output:
-        job = subprocess.Popen(
-            mpirun_command(RANKS, *TINY, *UNTIL_STOPPED, *settings("cluster.relays=2", f"run.dir={run}")),
-            stdout=output,
-            stderr=output,
-            env=environment(**MPI_ENVIRONMENT),
-        )
+    job, log = start(run)
     wait_for_checkpoint(run, job)
-    pid = job.pid if name == "mpirun" else processes_of(run)[name[:MAX_NAME]]
-    os.kill(pid, signal.SIGKILL)
-    assert job.wait(timeout=PATIENCE) != 0
-    wait_until(lambda: not processes_of(run), f"processes outlive {name}")
-    assert segments_of(run) == []
+    kill(name, job, run, log)
     assert any((run / "checkpoints").glob("0*"))
-    if name != "mpirun":
-        assert f" {pid}" in log.read_text()
     if reason is not None:
         assert summary(run)["reason"] == reason
         went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={summary(run)['env_steps'] + 300}"))
         assert went_on.returncode == 0, went_on.stderr
+
+
+def test_so_it_is_before_anything_is_learned(tmp_path: Path) -> None:
+    """The trainer still imports torch."""
+    run = tmp_path / "run"
+    job, log = start(run)
+    wait_until(lambda: (run / "run.json").exists() and segments_of(run), "no channel was made")
+    kill("ddrl keeper 0", job, run, log)

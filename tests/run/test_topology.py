@@ -1,11 +1,13 @@
-"""How much experience may stand between rollouts and the trainer."""
+"""How much experience may wait between rollouts and the trainer; what a failure leaves."""
 
 import pytest
 
+from ddrl.channels.board import Board, Command
+from ddrl.channels.segment import unlink_run
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import ChannelConfig, Config, EnvConfig, ReplayConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.run.topology import LANE_ROWS, Topology
+from ddrl.run.topology import LANE_ROWS, Topology, board_name, read_failure, report_failure
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
@@ -26,3 +28,14 @@ def test_lanes_of_rollouts_that_are_held_back_are_short(
         env=EnvConfig(num_envs=8), replay=ReplayConfig(samples_per_insert=samples_per_insert), channels=channels
     )
     assert Topology("run", config, SPEC, Declaration("dqn", "epsilon_greedy"), ()).lane_rows() == rows
+
+
+def test_a_failure_that_is_reported_after_the_channels_are_removed_leaves_nothing() -> None:
+    board = Board.create(board_name("late", 0))
+    report_failure(board, "late", 0, "the corridor collapsed")
+    assert read_failure("late", 0) == "the corridor collapsed"
+    unlink_run("late")
+    board.command = Command.RUN
+    report_failure(board, "late", 0, "the corridor collapsed again")
+    assert board.command == Command.FAIL
+    assert unlink_run("late") == []
