@@ -162,13 +162,17 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
 
         link = Link.of(int(descriptor), JOB)
         try:
-            result = Result(train(run_id, link, interrupts, equip))
+            try:
+                result = Result(train(run_id, link, interrupts, equip))
+            except KeyboardInterrupt:
+                raise
+            except DdrlError as error:
+                result = Result(None, str(error))
+            except BaseException as error:
+                result = Result(None, describe(error, "the trainer"))
+            signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.signals)  # training has ended: nothing to interrupt
         except KeyboardInterrupt:
             return 130
-        except DdrlError as error:
-            result = Result(None, str(error))
-        except BaseException as error:
-            result = Result(None, describe(error, "the trainer"))
         link.send(result)
         if is_orphan(int(parent)):
             unlink_run(run_id)
