@@ -65,7 +65,7 @@ def test_a_cue_is_remembered_until_the_answer_is_due() -> None:
     )
     selector = replay.new_pick_selector("prioritized", priority_exponent=0.6, importance_exponent=0.4)
     generator = np.random.default_rng(0)
-    for _ in range(120):
+    for rounds in range(1, 401):  # 20 to 60 are needed, by eight seeds
         states, actions, memories, pay = play(policy, learner.parameters.host_view(), 0.3, generator)
         for index in range(ENVS):
             rewards = np.zeros(STEPS, np.float32)
@@ -79,8 +79,12 @@ def test_a_cue_is_remembered_until_the_answer_is_due() -> None:
             batch = replay.sample_sequences(32, selector, 0.95)
             update = learner.update(batch, statistics=False)
             replay.set_priority(selector, batch.pick_epi, batch.pick_pos, update.priority + 1e-3)
-    *_, pay = play(policy, learner.parameters.host_view(), 0.0, generator)
-    assert pay.mean() == 1.0  # half of it without memory
+        if rounds % 20 == 0:
+            vector = learner.parameters.host_view()
+            answers = np.concatenate([play(policy, vector, 0.0, generator)[-1] for _ in range(4)])
+            if answers.all():
+                break
+    assert answers.all()  # half of them without memory
     learner.check()
 
 
