@@ -1,0 +1,266 @@
+"""How long a job takes to start and what its start costs, each thing in turn with what it is compared with.
+
+    ranks     N ranks of mpirun until every rollout has stepped, and the summed PSS then; beside N processes that import
+              MPI and meet in a barrier
+    update    `mpi_launch/local 5` until the first update, with the processor time of all its processes until then
+    files     calls that take a path (`strace -f -e trace=%file`), at two numbers of ranks and scaled linearly to N;
+              beside N imports of MPI
+
+`--against TREE` takes another source tree, whose kernel is built, into the rounds. Counters are read from the run's
+records; ratios are taken round by round."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import ROOT, arguments, mpi_environment, mpirun, print_rows, run_parts
+from ddrl.core.errors import DdrlError
+from ddrl.core.roles import Role
+from ddrl.telemetry import Processes, Run
+
+ROLLOUT = float(list(Role).index(Role.ROLLOUT))
+MARKER = "DDRL_BENCHMARK_JOB"
+TICKS = os.sysconf("SC_CLK_TCK")
+LIMIT = 600.0  # [s] for a job to come so far
+BARE = (sys.executable, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()")
+LOCAL_RANKS = 5
+FEW = (20, 40)  # ranks of the counts of calls
+SHORT_FEW = (4, 6)
+
+
+class Marked:
+    """A command and all processes that it leads to, found by a variable of their environment: keepers, trainers and
+    forks share neither a session nor a command line with it. Use as a context, which ends it."""
+
+    def __init__(self, command: Sequence[str], tree: Path = ROOT, folder: Path | None = None, **variables: str) -> None:
+        """tree: whose `ddrl` it imports; folder: where it runs, and what it prints goes into a file."""
+        self._mark = f"{MARKER}={uuid.uuid4().hex}"
+        environment = {**mpi_environment(**variables), "PYTHONPATH": str(tree), "PYTHON": sys.executable}
+        environment[MARKER] = self._mark.partition("=")[2]
+        log = None if folder is None else (folder / "log").open("w")
+        self.begin = time.time()
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
+
+    def __enter__(self) -> Marked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(60.0)
+        finally:
+            for pid in self.pids():
+                os.kill(pid, signal.SIGKILL)
+
+    def pids(self) -> list[int]:
+        """Those that live."""
+        found: list[int] = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self._mark.encode() in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue  # it has ended, or is another user's
+        return found
+
+    def memory(self) -> dict[str, float]:
+        """Sums over its processes [GiB]: proportional set size, private memory."""
+        totals = {"Pss": 0, "Private_Clean": 0, "Private_Dirty": 0}
+        for pid in self.pids():
+            try:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            except OSError:
+                continue
+            for name, amount in (line.split()[:2] for line in lines[1:]):
+                if name.rstrip(":") in totals:
+                    totals[name.rstrip(":")] += int(amount)
+        private = totals["Private_Clean"] + totals["Private_Dirty"]
+        return {"pss_gib": totals["Pss"] / 2**20, "private_gib": private / 2**20}
+
+    def cpu_seconds(self) -> float:
+        """Processor time of its processes and of their children that have ended."""
+        ticks = 0
+        for pid in self.pids():
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks += sum(map(int, fields[11:15]))
+        return ticks / TICKS
+
+    def until(self, reached: Callable[[Processes], Any], run: Path, period: float) -> Any:
+        """Look at the records of `run` every `period` [s] until `reached` gives something. SystemExit where the job
+        ends before."""
+        while self.process.poll() is None and time.time() - self.begin < LIMIT:
+            time.sleep(period)
+            try:
+                with Run(run) as records:
+                    found = reached(records.processes())
+            except DdrlError:
+                continue  # there is no run yet
+            if found is not None:
+                return found
+        raise SystemExit(f"{self.process.args} did not come so far (status {self.process.poll()})")
+
+
+def when_all_have_stepped(rollouts: int, records: Processes) -> float | None:
+    """The time of the first record in which all rollouts have stepped [Unix s]."""
+    if not len(records):
+        return None
+    stepped = ((records.column("role") == ROLLOUT) & (records.column("env_steps") > 0)).sum(axis=1) >= rollouts
+    return float(records.time[stepped.argmax()]) if stepped.any() else None
+
+
+def when_updated(records: Processes) -> float | None:
+    """The time of the first record with an update [Unix s]."""
+    if not len(records):
+        return None
+    updated = np.nansum(records.column("updates"), axis=1) > 0
+    return float(records.time[updated.argmax()]) if updated.any() else None
+
+
+def job_of(ranks: int, run: Path, *settings: str) -> list[str]:
+    """The command of a training of CartPole on so many ranks of plain mpirun."""
+    words = [word for text in (f"run.dir={run}", *settings) for word in ("--set", text)]
+    return [*mpirun(ranks), sys.executable, "-m", "ddrl.run", "cartpole", *words]
+
+
+def start_ranks(tree: Path, ranks: int) -> dict[str, float]:
+    """Seconds from starting mpirun until all rollouts have stepped, and memory then."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = folder / "run"
+        with Marked(job_of(ranks, run, "run.target_return=inf", "telemetry.period=0.5"), tree, folder) as job:
+            at = job.until(lambda records: when_all_have_stepped(ranks - 3, records), run, 0.5)
+            return {"seconds": at - job.begin, **job.memory()}
+
+
+def meet(ranks: int) -> dict[str, float]:
+    """Seconds of so many processes that import MPI and meet in a barrier."""
+    with Marked([*mpirun(ranks), *BARE]) as job:
+        if job.process.wait():
+            raise SystemExit("mpirun failed")
+        return {"seconds": time.time() - job.begin}
+
+
+def update(tree: Path) -> dict[str, float]:
+    """Seconds of `mpi_launch/local 5` until the first update, and processor time until it was seen."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        run = folder / "run"
+        command = [str(tree / "mpi_launch" / "local"), str(LOCAL_RANKS), "--set", f"run.dir={run}"]
+        with Marked([*command, "--set", "telemetry.period=0.05"], tree, folder) as job:
+            at = job.until(when_updated, run, 0.1)
+            return {"seconds": at - job.begin, "cpu_seconds": job.cpu_seconds()}
+
+
+def calls(command: Sequence[str], tree: Path, folder: Path, rollouts: int) -> int:
+    """Calls that take a path, until all rollouts have stepped; rollouts 0: until the command ends."""
+    trace = folder / "trace"
+    strace = ["strace", "-f", "-qq", "-e", "trace=%file", "-e", "signal=none", "-o", str(trace)]
+    with Marked([*strace, *command], tree, folder) as job:
+        if rollouts:
+            job.until(lambda records: when_all_have_stepped(rollouts, records), folder / "run", 0.5)
+        else:
+            job.process.wait()
+        with trace.open(errors="replace") as lines:
+            return sum("resumed>" not in line for line in lines)
+
+
+def count_calls(tree: Path | None, ranks: int) -> int:
+    """Of a job of so many ranks; tree None: of bare imports of MPI."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if tree is None:
+            return calls([*mpirun(ranks), *BARE], ROOT, folder, 0)
+        return calls(job_of(ranks, folder / "run"), tree, folder, ranks - 3)
+
+
+def trees(options: argparse.Namespace) -> dict[str, Path]:
+    """This source tree, and the one to compare with."""
+    against = {} if options.against is None else {"against": options.against.absolute()}
+    return {"this": ROOT, **against}
+
+
+def ranks_of(options: argparse.Namespace) -> int:
+    """The number of ranks that figures are of."""
+    return options.ranks or (8 if options.short else 300)
+
+
+Case = Callable[[], dict[str, float]]
+
+
+def in_turn(options: argparse.Namespace, cases: dict[str, Case], reference: str) -> dict[str, Any]:
+    """All rounds of every case, their medians, and the median ratio of this tree's figures to the reference's."""
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+    for _ in range(options.rounds or (1 if options.short else 3)):
+        for name, case in cases.items():
+            found[name].append(case())
+            print(name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
+    rows = [
+        {"case": name, **{key: statistics.median(one[key] for one in of_case) for key in of_case[0]}}
+        for name, of_case in found.items()
+    ]
+    if reference in found:
+        for row, of_case in zip(rows, found.values(), strict=True):
+            pairs = zip(of_case, found[reference], strict=True)
+            row["to_reference"] = statistics.median(one["seconds"] / other["seconds"] for one, other in pairs)
+    print_rows(rows, sorted({name for row in rows for name in row}))
+    return {"reference": reference, "medians": rows, "rounds": found}
+
+
+def ranks_part(options: argparse.Namespace) -> dict[str, Any]:
+    """Start of many ranks, beside a bare barrier."""
+    ranks = ranks_of(options)
+    cases: dict[str, Case] = {name: partial(start_ranks, tree, ranks) for name, tree in trees(options).items()}
+    cases["barrier"] = partial(meet, ranks)
+    return {"ranks": ranks, **in_turn(options, cases, "barrier")}
+
+
+def update_part(options: argparse.Namespace) -> dict[str, Any]:
+    """From `mpi_launch/local 5` to the first update."""
+    return in_turn(options, {name: partial(update, tree) for name, tree in trees(options).items()}, "against")
+
+
+def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Calls that take a path, scaled to many ranks."""
+    if shutil.which("strace") is None:
+        print("calls are not counted: strace is not installed")
+        return None
+    few = SHORT_FEW if options.short else FEW
+    rows: list[dict[str, Any]] = []
+    for name, tree in {**trees(options), "barrier": None}.items():
+        counts = [count_calls(tree, ranks) for ranks in few]
+        of_rank = (counts[1] - counts[0]) / (few[1] - few[0])
+        scaled = round(counts[0] + of_rank * (ranks_of(options) - few[0]))
+        rows.append({"case": name, "counts": counts, "of_a_rank": of_rank, "scaled": scaled})
+    print_rows(rows)
+    return {"ranks": ranks_of(options), "counted_at": few, "cases": rows}
+
+
+def main() -> None:
+    parser = arguments("starts", __doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=0, help="ranks to start (300; --short: 8)")
+    parser.add_argument("--rounds", type=int, default=0, help="of every part (3; --short: 1)")
+    parser.add_argument("--against", type=Path, metavar="TREE", help="another source tree, whose kernel is built")
+    run_parts(parser, {"ranks": ranks_part, "update": update_part, "files": files_part})
+
+
+if __name__ == "__main__":
+    main()
