@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, print_table, save
+from benchmarks.run.starts import Marked
 from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name
 from ddrl.core.errors import DdrlError
@@ -38,37 +37,12 @@ TRAINER, ROLLOUT = (float(list(Role).index(role)) for role in (Role.TRAINER, Rol
 LOOK = 0.02  # s between looks at the counters
 
 
-def memory_of(processes: list[int]) -> dict[str, float]:
-    """Sums over processes [GiB]: proportional set size, private memory."""
-    pss = private = 0
-    for pid in processes:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue  # ended meanwhile
-        fields = {line.split(":")[0]: int(line.split()[1]) for line in lines[1:]}
-        pss += fields["Pss"]
-        private += fields["Private_Clean"] + fields["Private_Dirty"]
-    return {"pss_gib": pss / 2**20, "private_gib": private / 2**20}
-
-
-def ranks_of(marker: str) -> list[int]:
-    """Process ids whose command line holds `marker`."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 class Watch(threading.Thread):
     """Samples the newest table of counters until every rollout has stepped, then the memory now and then."""
 
-    def __init__(self, run: Path, rollouts: int) -> None:
+    def __init__(self, job: Marked, run: Path, rollouts: int) -> None:
         super().__init__(daemon=True)
+        self.job = job
         self.run_path = run
         self.rollouts = rollouts
         self.begin = time.perf_counter()
@@ -94,7 +68,7 @@ class Watch(threading.Thread):
                 if not self.rates or np.nansum(steps) > self.rates[-1][1]:  # the end of a job is no rolling
                     self.rates.append((time.perf_counter(), float(np.nansum(steps))))
                 if len(self.rates) % 10 == 1:
-                    self.memory.append(memory_of(ranks_of(str(self.run_path))))
+                    self.memory.append(self.job.memory())
 
 
 class Loops(threading.Thread):
@@ -163,17 +137,18 @@ def measure(ranks: int, relays: int, settings: list[str]) -> dict[str, Any]:
         rollouts = ranks - 2 - relays
         settings = [f"run.dir={run}", f"cluster.relays={relays}", *settings]
         command = [str(LAUNCHER), str(ranks), "cartpole", *(word for text in settings for word in ("--set", text))]
-        watch = Watch(run, rollouts)
-        loops = Loops(run, rollouts)
-        watch.start()
-        loops.start()
-        done = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable})
-        total = time.perf_counter() - watch.begin
-        for thread in (watch, loops):
-            thread.ended.set()
-            thread.join()
-        if done.returncode:
-            sys.exit(f"the job ended with status {done.returncode}")
+        with Marked(command) as job:
+            watch = Watch(job, run, rollouts)
+            loops = Loops(run, rollouts)
+            watch.start()
+            loops.start()
+            status = job.process.wait()
+            total = time.perf_counter() - watch.begin
+            for thread in (watch, loops):
+                thread.ended.set()
+                thread.join()
+        if status:
+            sys.exit(f"the job ended with status {status}")
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     rates = watch.rates
     steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else None
@@ -272,7 +247,7 @@ def learning(ranks: int, relays: int, few: int, overrides: list[str]) -> dict[st
 
 
 def main() -> None:
-    parser = arguments("ranks", __doc__.splitlines()[0])
+    parser = arguments("ranks", (__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, help="ranks to start (300; --short: 40)")
     parser.add_argument("--relays", type=int, default=0, help="hosts that the machine stands for (1)")
     parser.add_argument("--seconds", type=float, help="run.max_seconds (120; --short: 20)")

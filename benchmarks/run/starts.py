@@ -6,8 +6,7 @@
     files     calls that take a path (`strace -f -e trace=%file`), at two numbers of ranks and scaled linearly to N;
               beside N imports of MPI
 
-`--against TREE` takes another source tree, whose kernel is built, into the rounds. Counters are read from the run's
-records; ratios are taken round by round."""
+Counters are read from the run's records; ratios are taken round by round."""
 
 from __future__ import annotations
 
@@ -28,11 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import ROOT, arguments, mpi_environment, mpirun, print_rows, run_parts
+import ddrl
+from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
 from ddrl.telemetry import Processes, Run
 
+TREE = Path(ddrl.__file__).parents[1]  # whose jobs are started
 ROLLOUT = float(list(Role).index(Role.ROLLOUT))
 MARKER = "DDRL_BENCHMARK_JOB"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,11 +48,11 @@ class Marked:
     """A command and all processes that it leads to, found by a variable of their environment: keepers, trainers and
     forks share neither a session nor a command line with it. Use as a context, which ends it."""
 
-    def __init__(self, command: Sequence[str], tree: Path = ROOT, folder: Path | None = None, **variables: str) -> None:
-        """tree: whose `ddrl` it imports; folder: where it runs, and what it prints goes into a file."""
-        self._mark = f"{MARKER}={uuid.uuid4().hex}"
-        environment = {**mpi_environment(**variables), "PYTHONPATH": str(tree), "PYTHON": sys.executable}
-        environment[MARKER] = self._mark.partition("=")[2]
+    def __init__(self, command: Sequence[str], folder: Path | None = None) -> None:
+        """folder: where it runs, and what it prints goes into a file; None: here."""
+        mark = uuid.uuid4().hex
+        self._mark = f"{MARKER}={mark}"
+        environment = mpi_environment(PYTHONPATH=str(TREE), PYTHON=sys.executable, **{MARKER: mark})
         log = None if folder is None else (folder / "log").open("w")
         self.begin = time.time()
         self.process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
@@ -141,12 +142,12 @@ def job_of(ranks: int, run: Path, *settings: str) -> list[str]:
     return [*mpirun(ranks), sys.executable, "-m", "ddrl.run", "cartpole", *words]
 
 
-def start_ranks(tree: Path, ranks: int) -> dict[str, float]:
+def start_ranks(ranks: int) -> dict[str, float]:
     """Seconds from starting mpirun until all rollouts have stepped, and memory then."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = folder / "run"
-        with Marked(job_of(ranks, run, "run.target_return=inf", "telemetry.period=0.5"), tree, folder) as job:
+        with Marked(job_of(ranks, run, "run.target_return=inf", "telemetry.period=0.5"), folder) as job:
             at = job.until(lambda records: when_all_have_stepped(ranks - 3, records), run, 0.5)
             return {"seconds": at - job.begin, **job.memory()}
 
@@ -159,22 +160,22 @@ def meet(ranks: int) -> dict[str, float]:
         return {"seconds": time.time() - job.begin}
 
 
-def update(tree: Path) -> dict[str, float]:
+def update() -> dict[str, float]:
     """Seconds of `mpi_launch/local 5` until the first update, and processor time until it was seen."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = folder / "run"
-        command = [str(tree / "mpi_launch" / "local"), str(LOCAL_RANKS), "--set", f"run.dir={run}"]
-        with Marked([*command, "--set", "telemetry.period=0.05"], tree, folder) as job:
+        command = [str(TREE / "mpi_launch" / "local"), str(LOCAL_RANKS), "--set", f"run.dir={run}"]
+        with Marked([*command, "--set", "telemetry.period=0.05"], folder) as job:
             at = job.until(when_updated, run, 0.1)
             return {"seconds": at - job.begin, "cpu_seconds": job.cpu_seconds()}
 
 
-def calls(command: Sequence[str], tree: Path, folder: Path, rollouts: int) -> int:
+def calls(command: Sequence[str], folder: Path, rollouts: int) -> int:
     """Calls that take a path, until all rollouts have stepped; rollouts 0: until the command ends."""
     trace = folder / "trace"
     strace = ["strace", "-f", "-qq", "-e", "trace=%file", "-e", "signal=none", "-o", str(trace)]
-    with Marked([*strace, *command], tree, folder) as job:
+    with Marked([*strace, *command], folder) as job:
         if rollouts:
             job.until(lambda records: when_all_have_stepped(rollouts, records), folder / "run", 0.5)
         else:
@@ -183,19 +184,13 @@ def calls(command: Sequence[str], tree: Path, folder: Path, rollouts: int) -> in
             return sum("resumed>" not in line for line in lines)
 
 
-def count_calls(tree: Path | None, ranks: int) -> int:
-    """Of a job of so many ranks; tree None: of bare imports of MPI."""
+def count_calls(ranks: int, *, bare: bool) -> int:
+    """Of a job of so many ranks; bare: of as many imports of MPI."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if tree is None:
-            return calls([*mpirun(ranks), *BARE], ROOT, folder, 0)
-        return calls(job_of(ranks, folder / "run"), tree, folder, ranks - 3)
-
-
-def trees(options: argparse.Namespace) -> dict[str, Path]:
-    """This source tree, and the one to compare with."""
-    against = {} if options.against is None else {"against": options.against.absolute()}
-    return {"this": ROOT, **against}
+        if bare:
+            return calls([*mpirun(ranks), *BARE], folder, 0)
+        return calls(job_of(ranks, folder / "run"), folder, ranks - 3)
 
 
 def ranks_of(options: argparse.Namespace) -> int:
@@ -206,36 +201,33 @@ def ranks_of(options: argparse.Namespace) -> int:
 Case = Callable[[], dict[str, float]]
 
 
-def in_turn(options: argparse.Namespace, cases: dict[str, Case], reference: str) -> dict[str, Any]:
-    """All rounds of every case, their medians, and the median ratio of this tree's figures to the reference's."""
+def in_turn(options: argparse.Namespace, cases: dict[str, Case]) -> dict[str, Any]:
+    """All rounds of every case, their medians, and the median of the rounds' ratios to the last case."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(options.rounds or (1 if options.short else 3)):
         for name, case in cases.items():
             found[name].append(case())
             print(name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
-    rows = [
-        {"case": name, **{key: statistics.median(one[key] for one in of_case) for key in of_case[0]}}
-        for name, of_case in found.items()
-    ]
-    if reference in found:
-        for row, of_case in zip(rows, found.values(), strict=True):
-            pairs = zip(of_case, found[reference], strict=True)
-            row["to_reference"] = statistics.median(one["seconds"] / other["seconds"] for one, other in pairs)
-    print_rows(rows, sorted({name for row in rows for name in row}))
-    return {"reference": reference, "medians": rows, "rounds": found}
+    *_, reference = found.values()
+    rows: list[dict[str, Any]] = []
+    for name, of_case in found.items():
+        medians = {key: statistics.median(one[key] for one in of_case) for key in of_case[0]}
+        pairs = zip(of_case, reference, strict=True)
+        to_last = statistics.median(one["seconds"] / other["seconds"] for one, other in pairs)
+        rows.append({"case": name, **medians, "to_last": to_last})
+    print_rows(rows)
+    return {"medians": rows, "rounds": found}
 
 
 def ranks_part(options: argparse.Namespace) -> dict[str, Any]:
     """Start of many ranks, beside a bare barrier."""
     ranks = ranks_of(options)
-    cases: dict[str, Case] = {name: partial(start_ranks, tree, ranks) for name, tree in trees(options).items()}
-    cases["barrier"] = partial(meet, ranks)
-    return {"ranks": ranks, **in_turn(options, cases, "barrier")}
+    return {"ranks": ranks, **in_turn(options, {"job": partial(start_ranks, ranks), "barrier": partial(meet, ranks)})}
 
 
 def update_part(options: argparse.Namespace) -> dict[str, Any]:
     """From `mpi_launch/local 5` to the first update."""
-    return in_turn(options, {name: partial(update, tree) for name, tree in trees(options).items()}, "against")
+    return in_turn(options, {"job": update})
 
 
 def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
@@ -245,8 +237,8 @@ def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
         return None
     few = SHORT_FEW if options.short else FEW
     rows: list[dict[str, Any]] = []
-    for name, tree in {**trees(options), "barrier": None}.items():
-        counts = [count_calls(tree, ranks) for ranks in few]
+    for name in ("job", "barrier"):
+        counts = [count_calls(ranks, bare=name == "barrier") for ranks in few]
         of_rank = (counts[1] - counts[0]) / (few[1] - few[0])
         scaled = round(counts[0] + of_rank * (ranks_of(options) - few[0]))
         rows.append({"case": name, "counts": counts, "of_a_rank": of_rank, "scaled": scaled})
@@ -255,10 +247,10 @@ def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = arguments("starts", __doc__.splitlines()[0])
+    goals = {"update/medians/job/seconds": 0.6}
+    parser = arguments("starts", (__doc__ or "").split("\n", 1)[0], goals=goals)
     parser.add_argument("--ranks", type=int, default=0, help="ranks to start (300; --short: 8)")
     parser.add_argument("--rounds", type=int, default=0, help="of every part (3; --short: 1)")
-    parser.add_argument("--against", type=Path, metavar="TREE", help="another source tree, whose kernel is built")
     run_parts(parser, {"ranks": ranks_part, "update": update_part, "files": files_part})
 
 
