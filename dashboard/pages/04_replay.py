@@ -39,8 +39,9 @@ def charts(runs: watch.Runs) -> None:
     elif snapshot is None:
         right.info("Priorities of this run have not been reported yet.")
     else:
-        # The snapshot holds masses; any multiple of the priorities behind them gives the same curve.
-        priorities = np.asarray(snapshot["law"]) ** (1 / max(replay.priority_exponent, 1e-6))
+        # Any multiple of the priorities behind the probabilities gives the same curve.
+        probabilities = snapshot["probabilities" if "probabilities" in snapshot else "law"]  # the older name
+        priorities = np.asarray(probabilities) ** (1 / max(replay.priority_exponent, 1e-6))
         watch.chart(right, plots.draw_probabilities(priorities, replay.priority_exponent), "priorities")
 
 

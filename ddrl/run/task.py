@@ -213,8 +213,8 @@ class Steering:
 # what is learned.
 
 
-LAW_PERIOD = 10.0  # [s] between snapshots of the selector's law, whose cost grows with replay
-LAW_POINTS = 512
+PROBABILITIES_PERIOD = 10.0  # [s] between snapshots of the selector's probabilities, whose cost grows with replay
+MAX_PROBABILITIES = 512  # of one snapshot
 
 
 class Observers:
@@ -266,14 +266,14 @@ class Observers:
             self._control.poll()
         self._plans.look()
 
-    def record_law(self, now: float) -> None:
-        """Record how the selector's probabilities are distributed."""
+    def record_probabilities(self, now: float) -> None:
+        """Record the probabilities of the selector's picks, highest first, evenly thinned."""
         source = self._training.source
-        law = source.probabilities() if isinstance(source, ReplaySource) else None
-        if law is not None and len(law):
-            law = np.sort(law)[::-1]
-            points = np.linspace(0, len(law) - 1, min(len(law), LAW_POINTS)).astype(int)
-            self.recorder.record_snapshot("replay", law=law[points])
+        probabilities = source.probabilities() if isinstance(source, ReplaySource) else None
+        if probabilities is not None and len(probabilities):
+            ordered = np.sort(probabilities)[::-1]
+            places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_PROBABILITIES)).astype(int)
+            self.recorder.record_snapshot("replay", probabilities=ordered[places])
 
     def wait(self, timeout: float) -> None:
         """Sleep until a command comes, at most `timeout` [s]."""
@@ -447,7 +447,7 @@ class Task:
         self.duties = [
             Duty(0.0, self._report),
             Duty(0.0, self.observers.look),
-            Duty(LAW_PERIOD, self.observers.record_law),
+            Duty(PROBABILITIES_PERIOD, self.observers.record_probabilities),
             Duty(0.0, self._read_evaluations),
             Duty(0.0, self._check_limits),
             *duties,
