@@ -249,7 +249,7 @@ class Job:
                 stuck = f"process {self._parent.pid} on {socket.gethostname()}"
                 text = (
                     f"MPI has not started within {limit:g} s (run.start_limit): rank 0 ({stuck}) waits in MPI_Init for "
-                    "a rank that has not come"
+                    f"{absent_ranks(self._parent.pid)}"
                 )
                 self._write_to_parent(text)
                 end_stranger(self._parent.pid)
@@ -579,6 +579,43 @@ def _below(words: str) -> str:
 
 
 Prepare = Callable[["Probe"], "Preparation"]
+
+
+def absent_ranks(first: int) -> str:
+    """The ranks for which rank 0 (process `first`) waits in MPI_Init, in words: those of this machine that do not run,
+    are stopped or have not loaded MPI. Open MPI's variables in the processes' environments say who is which rank."""
+    host = socket.gethostname()
+    of_first = _variables(first)
+    job = of_first.get("PMIX_NAMESPACE", "")
+    states: dict[
+        int, list[tuple[int, str]]
+    ] = {}  # by rank: processes, and why MPI does not hear from them ("": it may)
+    for folder in Path("/proc").glob("[0-9]*"):
+        variables = _variables(int(folder.name))
+        if job and variables.get("PMIX_NAMESPACE") == job:
+            with suppress(OSError):  # it has ended meanwhile
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                reason = "" if "libmpi" in (folder / "maps").read_text() else "it has not loaded MPI"
+                reason = "it is stopped" if state in "tT" else reason
+                states.setdefault(int(variables.get("PMIX_RANK", "-1")), []).append((int(folder.name), reason))
+    found: list[str] = []
+    for rank, processes in sorted(states.items()):
+        if all(reason for _, reason in processes):
+            pid, reason = processes[-1]
+            found.append(f"rank {rank} (process {pid} on {host}): {reason}")
+    missing = int(of_first.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")) - len(states)
+    if missing > 0:
+        found.append(f"{missing} ranks of {host}: they do not run")
+    return "; ".join(found) or f"a rank of another machine: all {len(states)} of {host} have loaded MPI"
+
+
+def _variables(pid: int) -> dict[str, str]:
+    """The environment with which a process was started; empty where it cannot be read."""
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def run_host(

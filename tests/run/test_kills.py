@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,22 @@ def test_so_it_is_before_anything_is_learned(tmp_path: Path) -> None:
     job, log = start(run)
     wait_until(lambda: (run / "run.json").exists() and segments_of(run), "no channel was made")
     kill("ddrl keeper 0", job, run, log)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("import os; os.kill(os.getpid(), 19)", "it is stopped"), ("import signal; signal.pause()", "has not loaded MPI")],
+    ids=["stopped", "without MPI"],
+)
+def test_a_rank_that_never_comes_is_named(program: str, words: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = mpirun_command(3, *TINY, *settings(f"run.dir={run}", "run.start_limit=3", "run.silence_limit=3"))
+    command += [":", "-n", "1", sys.executable, "-c", program]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PATIENCE, env=environment(**MPI_ENVIRONMENT), check=False
+    )
+    assert done.returncode != 0
+    named = re.search(r"waits in MPI_Init for rank 3 \(process \d+ on \S+\): (.*)", done.stdout + done.stderr)
+    assert named is not None, done.stderr
+    assert words in named[1]
+    assert not run.exists()
