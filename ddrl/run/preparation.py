@@ -123,12 +123,18 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
     answer = os.memfd_create("probe")
 
     def work() -> int:
+        from ddrl.envs import probe_spec
+        from ddrl.learner import describe as describe_algorithm
+
+        subject = f"env.id = {config.env.id}"
         try:
-            found = _Probed(*describe_environment(config))
+            spec = probe_spec(config.env)
+            subject = f"learner.algorithm = {config.learner.algorithm}"
+            found = _Probed(spec, describe_algorithm(config, spec))
         except DdrlError as error:
             found = _Probed(kind=type(error).__name__, text=str(error))
         except Exception as error:
-            found = _Probed(kind="EnvError", text=describe(error, f"env.id = {config.env.id}"))
+            found = _Probed(kind="EnvError", text=describe(error, subject))
         os.write(answer, msgspec.msgpack.encode(found))
         return 0
 
@@ -141,10 +147,10 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
             meanwhile()
             gone = keeper.look(PROBE_PERIOD)
             if not gone and time.monotonic() > deadline:
-                raise EnvError(
-                    f"env.id = {config.env.id}: its constructor has not returned within {config.run.start_limit:g} s "
-                    f"(run.start_limit), in process {child.pid} on {socket.gethostname()}:\n{child.stacks()}"
-                )
+                asked = f"env.id = {config.env.id} or learner.algorithm = {config.learner.algorithm}"
+                limit = f"{config.run.start_limit:g} s (run.start_limit)"
+                where = f"process {child.pid} on {socket.gethostname()}"
+                raise EnvError(f"{asked} has not said within {limit} what it needs; {where} is here:\n{child.stacks()}")
         _, ended = gone[0]
         data = os.pread(answer, os.fstat(answer).st_size, 0)
         if not data:

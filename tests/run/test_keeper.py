@@ -15,9 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddrl.core.algorithm import Declaration
+from ddrl.core.config import Config
 from ddrl.core.errors import EnvError, KeeperError
 from ddrl.core.roles import Role
+from ddrl.core.settings import load_config
+from ddrl.core.specs import EnvSpec
+from ddrl.learner.algorithms.dqn import DQN
 from ddrl.run.keeper import MAX_WORDS, Child, Deaths, Ended, Keeper, Place, without_launcher
+from ddrl.run.preparation import probe_in_fork
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -197,10 +203,44 @@ def test_programs_have_no_variables_of_a_launcher() -> None:
     assert without_launcher(variables) == {"PATH": "/bin"}
 
 
-def test_a_constructor_that_never_returns_is_named_with_its_stacks() -> None:
-    from ddrl.core.settings import load_config
-    from ddrl.run.preparation import probe_in_fork
+class Endless(DQN):
+    """Its description never ends, or fails."""
 
-    config = load_config(None, ["env.id=tests.run.environments:endless", "run.start_limit=1"])
-    with pytest.raises(EnvError, match=r"(?s)run\.start_limit.*process \d+ on .*in endless"):
+    name = "endless"
+    fails = False
+
+    @classmethod
+    def describe(cls, config: Config, spec: EnvSpec) -> Declaration:
+        if cls.fails:
+            raise KeyError("unit")
+        return asking_for_ever(config, spec)
+
+
+class Failing(Endless):
+    fails = True
+
+
+def asking_for_ever(config: Config, spec: EnvSpec) -> Declaration:
+    while True:
+        time.sleep(1.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "place"),
+    [
+        ("env.id=tests.run.environments:endless", "endless"),
+        (f"learner.algorithm={__name__}:Endless", "asking_for_ever"),
+    ],
+    ids=["constructor", "description"],
+)
+def test_what_never_says_what_it_needs_is_named_with_its_stacks(setting: str, place: str) -> None:
+    name, _, value = setting.partition("=")
+    config = load_config(None, [setting, "run.start_limit=3"])
+    with pytest.raises(EnvError, match=rf"(?s){name} = {value} .*run\.start_limit.*process \d+ on .*in {place}"):
+        probe_in_fork(config)
+
+
+def test_an_algorithm_whose_description_fails_is_named_not_the_environment() -> None:
+    config = load_config(None, [f"learner.algorithm={__name__}:Failing"])
+    with pytest.raises(EnvError, match=rf"(?s)^learner\.algorithm = {__name__}:Failing.*KeyError: 'unit'"):
         probe_in_fork(config)
