@@ -345,9 +345,7 @@ class _Probe(Exchange):
                 trips: list[float] = []
                 end = time.perf_counter() + least
                 while len(trips) < BURST_TURNS or time.perf_counter() < end:
-                    time.sleep(
-                        min(0.1, 2 * size / rate)
-                    )  # an idle token bucket refills meanwhile; no event announces it
+                    time.sleep(min(0.1, 2 * size / rate))  # an idle token bucket refills: no event announces it
                     trips.append(self._trip(1, size))
                 return min(trips)
 

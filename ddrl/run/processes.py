@@ -583,30 +583,37 @@ Prepare = Callable[["Probe"], "Preparation"]
 
 def absent_ranks(first: int) -> str:
     """The ranks for which rank 0 (process `first`) waits in MPI_Init, in words: those of this machine that do not run,
-    are stopped or have not loaded MPI. Open MPI's variables in the processes' environments say who is which rank."""
+    are stopped or have not loaded MPI. Open MPI's variables in the processes' environments say who is which rank; with
+    another MPI nobody can be named."""
     host = socket.gethostname()
-    of_first = _variables(first)
-    job = of_first.get("PMIX_NAMESPACE", "")
-    states: dict[
-        int, list[tuple[int, str]]
-    ] = {}  # by rank: processes, and why MPI does not hear from them ("": it may)
+    variables = _variables(first)
+    job = variables.get("PMIX_NAMESPACE")
+    if job is None or "OMPI_COMM_WORLD_LOCAL_SIZE" not in variables:
+        return "a rank that has not come"
+    reasons: dict[int, dict[int, str]] = {}  # by rank and process: why it has not started MPI; "": it may have
     for folder in Path("/proc").glob("[0-9]*"):
-        variables = _variables(int(folder.name))
-        if job and variables.get("PMIX_NAMESPACE") == job:
+        pid = int(folder.name)
+        of_process = _variables(pid)
+        if of_process.get("PMIX_NAMESPACE") == job:
             with suppress(OSError):  # it has ended meanwhile
-                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-                reason = "" if "libmpi" in (folder / "maps").read_text() else "it has not loaded MPI"
-                reason = "it is stopped" if state in "tT" else reason
-                states.setdefault(int(variables.get("PMIX_RANK", "-1")), []).append((int(folder.name), reason))
+                reasons.setdefault(int(of_process["PMIX_RANK"]), {})[pid] = _reason_without_mpi(folder)
     found: list[str] = []
-    for rank, processes in sorted(states.items()):
-        if all(reason for _, reason in processes):
-            pid, reason = processes[-1]
+    for rank, processes in sorted(reasons.items()):
+        if all(processes.values()):
+            pid, reason = processes.popitem()
             found.append(f"rank {rank} (process {pid} on {host}): {reason}")
-    missing = int(of_first.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")) - len(states)
-    if missing > 0:
-        found.append(f"{missing} ranks of {host}: they do not run")
-    return "; ".join(found) or f"a rank of another machine: all {len(states)} of {host} have loaded MPI"
+    here = int(variables["OMPI_COMM_WORLD_LOCAL_SIZE"])
+    if len(reasons) < here:
+        found.append(f"{here - len(reasons)} of {here} ranks of {host}: they do not run")
+    elsewhere = "" if here == int(variables["OMPI_COMM_WORLD_SIZE"]) else ", or have not come from other machines"
+    return "; ".join(found) or f"ranks that hang in it, though all {here} of {host} have loaded MPI{elsewhere}"
+
+
+def _reason_without_mpi(folder: Path) -> str:
+    """Why the process of this folder of /proc cannot have started MPI; "" where it may have."""
+    if (folder / "stat").read_text().rpartition(")")[2].split()[0] in "tT":
+        return "it is stopped"
+    return "" if "libmpi" in (folder / "maps").read_text() else "it has not loaded MPI"
 
 
 def _variables(pid: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddrl.run.processes import absent_ranks
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
@@ -102,3 +103,9 @@ def test_a_rank_that_never_comes_is_named(program: str, words: str, tmp_path: Pa
     assert named is not None, done.stderr
     assert words in named[1]
     assert not run.exists()
+
+
+def test_without_open_mpis_variables_no_rank_is_named() -> None:
+    with subprocess.Popen(["sleep", "1000"], env={"PMI_RANK": "0", "PMI_SIZE": "2"}) as process:
+        assert absent_ranks(process.pid) == "a rank that has not come"
+        process.kill()
