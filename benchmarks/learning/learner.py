@@ -1,10 +1,11 @@
-"""One learner update on the CPU: against the bare products and convolutions that it cannot do without, and against a
-peer's.
+"""One learner update, on the CPU or on another device: against the bare products and convolutions that it cannot do
+without, and against a peer's.
 
 The limit is the time of exactly those matrix products and convolutions, forward and backward, on buffers allocated
 before. The peer (Stable-Baselines3) learns without double and dueling, so ddrl is also timed with both switched off
-("plain"). All cases take turns, on one thread, and the clock is the processor's time of the process: the wall clock of
-an idle machine, and a fair one on a shared machine."""
+("plain"). All cases take turns, on one thread. On the CPU the clock is the processor's time of the process: the wall
+clock of an idle machine, and a fair one on a shared machine. With --device it is the wall clock, each turn ends with
+the device idle, and ddrl's update on the CPU takes its turn too."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,8 @@ from ddrl.learner.networks import CNN
 from ddrl.run.process import flush_denormals, set_torch_threads
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
+CPU_CASES = (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2))  # network, batch size, updates a turn
+DEVICE_CASES = (("mlp", 64, 200), ("mlp", 1024, 200), ("nature_cnn", 32, 10), ("nature_cnn", 256, 10))
 VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
 IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
 
@@ -41,6 +46,12 @@ def random_batch(spec: EnvSpec, size: int) -> Batch:
     return Batch(state, action, reward, np.full(size, 0.97, np.float32), following, ones, state, action, reward)
 
 
+def wait_for(device: str) -> None:
+    """Until the device has done what it was given."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = Learner.of(Config(learner=config), spec)
     if autograd:
@@ -50,6 +61,7 @@ def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd
     def run() -> None:
         for turn in range(updates):
             learner.update(batch, statistics=turn % 10 == 0)
+        wait_for(config.device)
 
     return run
 
@@ -57,7 +69,8 @@ def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd
 def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[], None]:
     """The products of three forward passes (two without double) and one backward pass; nothing else, no memory
     taken."""
-    network = make_network(config, spec, seed=0)
+    network = make_network(config, spec, seed=0).to(config.device)
+    random = partial(torch.rand, device=config.device)
     size = config.batch_size
     forwards = 2 + config.double
     products = []
@@ -66,7 +79,7 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
     for place, layer in enumerate(layers):
         weight = layer.weight.detach()
         if isinstance(layer, torch.nn.Conv2d):
-            x = torch.rand(shape)
+            x = random(shape)
             y = layer(x).detach()
             products += [lambda x=x, w=weight, s=layer.stride: torch.conv2d(x, w, None, s)] * forwards
             shape = tuple(y.shape)
@@ -81,8 +94,8 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
                 )
             )
             continue
-        x = torch.rand(size, weight.shape[1])
-        y = torch.rand(size, weight.shape[0])
+        x = random(size, weight.shape[1])
+        y = random(size, weight.shape[0])
         out = torch.empty_like(y)
         out_x = torch.empty_like(x)
         out_w = torch.empty_like(weight)
@@ -96,6 +109,7 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
             for _ in range(updates):
                 for product in products:
                     product()
+        wait_for(config.device)
 
     return run
 
@@ -103,10 +117,10 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
 class Peer:
     """The peer's process, told over a pipe how many updates to do."""
 
-    def __init__(self, python: str, network: str, batch_size: int) -> None:
+    def __init__(self, python: str, network: str, batch_size: int, device: str) -> None:
         self.seconds = 0.0  # the processor's, of all updates so far
         self._process = subprocess.Popen(
-            [python, "-W", "ignore", str(PEER), network, str(batch_size), "1"],
+            [python, "-W", "ignore", str(PEER), network, str(batch_size), "1", device],
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -132,10 +146,12 @@ class Peer:
         self._process.wait()
 
 
-def measure(network: str, batch_size: int, rounds: int, updates: int, peer_python: str | None) -> dict[str, Any]:
+def measure(
+    network: str, batch_size: int, rounds: int, updates: int, device: str, peer_python: str | None
+) -> dict[str, Any]:
     spec = IMAGE if network == "nature_cnn" else VECTOR
-    config = LearnerConfig(network=network, batch_size=batch_size, device="cpu")
-    plain = LearnerConfig(network=network, batch_size=batch_size, device="cpu", double=False, dueling="none")
+    config = LearnerConfig(network=network, batch_size=batch_size, device=device)
+    plain = replace(config, double=False, dueling="none")
     cases: dict[str, Callable[[], object]] = {
         "limit": limit_case(config, spec, updates),
         "ddrl": learner_case(config, spec, updates),
@@ -144,12 +160,17 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
     }
     if network == "mlp":
         cases["ddrl by autograd"] = learner_case(config, spec, updates, autograd=True)
+    if device != "cpu":
+        cases["ddrl on the CPU"] = learner_case(replace(config, device="cpu"), spec, updates)
     set_torch_threads(1)  # as a run's trainer does, and the peer
     flush_denormals()
-    peer = Peer(peer_python, network, batch_size) if peer_python else None
+    peer = Peer(peer_python, network, batch_size, device) if peer_python else None
     if peer is not None:
         cases["stable-baselines3 (plain)"] = lambda: peer.run(updates)
-    seconds = interleave(cases, rounds, clock=lambda: time.process_time() + (peer.seconds if peer else 0.0))
+    clock = time.perf_counter
+    if device == "cpu":
+        clock = lambda: time.process_time() + (peer.seconds if peer else 0.0)  # noqa: E731
+    seconds = interleave(cases, rounds, clock=clock)
     if peer is not None:
         peer.close()
     efficiency = {
@@ -167,7 +188,7 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
         ]
         for name, taken in seconds.items()
     ]
-    print(f"\n{network}, batch {batch_size}, 1 thread")
+    print(f"\n{network}, batch {batch_size}, 1 thread, {device}")
     print_table(["case", "us/update", "low", "high", "limit / measured"], rows)
     figures: dict[str, Any] = {
         "microseconds": {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()},
@@ -188,11 +209,17 @@ def main() -> None:
     parser.add_argument(
         "--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone"
     )
+    parser.add_argument("--device", default="cpu", help="torch device that learns: cuda, cuda:1 (default: cpu)")
     options = parser.parse_args()
     rounds = 2 if options.short else 15
-    figures: dict[str, Any] = {"clock": "processor time of one thread"}
-    for network, batch_size, updates in (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2)):
-        figures[f"{network} {batch_size}"] = measure(network, batch_size, rounds, updates, options.peer_python)
+    figures: dict[str, Any] = {"clock": "processor time of one thread", "device": options.device}
+    cases = CPU_CASES
+    if options.device != "cpu":
+        cases = DEVICE_CASES
+        figures |= {"clock": "wall", "device": torch.cuda.get_device_name(options.device), "torch": torch.__version__}
+    for network, batch_size, updates in cases:
+        measured = measure(network, batch_size, rounds, updates, options.device, options.peer_python)
+        figures[f"{network} {batch_size}"] = measured
     figures["networks"] = {"mlp": "4-256-256, dueling mean, double, huber", "nature_cnn": CNN.__doc__}
     save(options.json, figures)
 

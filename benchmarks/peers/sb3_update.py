@@ -1,8 +1,9 @@
 """Stable-Baselines3's DQN update alone, on a fixed batch: reads a number of updates a line, answers the processor's
-seconds they took.
+seconds they took. Each of its updates waits for the device: it reads its loss.
 
-Run by the peer's own interpreter: `sb3_update.py mlp|nature_cnn BATCH THREADS`. Sampling is left out in the peer's
-favor (`sample` hands out one ready batch), and so is its target network's copy, which its `train` does not do."""
+Run by the peer's own interpreter: `sb3_update.py mlp|nature_cnn BATCH THREADS DEVICE`. Sampling is left out in the
+peer's favor (`sample` hands out one ready batch), and so is the copy of its target network, which `train` does not
+do."""
 
 import sys
 import time
@@ -36,6 +37,7 @@ def main():
     network = sys.argv[1]
     batch = int(sys.argv[2])
     threads = int(sys.argv[3])
+    device = sys.argv[4]
     torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # as ddrl's trainer does
     image = network == "nature_cnn"
@@ -44,7 +46,7 @@ def main():
         Blank(image),
         buffer_size=256,
         batch_size=batch,
-        device="cpu",
+        device=device,
         policy_kwargs=None if image else {"net_arch": [256, 256]},
     )
     model.set_logger(Logger(None, []))
