@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import cost_model  # beside this file
 import numpy as np
 from numpy.typing import NDArray
 
@@ -139,17 +140,18 @@ def scheme_times(
     for n in hosts:
         m = min(relays or costs.best_relays(n, nbytes, rate, latency), n)
         found = {
-            "direct": costs.direct_seconds(n, nbytes, rate, latency),
+            "direct": cost_model.direct_seconds(n, nbytes, rate, latency),
             "binomial": costs.binomial_seconds(n, nbytes, rate, latency),
             "sharded": costs.sharded_seconds(n, nbytes, rate, latency, m),
-            "scatter + ring": costs.ring_seconds(n, nbytes, rate, latency),
-            "two-tree": costs.two_tree_seconds(
-                n, nbytes, rate, latency, costs.best_two_tree_chunks(n, nbytes, rate, latency)
+            "scatter + ring": cost_model.ring_seconds(n, nbytes, rate, latency),
+            "two-tree": cost_model.two_tree_seconds(
+                n, nbytes, rate, latency, cost_model.best_two_tree_chunks(n, nbytes, rate, latency)
             ),
             "tree": min(
-                costs.tree_seconds(n, nbytes, rate, latency, fanout) for fanout in range(1, max(2, int(3 * n**0.5)))
+                cost_model.tree_seconds(n, nbytes, rate, latency, fanout)
+                for fanout in range(1, max(2, int(3 * n**0.5)))
             ),
-            "chain": costs.chain_seconds(n, nbytes, rate, latency, costs.best_chunks(n, nbytes, rate, latency)),
+            "chain": costs.chain_seconds(n, nbytes, rate, latency, cost_model.best_chunks(n, nbytes, rate, latency)),
             "stripes": min(
                 costs.stripes_seconds(n, nbytes, rate, latency, fanout, 1 << power)
                 for fanout in (2, 3, 4, 8)

@@ -56,6 +56,9 @@ class Duty:
     done = False  # nothing is left to do on this host: the relay ends
     waiting = False  # something waits for time to pass, which no event announces
 
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """What is called with (host, message), by the type of message."""
         return {}
@@ -70,6 +73,7 @@ class Duty:
 
     def reset(self, membership: Membership) -> None:
         """Continue with other relays; the requests of the old membership have ended. Collective over the new one."""
+        self._membership = membership
 
     def close(self) -> None:
         """Everything has ended everywhere: withdraw."""
@@ -87,8 +91,8 @@ class RowsUp(Duty):
     ) -> None:
         from mpi4py import MPI
 
+        super().__init__(membership)
         self._mpi = MPI
-        self._membership = membership
         self._lanes = lanes
         self._period = period
         rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
@@ -149,7 +153,7 @@ class RowsUp(Duty):
 
     def reset(self, membership: Membership) -> None:
         """Send again the blocks that the root has not got."""
-        self._membership = membership
+        super().reset(membership)
         membership.keep(self)
         received = _rows_received(membership, {})[membership.host]
         for index in sorted(range(BLOCKS), key=lambda index: self._sent[index]):
@@ -175,6 +179,7 @@ class RowsIn(Duty):
     ) -> None:
         from mpi4py import MPI
 
+        super().__init__(membership)
         self._mpi = MPI
         self._lanes = list(lanes)
         rows = max(1, block_bytes // row_dtype.itemsize)
@@ -186,14 +191,13 @@ class RowsIn(Duty):
         self.problem = ""  # rows were given up
         self.rows = self.bytes_received = self.discarded = self.placed = 0
         self._requests: list[Any] = []
-        self._post(membership)
+        self._post()
 
-    def _post(self, membership: Membership) -> None:
-        """Receive from the hosts of this membership."""
-        self._membership = membership
-        membership.keep(self)
+    def _post(self) -> None:
+        """Receive from the hosts of the membership."""
+        self._membership.keep(self)
         self._requests = [self._mpi.REQUEST_NULL] * len(self._lanes)
-        for host in membership.ids[1:]:
+        for host in self._membership.ids[1:]:
             if host - 1 not in self._waiting:
                 self._take_next(host - 1)
 
@@ -266,7 +270,8 @@ class RowsIn(Duty):
 
     def reset(self, membership: Membership) -> None:
         """Publish which rows of each host are here."""
-        self._post(membership)
+        super().reset(membership)
+        self._post()
         _rows_received(membership, {index + 1: rows for index, rows in enumerate(self._received)})
 
     def figures(self) -> dict[str, float]:
@@ -292,7 +297,7 @@ class TablesUp(Duty):
     """Sends this host's counters to the root: whole tables, every TABLE_PERIOD, the newest replaces the last."""
 
     def __init__(self, membership: Membership, table: Counters) -> None:
-        self._membership = membership
+        super().__init__(membership)
         self._table = table
         self._next = 0.0
 
@@ -313,15 +318,16 @@ class TablesUp(Duty):
         self._membership.send_root(Table(self._table.table()))
 
     def reset(self, membership: Membership) -> None:
-        """Tables go there, from now on."""
-        self._membership = membership
+        """Send a table at once."""
+        super().reset(membership)
         self._next = 0.0
 
 
 class TablesIn(Duty):
     """Loads the table that host i + 1 sends into `mirrors[i]`; read by telemetry on the trainer's host."""
 
-    def __init__(self, mirrors: Sequence[Counters]) -> None:
+    def __init__(self, membership: Membership, mirrors: Sequence[Counters]) -> None:
+        super().__init__(membership)
         self._mirrors = list(mirrors)
 
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
@@ -354,7 +360,7 @@ class LinesIn(Duty):
     """On every other host: lines from the trainer to this host's `starter` of collectors, and back."""
 
     def __init__(self, membership: Membership, starter: Starter) -> None:
-        self._membership = membership
+        super().__init__(membership)
         self._starter = starter
 
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
@@ -368,16 +374,12 @@ class LinesIn(Duty):
             self._membership.send_root(report)
         return False
 
-    def reset(self, membership: Membership) -> None:
-        """Reports go there."""
-        self._membership = membership
-
 
 class LinesOut(Duty):
     """At the root: `orders` from the trainer to the other hosts' starters of collectors, and `reports` back."""
 
     def __init__(self, membership: Membership, orders: MessageLane[Message], reports: MessageLane[Message]) -> None:
-        self._membership = membership
+        super().__init__(membership)
         self._orders = orders
         self._reports = reports
         self._unread: deque[Report] = deque()  # reports for which there is no room yet
@@ -402,10 +404,6 @@ class LinesOut(Duty):
             moved = True
         return moved
 
-    def reset(self, membership: Membership) -> None:
-        """Orders go there."""
-        self._membership = membership
-
 
 class RootCommands(Duty):
     """At the root: the board's command and values to all, the scheme that the trainer asks for, the plan in force to
@@ -419,7 +417,7 @@ class RootCommands(Duty):
         rows: RowsIn,
         on_failure: Callable[[str], None] | None,
     ) -> None:
-        self._membership = membership
+        super().__init__(membership)
         self._board = board
         self._models = models
         self._rows = rows
@@ -486,7 +484,7 @@ class RootCommands(Duty):
 
     def reset(self, membership: Membership) -> None:
         """Send everything again."""
-        self._membership = membership
+        super().reset(membership)
         self._finished.clear()
         self._state = None
         self._said_goodbye = False
@@ -510,7 +508,7 @@ class HostCommands(Duty):
         quiet: Callable[[], bool],
         failure: Callable[[], str] | None,
     ) -> None:
-        self._membership = membership
+        super().__init__(membership)
         self._board = board
         self._models = models
         self._rows = rows
@@ -584,6 +582,6 @@ class HostCommands(Duty):
 
     def reset(self, membership: Membership) -> None:
         """Send everything again."""
-        self._membership = membership
+        super().reset(membership)
         self._sent_finished = False
         self._last_models = None

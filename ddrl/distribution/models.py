@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +22,16 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, JobFailed
 from ddrl.distribution.chunks import Coding, SentVersions
-from ddrl.distribution.codecs import Codec, load_codec
+from ddrl.distribution.codecs import load_codec, make_codec
 from ddrl.distribution.executor import WINDOW, Executor, Inbox, Traffic
 from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import withdraw
 from ddrl.distribution.schemes import Choice, choose, load_scheme, make_plan
+
+if TYPE_CHECKING:
+    from ddrl.distribution.relay import LocalHost
 
 WINDOW_SECONDS = 0.5  # of a link's rate
 MIN_WINDOW = 1 << 16  # bytes
@@ -48,15 +51,16 @@ def bases_kept(config: ClusterConfig) -> int:
 class Models:
     """What both ends share: the membership, the plan in force, and its executor."""
 
-    def __init__(self, membership: Membership, inbox: Inbox, config: Config, codec: Codec | None, trace: bool) -> None:
-        self.codec = codec
+    def __init__(self, membership: Membership, config: Config, local: LocalHost, trace: bool) -> None:
+        self.codec = make_codec(config, local.layout)
         self.executor: Executor | None = None
         self.problems: deque[str] = deque(maxlen=100)  # versions refused, newest last, for the log
         self.hosts = membership.hosts
         self.stopping = False  # from STOP on: no more versions are sent or taken
         self.past = Traffic()  # of executors before this one
         self._membership = membership
-        self._inbox = inbox
+        self._inbox = local.inbox(config.cluster)
+        self._in_use = local.in_use
         self._config = config
         self._trace = trace
         self._epoch: int = -1
@@ -137,20 +141,11 @@ class Models:
 
 
 class ModelSender(Models):
-    """The root's end: which version leaves next and by which plan, and which hosts have confirmed it. `in_use`: whether
-    the rollouts of this host use a version; no version leaves before they use the one sent last."""
+    """The root's end: which version leaves next and by which plan, and which hosts have confirmed it. No version leaves
+    before the rollouts of this host use the one sent last, where `local.in_use` says so."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        inbox: Inbox,
-        config: Config,
-        codec: Codec | None,
-        in_use: Callable[[int], bool] | None,
-        trace: bool,
-    ) -> None:
-        super().__init__(membership, inbox, config, codec, trace)
-        self._in_use = in_use
+    def __init__(self, membership: Membership, config: Config, local: LocalHost, trace: bool) -> None:
+        super().__init__(membership, config, local, trace)
         self.ready: set[int] = set()  # hosts on which the plan is in force
         # (host, how a model ended there), oldest first
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
@@ -318,25 +313,14 @@ class ModelSender(Models):
 
 
 class ModelReceiver(Models):
-    """Every other host's end: it builds the root's plans, receives by them, and confirms what it got. `in_use`: whether
-    this host's rollouts use a version; None: sealed is confirmed. `on_seal` is called after a version was sealed, to
-    wake its readers."""
+    """Every other host's end: it builds the root's plans, receives by them, wakes the rollouts when a version was
+    sealed, and confirms it: at once, or when they use it where `local.in_use` says so."""
 
-    def __init__(
-        self,
-        membership: Membership,
-        inbox: Inbox,
-        config: Config,
-        codec: Codec | None,
-        in_use: Callable[[int], bool] | None,
-        trace: bool,
-        on_seal: Callable[[], object],
-    ) -> None:
-        super().__init__(membership, inbox, config, codec, trace)
+    def __init__(self, membership: Membership, config: Config, local: LocalHost, trace: bool) -> None:
+        super().__init__(membership, config, local, trace)
         self.seal_seconds = 0.0  # of the newest version: from the trainer's publish to its sealing here
         self._confirmed = 0  # models, by the plan in force
-        self._in_use = in_use
-        self._on_seal = on_seal
+        self._rollout_bell = local.board.rollout_bell
         self._unconfirmed: deque[Confirm] = deque()
 
     @property
@@ -382,7 +366,7 @@ class ModelReceiver(Models):
                 )
             else:
                 self.seal_seconds = report.seconds
-                self._on_seal()
+                self._rollout_bell.ring()
         self.executor.reports.clear()
         while self._unconfirmed:
             report = self._unconfirmed[0]

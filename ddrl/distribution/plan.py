@@ -60,10 +60,6 @@ class Plan:
         """Model bytes of every message."""
         return self.bounds[self.first + self.count] - self.bounds[self.first]
 
-    def egress(self) -> NDArray[np.int64]:
-        """Model bytes that each host sends, [hosts + 1], headers not counted."""
-        return np.bincount(self.source, weights=self.payload(), minlength=self.hosts + 1).astype(np.int64)
-
     def senders(self) -> int:
         """The largest number of hosts that one host receives from; 0 without messages."""
         pairs = np.unique(self.source * (self.hosts + 1) + self.target)

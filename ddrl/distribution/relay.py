@@ -22,7 +22,6 @@ from ddrl.channels.mailbox import Mailbox, MailboxReader
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import ParameterLayout
-from ddrl.distribution.codecs import make_codec
 from ddrl.distribution.executor import Inbox
 from ddrl.distribution.flows import (
     Duty,
@@ -276,10 +275,13 @@ def root_relay(
             f"the root relay needs a lane and a table for each of the {hosts} other relays, not {len(lanes)} and "
             f"{len(mirrors)}"
         )
-    inbox = local.inbox(config.cluster)
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
-    models = ModelSender(membership, inbox, config, make_codec(config, local.layout), local.in_use, trace)
-    duties: list[Duty] = [rows, TablesIn(mirrors), RootCommands(membership, local.board, models, rows, on_failure)]
+    models = ModelSender(membership, config, local, trace)
+    duties: list[Duty] = [
+        rows,
+        TablesIn(membership, mirrors),
+        RootCommands(membership, local.board, models, rows, on_failure),
+    ]
     if orders is not None and reports is not None:
         duties.insert(0, LinesOut(membership, orders, reports))
     return Relay(membership, local, models, duties, 0.0)
@@ -300,14 +302,12 @@ def host_relay(
 
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
     text of `failure` and ends the job. `starter`: of this host's collectors, where it has any."""
-    inbox = local.inbox(config.cluster)
     rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, max(2e-3, 5e-5 * membership.hosts))
     tables = TablesUp(membership, table)
     duties: list[Duty] = [rows, tables]
     if starter is not None:
         duties.append(LinesIn(membership, starter))
-    codec = make_codec(config, local.layout)
-    models = ModelReceiver(membership, inbox, config, codec, local.in_use, trace, local.board.rollout_bell.ring)
+    models = ModelReceiver(membership, config, local, trace)
     commands = HostCommands(
         membership,
         local.board,

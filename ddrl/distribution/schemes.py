@@ -690,12 +690,6 @@ def _worth_simulating(situation: Situation) -> Iterator[Choice]:
         schemes.add(candidate.scheme)
 
 
-def predict(choice: Choice, network: Network, nbytes: int, versions_in_flight: int) -> float:
-    """Simulated seconds a model: alone where one travels at a time, else between models in the steady state."""
-    plan = make_plan(choice.scheme, len(network.up) - 1, nbytes, **choice.parameters)
-    return _simulated_times(plan, network, versions_in_flight)[0]
-
-
 def _simulated_times(plan: Plan, network: Network, versions_in_flight: int) -> tuple[float, float]:
     """Seconds between models, and of the first one; few models where a model is many messages."""
     models = 1

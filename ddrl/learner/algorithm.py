@@ -108,8 +108,40 @@ class Algorithm(Protocol):
         ...
 
 
-# -- declaration -------------------------------------------------------------------------------------------------------
-# From settings to an algorithm's class and its declaration, without torch: rank 0 does this before anything stands.
+class ValueAlgorithm:
+    """What algorithms of one network of action values share, as methods of `Algorithm`: one draw an update, and the
+    evaluations of Q-learning, named `output`_tm1, `output`_t and, where `double`, `output`_t_selector."""
+
+    Settings: ClassVar[Any] = None
+    parts: ClassVar[tuple[str, ...]] = ("value",)
+    targets: ClassVar[tuple[str, ...]] = ("value",)
+    updates = 0
+    output: ClassVar[str]
+    network: Any  # a torch module
+    double: bool
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"value": self.network}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """One draw."""
+        yield source.sample()
+
+    def inputs(self, batch: Any, state: Any) -> tuple[torch.Tensor, ...]:
+        """What the network is given for the states of a batch."""
+        return (state,)
+
+    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
+        evaluations = [
+            Evaluation(f"{self.output}_tm1", part, self.inputs(batch, batch.s_tm1), gradient=True, training=True),
+            Evaluation(f"{self.output}_t", part, self.inputs(batch, batch.s_t), target=True),
+        ]
+        if self.double:
+            evaluations.append(Evaluation(f"{self.output}_t_selector", part, self.inputs(batch, batch.s_t)))
+        return evaluations
+
+
+# -- declaration: from settings to an algorithm's class and its declaration, without torch
 
 
 PACKAGE = "ddrl.learner.algorithms"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,6 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
-from ddrl.learner.losses import Support
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, layers_of
 
 # -- observations ------------------------------------------------------------------------------------------------------
@@ -306,23 +306,25 @@ class CNN(nn.Module):
         return self.trunk(x)
 
 
-class NamedOutputs(nn.Module):
-    """A network of the library as it acts: q, V and A as a tuple."""
+class Form(nn.Module):
+    """A network as it acts: `outputs` computes what a chooser needs from the network and what that is given."""
 
-    def __init__(self, network: MLP | CNN) -> None:
+    def __init__(self, network: nn.Module, outputs: Callable[..., Any]) -> None:
         super().__init__()
         self.network = network
+        self._outputs = outputs
 
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The outputs in the order of `acting_values`."""
-        return tuple(self.network.outputs(observation).values())
+    def forward(self, *inputs: Any) -> Any:
+        """A tensor, or a tuple of them."""
+        return self._outputs(self.network, *inputs)
 
 
 def acting_values(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The module that acts for a network of action values, and its outputs: "q", and where it is the library's and
     dueling also "value" and "advantage"."""
     if type(network) in (MLP, CNN) and network.head.form != "none":  # type: ignore[union-attr]
-        return NamedOutputs(network), ("q", "value", "advantage")  # type: ignore[arg-type]
+        form = Form(network, lambda library, observation: tuple(library.outputs(observation).values()))
+        return form, ("q", "value", "advantage")
     return network, ("q",)
 
 
@@ -412,31 +414,6 @@ def _describe(observation: ArraySpec) -> str:
 # -- distributions of the return --------------------------------------------------------------------------------------
 
 
-class MeanValues(nn.Module):
-    """A network of logits [B, A, N] as it acts: action values [B, A] from what the network takes."""
-
-    def __init__(self, network: nn.Module, support: Support) -> None:
-        super().__init__()
-        self.network = network
-        self._support = support
-
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """q [B, A]."""
-        return self._support.mean(self.network(*inputs).softmax(2))
-
-
-class MeanOfQuantiles(nn.Module):
-    """A network of quantiles [B, A, N] at fixed fractions as it acts: action values [B, A]."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, A]: the mean over equal shares."""
-        return self.network(observation).mean(dim=2)
-
-
 class ImplicitQuantiles(nn.Module):
     """A network of the library, with its features multiplied by an embedding of the fraction before its head:
     Z_tau(s, .) = head(psi(s) * relu(W [cos(pi k tau)]_k + b)), k = 0 .. cosines - 1 (Dabney et al. 2018b, eq. 4).
@@ -467,21 +444,9 @@ class ImplicitQuantiles(nn.Module):
         return values.unflatten(0, (-1, fraction.shape[-1])).transpose(1, 2), fraction
 
 
-class MeanOfFractions(nn.Module):
-    """An implicit network as it acts: the mean of its quantiles at the fractions that it is given."""
-
-    def __init__(self, network: ImplicitQuantiles) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: torch.Tensor, fraction: torch.Tensor) -> torch.Tensor:
-        """q [B, A], by one fraction [B, N] of each of N equal shares."""
-        return self.network(observation, one_of_each_share(fraction))[0].mean(dim=2)
-
-
 def one_of_each_share(uniform: torch.Tensor) -> torch.Tensor:
-    """Fractions (i + u_i) / N of numbers u [..., N] drawn uniformly from [0, 1): any mean over them expects what it
-    expects over fractions drawn freely, and varies less."""
+    """Fractions (i + u_i) / N of numbers u [..., N] drawn uniformly from [0, 1): stratified
+    sampling, unbiased and of lower variance than free draws."""
     count = uniform.shape[-1]
     return (uniform + torch.arange(count, dtype=uniform.dtype, device=uniform.device)) / count
 
@@ -583,15 +548,9 @@ class RecurrentValues(nn.Module):
         return torch.cat([torch.sigmoid(give) * torch.tanh(c), c], dim=1)
 
 
-class OneStep(nn.Module):
-    """The network as it acts: (observation [N, ...], state [N, 2 units]) -> (q [N, num_actions], the next state)."""
-
-    def __init__(self, network: RecurrentValues) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, observation: Observation, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See the class."""
-        network = self.network
-        following = network.step(network.features(observation, 1), memory)
-        return network.values(following[:, : network.units]), following
+def one_step(
+    network: RecurrentValues, observation: Observation, memory: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """q [N, num_actions] of observations [N, ...] and states [N, 2 units], and the next states."""
+    following = network.step(network.features(observation, 1), memory)
+    return network.values(following[:, : network.units]), following

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from ddrl.distribution import simulator as costs
+from notebooks import cost_model
 
 MODEL, HOSTS = 20e6, 298
 
@@ -27,13 +28,13 @@ def test_the_formulas_give_the_table_of_298_hosts(
     def close(seconds, milliseconds, relative=0.02):
         assert seconds * 1e3 == pytest.approx(milliseconds, rel=relative)
 
-    close(costs.direct_seconds(*at), direct)
-    close(costs.tree_seconds(*at, 15), tree)
+    close(cost_model.direct_seconds(*at), direct)
+    close(cost_model.tree_seconds(*at, 15), tree)
     close(costs.binomial_seconds(*at), binomial)
     close(costs.sharded_seconds(*at, 30), thirty)
     close(costs.sharded_seconds(*at, costs.best_relays(*at)), best)
-    close(costs.ring_seconds(*at), ring)
-    close(costs.two_tree_seconds(*at, costs.best_two_tree_chunks(*at)), two_tree, 0.06)
+    close(cost_model.ring_seconds(*at), ring)
+    close(cost_model.two_tree_seconds(*at, cost_model.best_two_tree_chunks(*at)), two_tree, 0.06)
     close(costs.bound_seconds(*at), bound, 0.03)
 
 
@@ -48,9 +49,9 @@ def test_no_scheme_beats_the_bound():
     for n in (1, 2, 7, 40, 298):
         bound = costs.bound_seconds(n, MODEL, 1e8)
         for seconds in (
-            costs.direct_seconds(n, MODEL, 1e8, 0),
+            cost_model.direct_seconds(n, MODEL, 1e8, 0),
             costs.binomial_seconds(n, MODEL, 1e8, 0),
-            costs.ring_seconds(n, MODEL, 1e8, 0),
+            cost_model.ring_seconds(n, MODEL, 1e8, 0),
             costs.sharded_seconds(n, MODEL, 1e8, 0, n),
             costs.stripes_seconds(n, MODEL, 1e8, 0, 8, 1000),
         ):

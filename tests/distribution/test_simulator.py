@@ -11,6 +11,7 @@ from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from ddrl.distribution import simulator as costs
 from ddrl.distribution.schemes import Situation, choose_best, make_plan
 from ddrl.distribution.simulator import Network, simulate
+from notebooks import cost_model
 
 RATE, MODEL = 1e6, 64 * 4000
 
@@ -24,12 +25,12 @@ def seconds(scheme, hosts, a=0.0, **parameters):
 @pytest.mark.parametrize("a", [0.0, 1e-3])
 def test_schemes_with_a_closed_form_take_that_long(a):
     at = (15, MODEL, RATE, a)
-    assert seconds("direct", 15, a) == pytest.approx(costs.direct_seconds(*at))
+    assert seconds("direct", 15, a) == pytest.approx(cost_model.direct_seconds(*at))
     assert seconds(BINOMIAL, 15, a) == pytest.approx(costs.binomial_seconds(*at))
-    assert seconds("tree", 15, a, fanout=3, depth=2) == pytest.approx(costs.tree_seconds(*at, 3, 2))
+    assert seconds("tree", 15, a, fanout=3, depth=2) == pytest.approx(cost_model.tree_seconds(*at, 3, 2))
     assert seconds("chain", 15, a, chunk_bytes=6400) == pytest.approx(costs.chain_seconds(*at, 40))
     assert seconds("sharded", 15, a, relays=5) == pytest.approx(costs.sharded_seconds(*at, 5), rel=0.15)
-    assert seconds(SCATTER_RING, 15, a) == pytest.approx(costs.ring_seconds(*at), rel=0.15)
+    assert seconds(SCATTER_RING, 15, a) == pytest.approx(cost_model.ring_seconds(*at), rel=0.15)
 
 
 def test_pipelined_schemes_come_near_the_bound_as_chunks_shrink():

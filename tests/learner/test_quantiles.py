@@ -11,7 +11,6 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.losses import midpoints, quantile_terms
-from ddrl.learner.networks import MeanOfFractions
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, random_batch
 
 TABLES = {
@@ -238,10 +237,11 @@ def test_iqn_s_fractions_are_independent_and_the_learner_s_own() -> None:
 
 
 def test_iqn_acts_by_one_fraction_of_each_equal_share() -> None:
-    network = learner_of("iqn").parts["value"].module
+    learner = learner_of("iqn")
+    network = learner.parts["value"].module
     observation, uniform = torch.from_numpy(random_batch(VECTOR, 3, 2).s_t), torch.rand(3, 4)
     expected = network(observation, (torch.arange(4) + uniform) / 4)[0].mean(2)
-    torch.testing.assert_close(MeanOfFractions(network)(observation, uniform), expected)
+    torch.testing.assert_close(learner.algorithm.acting().module(observation, uniform), expected)
 
 
 @ALGORITHMS

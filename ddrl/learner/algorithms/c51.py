@@ -7,7 +7,7 @@ double, dueling, n-step and priorities is Rainbow (Hessel et al. 2018): cartpole
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,17 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Q_MEAN
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss, linear_widths, require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import (
+    Acting,
+    Loss,
+    ValueAlgorithm,
+    linear_widths,
+    require_discrete,
+    require_linear_dueling,
+)
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,13 @@ class C51Settings:
             raise ConfigError(f"learner.c51.v_min ({self.v_min:g}) must be below learner.c51.v_max ({self.v_max:g})")
 
 
-class C51:
+class C51(ValueAlgorithm):
     """The network gives logits [B, num_actions, atoms]; p = softmax over the atoms z_i, and Q(s, a) = sum_i z_i p_i."""
 
     name = "c51"
     Settings = C51Settings
-    parts = ("value",)
-    targets = ("value",)
+    output = "logits"
     reads = ("network", "hidden", "dueling", "double")
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -69,36 +73,19 @@ class C51:
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
         from ddrl.learner import losses, networks
 
-        self._double = config.learner.double
+        self.double = config.learner.double
         self._losses = losses
         self._networks = networks
-        self.network: nn.Module = networks.make_network(config.learner, spec, atoms=settings.atoms)
+        self.network = networks.make_network(config.learner, spec, atoms=settings.atoms)
         self._noise = 0  # numbers that an evaluation draws
         if settings.sigma:
             self.network = networks.NoisyNetwork(self.network, settings.sigma)
             self._noise = self.network.noise
         self.support = losses.Support(settings.v_min, settings.v_max, settings.atoms)
 
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"value": self.network}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw."""
-        yield source.sample()
-
-    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """Each has noise of its own, the same for all rows (Fortunato et al. 2018, section 3.1)."""
-
-        def inputs(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return (state, batch.r_t.new_empty((1, self._noise)).normal_()) if self._noise else (state,)
-
-        evaluations = [
-            Evaluation("logits_tm1", part, inputs(batch.s_tm1), gradient=True, training=True),
-            Evaluation("logits_t", part, inputs(batch.s_t), target=True),
-        ]
-        if self._double:
-            evaluations.append(Evaluation("logits_t_selector", part, inputs(batch.s_t)))
-        return evaluations
+    def inputs(self, batch: Any, state: Any) -> tuple[torch.Tensor, ...]:
+        """Each evaluation has noise of its own, the same for all rows (Fortunato et al. 2018, section 3.1)."""
+        return (state, batch.r_t.new_empty((1, self._noise)).normal_()) if self._noise else (state,)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         return self._losses.categorical(
@@ -114,7 +101,9 @@ class C51:
 
     def acting(self) -> Acting:
         """The action values."""
-        return Acting("value", self._networks.MeanValues(self.network, self.support), ("q",))
+        mean = self.support.mean
+        module = self._networks.Form(self.network, lambda network, *inputs: mean(network(*inputs).softmax(2)))
+        return Acting("value", module, ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Q [B, num_actions], and the distributions [B, num_actions, atoms]; noisy layers by

@@ -7,30 +7,26 @@ by their global norm."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete
+from ddrl.learner.algorithm import Acting, Loss, ValueAlgorithm, require_discrete
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
-class DQN:
+class DQN(ValueAlgorithm):
     """y = r_t + discount_t Q'(s_t, argmax_a Q(s_t, a)) (double), else with the maximum of Q'; the loss is
     mean_b w_b loss(y_b - Q(s_tm1_b, a_tm1_b))."""
 
     name = "dqn"
-    Settings = None
-    parts = ("value",)
-    targets = ("value",)
+    output = "q"
     reads = ("network", "hidden", "dueling", "double", "loss")
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -41,25 +37,10 @@ class DQN:
         from ddrl.learner import losses
         from ddrl.learner.networks import make_network
 
-        self._config = config.learner
+        self.double = config.learner.double
+        self._loss = config.learner.loss
         self._losses = losses
         self.network = make_network(config.learner, spec, epsilon=config.rollout.epsilon_end)
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"value": self.network}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw."""
-        yield source.sample()
-
-    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        evaluations = [
-            Evaluation("q_tm1", part, (batch.s_tm1,), gradient=True, training=True),
-            Evaluation("q_t", part, (batch.s_t,), target=True),
-        ]
-        if self._config.double:
-            evaluations.append(Evaluation("q_t_selector", part, (batch.s_t,)))
-        return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         return self._losses.q_learning(
@@ -70,7 +51,7 @@ class DQN:
             outputs["q_t"],
             outputs.get("q_t_selector"),
             batch.weight,
-            self._config.loss,
+            self._loss,
         )
 
     def acting(self) -> Acting:

@@ -8,7 +8,7 @@ drawn fractions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +18,10 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, ValueAlgorithm, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,14 @@ class IQNSettings:
     kappa: float = setting(1.0, "return", "Errors up to this count by their square; 0: none do.", ge=0)
 
 
-class IQN:
+class IQN(ValueAlgorithm):
     """The network gives Z_tau(s, a) [B, num_actions, N] at fractions tau [B, N]; Q(s, a) is the mean of Z_tau over tau
     drawn from [0, 1), one of each of N equal shares."""
 
     name = "iqn"
     Settings = IQNSettings
-    parts = ("value",)
-    targets = ("value",)
+    output = "z"
     reads = ("network", "hidden", "dueling", "double")
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -63,19 +60,12 @@ class IQN:
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
         from ddrl.learner import losses, networks
 
-        self._double = config.learner.double
+        self.double = config.learner.double
         self._settings = settings
         self._losses = losses
         self._networks = networks
         network: Any = networks.make_network(config.learner, spec)
         self.network = networks.ImplicitQuantiles(network, settings.cosines)
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"value": self.network}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw."""
-        yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """Prediction, target and selection have fractions of their own."""
@@ -87,7 +77,7 @@ class IQN:
         return [
             Evaluation("z_tm1", part, (batch.s_tm1, drawn(settings.fractions)), gradient=True, training=True),
             Evaluation("z_t", part, (batch.s_t, drawn(settings.target_fractions)), target=True),
-            Evaluation("z_t_selector", part, (batch.s_t, drawn(settings.acting_fractions)), target=not self._double),
+            Evaluation("z_t_selector", part, (batch.s_t, drawn(settings.acting_fractions)), target=not self.double),
         ]
 
     def loss(self, outputs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], batch: Any, part: str) -> Loss:
@@ -106,7 +96,9 @@ class IQN:
 
     def acting(self) -> Acting:
         """The action values at the fractions of the step."""
-        return Acting("value", self._networks.MeanOfFractions(self.network), ("q",))
+        share = self._networks.one_of_each_share
+        module = self._networks.Form(self.network, lambda network, state, u: network(state, share(u))[0].mean(2))
+        return Acting("value", module, ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Q [B, num_actions], and the quantiles [B, num_actions, K] at the middles of K equal shares,

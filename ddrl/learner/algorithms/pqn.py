@@ -21,11 +21,10 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, ValueAlgorithm
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -52,15 +51,13 @@ class Minibatch(NamedTuple):
     policy_version: NDArray[np.uint64]  # [b, T]; its first column counts
 
 
-class PQN:
+class PQN(ValueAlgorithm):
     """One network of action values; its mlp (learner.network = auto or mlp) has layer normalization."""
 
     name = "pqn"
     Settings = PQNSettings
-    parts = ("value",)
     targets = ()
     reads = ("network", "hidden")
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -98,9 +95,6 @@ class PQN:
         self._seed = config.run.seed
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"value": self.network}
 
     def prepare(self, source: Any) -> Iterable[Any]:
         """The minibatches of every epoch over one draw."""

@@ -6,7 +6,7 @@ which the paper has none of, is DQN's: |mean of the target - mean of the predict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,10 @@ from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete, require_linear_dueling
+from ddrl.learner.algorithm import Acting, Loss, ValueAlgorithm, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,14 @@ class QRDQNSettings:
     kappa: float = setting(1.0, "return", "Errors up to this count by their square; 0: none do.", ge=0)
 
 
-class QRDQN:
+class QRDQN(ValueAlgorithm):
     """The network gives theta [B, num_actions, N]; Q(s, a) = mean_i theta_i, and theta_i stands at the fraction
     tau_i = (2 i - 1) / (2 N), i = 1 .. N."""
 
     name = "qrdqn"
     Settings = QRDQNSettings
-    parts = ("value",)
-    targets = ("value",)
+    output = "theta"
     reads = ("network", "hidden", "dueling", "double")
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -49,28 +46,12 @@ class QRDQN:
     def __init__(self, config: Config, spec: EnvSpec, settings: QRDQNSettings) -> None:
         from ddrl.learner import losses, networks
 
-        self._double = config.learner.double
+        self.double = config.learner.double
         self._kappa = settings.kappa
         self._losses = losses
         self._networks = networks
         self.network = networks.make_network(config.learner, spec, atoms=settings.quantiles)
         self._fractions = losses.midpoints(settings.quantiles)
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"value": self.network}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw."""
-        yield source.sample()
-
-    def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        evaluations = [
-            Evaluation("theta_tm1", part, (batch.s_tm1,), gradient=True, training=True),
-            Evaluation("theta_t", part, (batch.s_t,), target=True),
-        ]
-        if self._double:
-            evaluations.append(Evaluation("theta_t_selector", part, (batch.s_t,)))
-        return evaluations
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         theta_tm1 = outputs["theta_tm1"]
@@ -89,7 +70,7 @@ class QRDQN:
 
     def acting(self) -> Acting:
         """The action values."""
-        return Acting("value", self._networks.MeanOfQuantiles(self.network), ("q",))
+        return Acting("value", self._networks.Form(self.network, lambda network, state: network(state).mean(2)), ("q",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Q [B, num_actions], and the quantiles [B, num_actions, N], in the order of fractions (they

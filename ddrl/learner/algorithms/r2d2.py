@@ -6,7 +6,7 @@ eta max |d| + (1 - eta) mean |d| (sec. 2.3). Departure: the loss is a mean over 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,10 @@ from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss, require_discrete
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, ValueAlgorithm, require_discrete
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 ETA = 0.9  # share of the largest error in a sequence's priority (sec. 2.3)
@@ -35,15 +34,12 @@ class R2D2Settings:
     rescaling: float = setting(1e-3, "", "epsilon of the value rescaling h.", ge=0)
 
 
-class R2D2:
+class R2D2(ValueAlgorithm):
     """One LSTM between a linear layer and the action values; its state, (h, c), is recorded with each row."""
 
     name = "r2d2"
     Settings = R2D2Settings
-    parts = ("value",)
-    targets = ("value",)
     reads = ("double",)
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -56,18 +52,11 @@ class R2D2:
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
         from ddrl.learner import losses, networks
 
-        self._double = config.learner.double
+        self.double = config.learner.double
         self._settings = settings
         self._losses = losses
         self._networks = networks
         self.network = networks.RecurrentValues(spec, settings.units)
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"value": self.network}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw of sequences."""
-        yield source.sample()
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """Both networks along the whole sequences, from the stored state."""
@@ -87,7 +76,7 @@ class R2D2:
         there = (here + batch.ahead).clamp(max=q.shape[1] - 1)
         q_taken = losses.at(q, here).gather(2, losses.at(batch.action, here).unsqueeze(2)).squeeze(2)  # [B, L]
         bootstrap = losses.at(q_target, there)
-        selector = losses.at(q.detach(), there) if self._double else bootstrap
+        selector = losses.at(q.detach(), there) if self.double else bootstrap
         best = bootstrap.gather(2, selector.argmax(2, keepdim=True)).squeeze(2)
         target = losses.rescale(
             batch.r_t + batch.discount_t * losses.unscale(best, settings.rescaling), settings.rescaling
@@ -101,7 +90,7 @@ class R2D2:
 
     def acting(self) -> Acting:
         """One step."""
-        return Acting("value", self._networks.OneStep(self.network), ("q", "memory_next"))
+        return Acting("value", self._networks.Form(self.network, self._networks.one_step), ("q", "memory_next"))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Q [B, num_actions] at an episode's first step."""
