@@ -75,8 +75,14 @@ class Algorithm(Protocol):
     Settings: ClassVar[Any]  # its own table of settings: a frozen dataclass of core.config.setting fields, or None
     parts: ClassVar[tuple[str, ...]]  # in the order in which an update takes them
     targets: ClassVar[tuple[str, ...]]  # parts that have a target copy
-    reads: ClassVar[tuple[str, ...]]  # of `SHARED`; may be left out. Others that are set are named at the start
     updates: int  # set by the library before each update: how many there have been
+    # May be left out:
+    #   reads: ClassVar[tuple[str, ...]], of `SHARED`; others that are set are named at the start
+    #   draws: ClassVar[tuple[str, ...]], of the library's own: parts whose update draws random numbers
+    #   lr_factors: dict[str, float], of learner.lr by part
+    #   due(part) -> bool: whether `part` is updated now, by `updates` alone
+    #   capturable: ClassVar[bool]: evaluations and loss launch the same operations for all batches of the same shapes,
+    #     and wait for none; on CUDA they are captured as graphs
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

@@ -1,9 +1,11 @@
-"""Torch's devices: by the name that a setting gives, their random states, and how batches get there."""
+"""Torch's devices: by the name that a setting gives, their random states, how batches get there, and how operations
+that never change are launched at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -117,19 +119,23 @@ def move(vectors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor
 #
 # A batch is a named tuple of arrays, as replay gives it (Transitions, Sequences), with further columns by name in
 # `columns`. On the CPU the tensors share the arrays' memory. To a device all of them travel in one copy, through two
-# staging memories on the host in turn, so that filling one does not wait for the copy out of the other.
+# staging memories on the host in turn, so that filling one does not wait for the copy out of the other. Batches of the
+# same shapes come to the same place there: it is overwritten behind the operations that read it.
 
 
 ALIGNMENT = 64  # [bytes] of each array within a batch on its way to a device
+MAX_LAYOUTS = 8  # of batches, whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 BOOKKEEPING = frozenset({"pick_epi", "pick_pos", "policy_version"})  # of replay and run: no network reads them
 
 
 class TensorBatch(SimpleNamespace):
     """A batch on the device: its fields as tensors (an observation of several arrays as a dict of them), and `columns`,
-    a dict of tensors by name. `place`: (its first row, rows of the whole) where it is a part of a larger batch."""
+    a dict of tensors by name. `place`: (its first row, rows of the whole) where it is a part of a larger batch.
+    `layout`: equal for batches whose tensors are at the same place."""
 
     columns: dict[str, torch.Tensor]
     place: tuple[int, int] | None
+    layout: Hashable
 
 
 class BatchLoader:
@@ -137,16 +143,15 @@ class BatchLoader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._staging = [host_memory(0, device)] * 2
-        self._copied: list[Any] = [None, None]
-        self._turn = 0
+        self._layouts: dict[Hashable, _Layout] = {}
         self._batch: Any = None  # whose copy is there
         self._there = TensorBatch()
         self._served: set[str] = set()  # parts that have been given it
 
     def load(self, batch: Any, part: str = "") -> TensorBatch:
-        """The batch as tensors; on the CPU they are views, so the batch must outlive them (torch holds the arrays). A
-        part that asks for a batch again gets what its arrays hold by then."""
+        """The batch as tensors; a part that asks for a batch again gets what its arrays hold by then. On the CPU they
+        are views, so the batch must outlive them (torch holds the arrays); on a device they are valid until another
+        batch is loaded."""
         if self._device.type == "cpu":
             return _as_tensors(batch, _shared)
         if batch is not self._batch or part in self._served:
@@ -155,33 +160,58 @@ class BatchLoader:
         return self._there
 
     def _copy(self, batch: Any) -> TensorBatch:
-        self._turn ^= 1
-        if self._copied[self._turn] is not None:
-            self._copied[self._turn].synchronize()
+        arrays: list[NDArray[Any]] = []
+        made = _as_tensors(batch, arrays.append)
+        key = (made.place, batch._fields, *((array.shape, array.dtype.str) for array in arrays))
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) == MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            layout = self._layouts[key] = _Layout(batch, arrays, self._device)
+            layout.tensors.layout = key
+        return layout.fill(arrays)
+
+
+class _Layout:
+    """Memory for batches of the same shapes: two staging memories on the host, and their place on the device."""
+
+    def __init__(self, batch: Any, arrays: list[NDArray[Any]], device: torch.device) -> None:
         places: list[tuple[int, int]] = []  # of each array: first and last byte
-        _as_tensors(batch, lambda array: places.append(_place(array, places[-1][1] if places else 0)))
+        for array in arrays:
+            begin = math.ceil((places[-1][1] if places else 0) / ALIGNMENT) * ALIGNMENT
+            places.append((begin, begin + array.size * _torch_dtype(array).itemsize))
         nbytes = places[-1][1] if places else 0
-        if len(self._staging[self._turn]) < nbytes:
-            self._staging[self._turn] = host_memory(nbytes, self._device)
-        host = self._staging[self._turn]
-        there = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        left = iter(places)
 
-        def placed(array: NDArray[Any]) -> torch.Tensor:
-            begin, end = next(left)
-            views = (memory[begin:end].view(_torch_dtype(array)).view(array.shape) for memory in (host, there))
-            np.copyto(next(views).numpy(), array)
-            return next(views)
+        def views(memory: torch.Tensor) -> list[torch.Tensor]:
+            return [
+                memory[begin:end].view(_torch_dtype(array)).view(array.shape)
+                for array, (begin, end) in zip(arrays, places, strict=True)
+            ]
 
-        tensors = _as_tensors(batch, placed)
-        there.copy_(host[:nbytes], non_blocking=True)
-        self._copied[self._turn] = mark(self._device)
-        return tensors
+        self._device = device
+        self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._staging = [host_memory(nbytes, device) for _ in range(2)]
+        self._hosts = [[view.numpy() for view in views(memory)] for memory in self._staging]
+        self._copied: list[Any] = [None, None]
+        self._turn = 0
+        there = iter(views(self._memory))
+        self.tensors = _as_tensors(batch, lambda array: next(there))
+
+    def fill(self, arrays: list[NDArray[Any]]) -> TensorBatch:
+        """The arrays on the device, behind all operations begun so far."""
+        turn = self._turn = self._turn ^ 1
+        if self._copied[turn] is not None:
+            self._copied[turn].synchronize()
+        for host, array in zip(self._hosts[turn], arrays, strict=True):
+            np.copyto(host, array)
+        self._memory.copy_(self._staging[turn], non_blocking=True)
+        self._copied[turn] = mark(self._device)
+        return self.tensors
 
 
 def _as_tensors(batch: Any, tensor: Callable[[NDArray[Any]], Any]) -> TensorBatch:
     """All that networks may read, each array by `tensor`, in the same order whenever it is called."""
-    loaded: dict[str, Any] = {"columns": {}, "place": getattr(batch, "place", None)}
+    loaded: dict[str, Any] = {"columns": {}, "place": getattr(batch, "place", None), "layout": None}
     for field in batch._fields:
         value = getattr(batch, field)
         if isinstance(value, np.ndarray):
@@ -191,12 +221,6 @@ def _as_tensors(batch: Any, tensor: Callable[[NDArray[Any]], Any]) -> TensorBatc
             arrays: dict[str, NDArray[Any]] = value
             loaded[field] = {name: tensor(array) for name, array in arrays.items()}
     return TensorBatch(**loaded)
-
-
-def _place(array: NDArray[Any], after: int) -> tuple[int, int]:
-    """First and last byte of an array as a tensor, behind byte `after`."""
-    begin = math.ceil(after / ALIGNMENT) * ALIGNMENT
-    return begin, begin + array.size * _torch_dtype(array).itemsize
 
 
 def rows_of(inputs: Any) -> int:
@@ -223,3 +247,44 @@ def _shared(array: NDArray[Any]) -> torch.Tensor:
 def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
     wide = array.dtype.kind == "u" and array.dtype.itemsize > 1
     return torch.int64 if wide else getattr(torch, array.dtype.name)
+
+
+# -- operations that never change --------------------------------------------------------------------------------------
+
+WARM_UPS = 16  # calls before a function is captured: that takes as long as some calls, and a pool's leases are short
+MAX_CAPTURES = 8  # of one `Captures`; the oldest goes
+
+
+class Captures:
+    """Calls functions; on CUDA, where `active`, each of them after some calls as one launch, a CUDA graph.
+
+    Such a function must launch the same operations on tensors at the same places in every call, wait for none of them
+    and leave nothing to be done on the host. Its result is overwritten by the next call with the same key."""
+
+    def __init__(self, device: torch.device, *, active: bool = True) -> None:
+        self._active = active and device.type == "cuda"
+        self._device = device
+        self._calls: Counter[Hashable] = Counter()
+        self._captured: dict[Hashable, tuple[Any, Any]] = {}  # (graph, result)
+
+    def call(self, key: Hashable, function: Callable[[], Any]) -> Any:
+        """The function's result; functions of one key do the same."""
+        if not self._active:
+            return function()
+        if key not in self._captured:
+            self._calls[key] += 1
+            if self._calls[key] <= WARM_UPS:
+                return function()
+            if len(self._captured) == MAX_CAPTURES:
+                oldest = next(iter(self._captured))
+                del self._captured[oldest], self._calls[oldest]
+            self._captured[key] = self._capture(function)
+        graph, result = self._captured[key]
+        graph.replay()
+        return result
+
+    def _capture(self, function: Callable[[], Any]) -> tuple[Any, Any]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = function()
+        return graph, result

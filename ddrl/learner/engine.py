@@ -94,6 +94,13 @@ def draws_nothing(module: nn.Module) -> bool:
     )
 
 
+def launches_alike(module: nn.Module) -> bool:
+    """Whether it is known that `module` launches the same operations in every pass: it consists of the library's and of
+    torch's modules, without hooks."""
+    libraries = ("torch.nn.modules.", "torch.nn.utils.", "ddrl.")
+    return not has_hooks(module) and all(type(part).__module__.startswith(libraries) for part in module.modules())
+
+
 def gemm_of_torch(dtype: torch.dtype = torch.float32) -> int:
     """The address of the matrix product (sgemm, dgemm) in the BLAS library that torch itself calls; 0 where it shows
     none."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
 from ddrl.learner.devices import (
     BatchLoader,
+    Captures,
     TensorBatch,
     move,
     random_states,
@@ -38,7 +40,7 @@ from ddrl.learner.devices import (
     set_random_states,
     without_kernel,
 )
-from ddrl.learner.engine import Engine, draws_nothing
+from ddrl.learner.engine import Engine, draws_nothing, launches_alike
 from ddrl.learner.export import export_model
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.part import FlatParameters, Part
@@ -49,7 +51,9 @@ class Gradient:
     """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
 
     part: str
-    vector: torch.Tensor  # float32 [n], as `Part.learned` gives it; valid until the part's next gradient
+    vector: (
+        torch.Tensor
+    )  # float32 [n], as `Part.learned` gives it; like all tensors here until the part's next gradient
     count: int
     updates: int
     priority: torch.Tensor | None  # [count]
@@ -69,7 +73,8 @@ class GradientMean:
         before = self.gradient
         if before is None:
             priority = None if gradient.priority is None else gradient.priority.clone()
-            self.gradient = replace(gradient, vector=gradient.vector.clone(), priority=priority)
+            figures = {name: value.clone() for name, value in gradient.figures.items()}
+            self.gradient = replace(gradient, vector=gradient.vector.clone(), priority=priority, figures=figures)
             return
         count = before.count + gradient.count
         share = gradient.count / count
@@ -191,8 +196,11 @@ class Learner:
         return GradientMean()
 
     def takes(self, batch: Any, part: str) -> bool:
-        """Whether the algorithm updates `part` now, as its evaluations say; computes no network."""
+        """Whether the algorithm updates `part` now; computes no network."""
         self.algorithm.updates = self.updates
+        due = getattr(self.algorithm, "due", None)
+        if due is not None:
+            return due(part)
         tensors = self._loader.load(batch)
         with self._own_random(part):
             return bool(self.algorithm.evaluations(tensors, part))
@@ -323,6 +331,8 @@ class Learner:
     def _begin(self) -> None:
         """Make what depends on the device."""
         self._loader = BatchLoader(self.device)
+        known = all(launches_alike(part.module) for part in self.parts.values())
+        self._captures = Captures(self.device, active=known and getattr(self.algorithm, "capturable", False))
         self.engines: dict[str, Engine] = {}
         for name, part in self.parts.items():
             with self._way(name):
@@ -334,13 +344,22 @@ class Learner:
 
     def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         self.algorithm.updates = self.updates
-        engine = self.engines[name]
+        due = getattr(self.algorithm, "due", None)
+        if due is not None and not due(name):
+            return None
         with self._own_random(name), self._way(name):
-            evaluations = self.algorithm.evaluations(tensors, name)
-            loss = self.algorithm.loss(engine.forward(evaluations), tensors, name) if evaluations else None
-            if loss is None:
-                return None
-            vector = engine.backward(loss)
+            key = name, statistics, tensors.layout
+            gradient = self._captures.call(key, partial(self._passes, tensors, name, statistics))
+        return None if gradient is None else replace(gradient, updates=self.parts[name].updates)
+
+    def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
+        """Forward, loss and backward."""
+        engine = self.engines[name]
+        evaluations = self.algorithm.evaluations(tensors, name)
+        loss = self.algorithm.loss(engine.forward(evaluations), tensors, name) if evaluations else None
+        if loss is None:
+            return None
+        vector = engine.backward(loss)
         figures = {}
         if statistics:
             own = {key: value.detach().mean(dtype=torch.float32) for key, value in loss.figures.items()}

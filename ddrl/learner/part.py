@@ -9,7 +9,9 @@ are sent the online one.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,6 +192,9 @@ class Adam:
         self._arrays = [vector.numpy() for vector in self._vectors] if self._by_kernel else []
         self._count = torch.zeros((), device=parameters.device)  # torch's kernel counts there itself
         self._taken = 0
+        self._captures = devices.Captures(parameters.device)
+        self._lr = math.nan
+        self._lr_there = torch.full((), math.nan, device=parameters.device)
 
     def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
         """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
@@ -200,6 +205,15 @@ class Adam:
             settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken)
             norm = _kernel.adam_step(parameters, gradient.numpy(), first, second, *settings)
             return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
+        if gradient.device.type != "cuda":
+            return self._step(gradient, lr)
+        if lr != self._lr:
+            self._lr = lr
+            self._lr_there.fill_(lr)
+        return self._captures.call(gradient.data_ptr(), partial(self._step, gradient, self._lr_there))
+
+    def _step(self, gradient: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
+        """The same by torch."""
         norm = torch.linalg.vector_norm(gradient)
         shrink = None  # else gradients are divided by it inside torch's kernel, which writes them back
         if norm.device.type != "cpu" or not norm.item() <= self._max_grad_norm:  # a device is not waited for

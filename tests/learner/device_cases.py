@@ -22,6 +22,7 @@ from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
 from ddrl.learner.devices import move
+from ddrl.learner.engine import launches_alike
 from ddrl.learner.export import random_observations
 from ddrl.learner.part import FlatParameters
 from ddrl.pool.devices import parse_devices
@@ -166,6 +167,25 @@ def test_the_same_run_twice_gives_the_same_bits(case: Case) -> None:
     one, other = case.learner(DEVICE), case.learner(DEVICE)
     assert learn(case, one) == learn(case, other)
     assert_equal(one, other)
+
+
+@pytest.mark.skipif(FAKE, reason="graphs are CUDA's")
+@every_case
+def test_captured_updates_give_the_bits_of_those_launched_one_by_one(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured, launched = case.learner(DEVICE), case.learner(DEVICE)
+    known = all(launches_alike(part.module) for part in captured.parts.values())
+    batches = list(case.batches(captured))
+    figures: dict[Learner, list[Any]] = {captured: [], launched: []}
+    for learner in figures:
+        for update in range(2 * (devices.WARM_UPS + 3)):  # d4pg's and td3's actors are updated less often
+            figures[learner].append(learner.update(batches[update % len(batches)]).figures)
+        monkeypatch.setattr(devices, "WARM_UPS", 10**9)
+    assert figures[captured] == figures[launched]
+    assert_equal(captured, launched)
+    assert {name for name, *_ in captured._captures._captured} == (set(captured.parts) if known else set())
+    assert not launched._captures._captured
 
 
 @every_case

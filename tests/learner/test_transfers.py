@@ -1,7 +1,9 @@
-"""What copies to and from a device ask of CUDA, where there is none; `device_cases.py` looks at a real one."""
+"""What copies to and from a device ask of CUDA, where there is none, and when its operations are captured;
+`device_cases.py` looks at a real one."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,3 +74,63 @@ def test_a_mark_stands_behind_the_copies_of_its_device(asked):
     assert transfers.mark(CPU) is None
     assert transfers.mark(CUDA) is not None
     assert [name for name, *_ in asked] == ["mark"]
+
+
+class Graphs:
+    """torch.cuda, of which graphs alone are asked: calls made while a graph records are its own."""
+
+    def __init__(self) -> None:
+        self.recording: Any = None
+        self.modes: list[str] = []
+
+    def CUDAGraph(self) -> Any:
+        made = SimpleNamespace(replays=0)
+
+        def replay() -> None:
+            made.replays += 1
+
+        made.replay = replay
+        return made
+
+    def device(self, device: torch.device) -> Any:
+        return nullcontext()
+
+    @contextmanager
+    def graph(self, graph: Any, capture_error_mode: str) -> Any:
+        self.modes.append(capture_error_mode)
+        self.recording = graph
+        yield
+        self.recording = None
+
+
+def test_a_function_is_captured_once_after_its_warm_ups_and_replayed_from_then_on(monkeypatch):
+    cuda = Graphs()
+    monkeypatch.setattr(transfers, "torch", SimpleNamespace(cuda=cuda))
+    captures = transfers.Captures(CUDA)
+    called: list[tuple[str, Any]] = []
+
+    def call(key: str) -> Any:
+        def function() -> Any:
+            called.append((key, cuda.recording))
+            return [key, cuda.recording]
+
+        return captures.call(key, function)
+
+    for _ in range(transfers.WARM_UPS):
+        assert call("a") == ["a", None]
+    key, graph = call("a")
+    assert (key, graph.replays) == ("a", 1)  # what a capture records is not done until it is replayed
+    assert call("a") is call("a")
+    assert graph.replays == 3
+    assert len(called) == transfers.WARM_UPS + 1
+    assert call("b") == ["b", None]
+    for other in range(transfers.MAX_CAPTURES):  # the oldest goes, and warms up anew
+        for _ in range(transfers.WARM_UPS + 1):
+            call(str(other))
+    assert call("a") == ["a", None]
+
+
+def test_nothing_is_captured_elsewhere_or_where_functions_may_differ():
+    for captures in (transfers.Captures(CPU), transfers.Captures(CUDA, active=False)):
+        made = [captures.call("a", object) for _ in range(transfers.WARM_UPS + 3)]
+        assert len(set(map(id, made))) == len(made)

@@ -72,6 +72,7 @@ class D4PG:
     parts = ("critic", "actor")
     targets = ("critic", "actor")
     reads = ("hidden",)
+    capturable = True
     updates = 0
 
     @staticmethod
@@ -104,16 +105,19 @@ class D4PG:
         """One draw."""
         yield source.sample()
 
+    def due(self, part: str) -> bool:
+        """The actor every actor_delay updates of the critic, from actor_start on."""
+        settings = self._settings
+        return part == "critic" or (self.updates >= settings.actor_start and self.updates % settings.actor_delay == 0)
+
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """The actor's turn comes after the critic's step, and only every actor_delay of them."""
+        """The actor's turn comes after the critic's step."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t,), target=True),
                 Evaluation("z_t", "critic", (batch.s_t, "action_t"), target=True),
                 Evaluation("z_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
             ]
-        if self.updates < self._settings.actor_start or self.updates % self._settings.actor_delay:
-            return []
         return [
             Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),
             Evaluation("z", "critic", (batch.s_tm1, "action"), gradient=True),

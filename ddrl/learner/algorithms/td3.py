@@ -51,6 +51,7 @@ class TD3:
     parts = ("critic", "actor")
     targets = ("critic", "actor")
     reads = ("hidden", "loss")
+    capturable = True
     draws = ("critic",)  # the noise on the target action
     updates = 0
 
@@ -80,16 +81,18 @@ class TD3:
         """One draw."""
         yield source.sample()
 
+    def due(self, part: str) -> bool:
+        """The actor every actor_delay updates of the critics."""
+        return part == "critic" or self.updates % self._settings.actor_delay == 0
+
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """The actor's turn comes after the critics' step, and only every actor_delay of them."""
+        """The actor's turn comes after the critics' step."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t, self._noise(batch)), target=True),
                 Evaluation("q_t", "critic", (batch.s_t, "action_t"), target=True),
                 Evaluation("q_tm1", "critic", (batch.s_tm1, batch.a_tm1), gradient=True, training=True),
             ]
-        if self.updates % self._settings.actor_delay:
-            return []
         return [
             Evaluation("action", "actor", (batch.s_tm1,), gradient=True, training=True),
             Evaluation("q", "critic", (batch.s_tm1, "action", 1), gradient=True),  # the first critic
