@@ -520,6 +520,7 @@ class Engine:
             self._part.gradient.zero_()
         for unit in reversed(arrangement.units):
             unit.backward(evaluations, outputs, slopes)
+        self._last = arrangement, (), {}  # autograd's graph goes: on CUDA the next pass may be on another stream
         return self._gradient
 
     @staticmethod

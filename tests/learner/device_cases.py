@@ -265,7 +265,7 @@ def test_a_device_without_room_is_told_in_a_line_and_the_learner_stays_where_it_
     assert learn(case, learner) == learn(case, untouched)
     learner.to(DEVICE)
     learn(case, learner)
-    no_memory(monkeypatch, "addmm")
+    no_memory(monkeypatch, "empty")
     before = learner.state()
     with pytest.raises(NetworkError, match=r"too little memory for an update: lower learner.batch_size \(now 128\)"):
         learner.gradient(case.batch(VECTOR, 70, 0), "value")  # of a size that it has no buffers for
