@@ -262,7 +262,8 @@ class Captures:
     and leave nothing to be done on the host. Its result is overwritten by the next call with the same key."""
 
     def __init__(self, device: torch.device, *, active: bool = True) -> None:
-        self._active = active and device.type == "cuda"
+        # Runs that must be reproducible bit for bit do not depend on when something is captured.
+        self._active = active and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
         self._device = device
         self._calls: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[Any, Any]] = {}  # (graph, result)

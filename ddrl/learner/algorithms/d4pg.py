@@ -72,7 +72,6 @@ class D4PG:
     parts = ("critic", "actor")
     targets = ("critic", "actor")
     reads = ("hidden",)
-    capturable = True
     updates = 0
 
     @staticmethod

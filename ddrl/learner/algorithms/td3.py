@@ -51,7 +51,6 @@ class TD3:
     parts = ("critic", "actor")
     targets = ("critic", "actor")
     reads = ("hidden", "loss")
-    capturable = True
     draws = ("critic",)  # the noise on the target action
     updates = 0
 
