@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
-from benchmarks.learning.updates import Batch
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
+from ddrl.replay.batches import Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 
 PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
@@ -36,14 +36,15 @@ VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
 IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
 
 
-def random_batch(spec: EnvSpec, size: int) -> Batch:
+def random_batch(spec: EnvSpec, size: int) -> Transitions:
     generator = np.random.default_rng(0)
     shape = (size, *spec.observation.shape)
     state, following = (generator.integers(0, 256, shape).astype(spec.observation.dtype) for _ in range(2))
     action = generator.integers(0, spec.num_actions, size)
     reward = generator.random(size, np.float32)
     ones = np.ones(size, np.float32)
-    return Batch(state, action, reward, np.full(size, 0.97, np.float32), following, ones, state, action, reward)
+    picks = np.zeros(size, np.uint64), np.zeros(size, np.uint32)
+    return Transitions(state, action, reward, np.full(size, 0.97, np.float32), following, *picks, ones)
 
 
 def wait_for(device: str) -> None:

@@ -332,7 +332,8 @@ class Learner:
         """Make what depends on the device."""
         self._loader = BatchLoader(self.device)
         known = all(launches_alike(part.module) for part in self.parts.values())
-        self._captures = Captures(self.device, active=known and getattr(self.algorithm, "capturable", False))
+        capturable = vars(type(self.algorithm)).get("capturable", False)  # a subclass may compute anything
+        self._captures = Captures(self.device, active=known and capturable)
         self.engines: dict[str, Engine] = {}
         for name, part in self.parts.items():
             with self._way(name):

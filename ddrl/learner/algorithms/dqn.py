@@ -27,6 +27,7 @@ class DQN(ValueAlgorithm):
     name = "dqn"
     output = "q"
     reads = ("network", "hidden", "dueling", "double", "loss")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
