@@ -43,8 +43,10 @@ def random_batch(spec: EnvSpec, size: int) -> Transitions:
     action = generator.integers(0, spec.num_actions, size)
     reward = generator.random(size, np.float32)
     ones = np.ones(size, np.float32)
-    picks = np.zeros(size, np.uint64), np.zeros(size, np.uint32)
-    return Transitions(state, action, reward, np.full(size, 0.97, np.float32), following, *picks, ones)
+    epi = np.zeros(size, np.uint64)
+    pos = np.zeros(size, np.uint32)
+    discount = np.full(size, 0.97, np.float32)
+    return Transitions(state, action, reward, discount, following, epi, pos, ones, epi, {})
 
 
 def wait_for(device: str) -> None:

@@ -251,41 +251,52 @@ def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
 
 # -- operations that never change --------------------------------------------------------------------------------------
 
-WARM_UPS = 16  # calls before a function is captured: that takes as long as some calls, and a pool's leases are short
+WARM_UPS = 16  # launches before a capture, which takes as long as some of them: a pool's leases are short
 MAX_CAPTURES = 8  # of one `Captures`; the oldest goes
 
 
 class Captures:
-    """Calls functions; on CUDA, where `active`, each of them after some calls as one launch, a CUDA graph.
+    """Launches of operations on a device that never change; on CUDA, where `active`, after some times as one, a CUDA
+    graph:
 
-    Such a function must launch the same operations on tensors at the same places in every call, wait for none of them
-    and leave nothing to be done on the host. Its result is overwritten by the next call with the same key."""
+        result = captures.replay(key)
+        if result is None:
+            with captures.launch(key) as keep:
+                result = ...
+                keep(result)
+
+    What is launched there must be the same operations on tensors at the same places each time, of which none is waited
+    for, and leave nothing to be done on the host. The result is overwritten by the next replay of its key."""
 
     def __init__(self, device: torch.device, *, active: bool = True) -> None:
         # Runs that must be reproducible bit for bit do not depend on when something is captured.
         self._active = active and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
         self._device = device
-        self._calls: Counter[Hashable] = Counter()
+        self._launches: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, tuple[Any, Any]] = {}  # (graph, result)
 
-    def call(self, key: Hashable, function: Callable[[], Any]) -> Any:
-        """The function's result; functions of one key do the same."""
-        if not self._active:
-            return function()
+    def replay(self, key: Hashable) -> Any:
+        """Launch what was captured; its result, None where nothing was."""
         if key not in self._captured:
-            self._calls[key] += 1
-            if self._calls[key] <= WARM_UPS:
-                return function()
-            if len(self._captured) == MAX_CAPTURES:
-                oldest = next(iter(self._captured))
-                del self._captured[oldest], self._calls[oldest]
-            self._captured[key] = self._capture(function)
+            return None
         graph, result = self._captured[key]
         graph.replay()
         return result
 
-    def _capture(self, function: Callable[[], Any]) -> tuple[Any, Any]:
+    @contextmanager
+    def launch(self, key: Hashable) -> Generator[Callable[[Any], object]]:
+        """What is launched inside is of this key; gives the function that takes the result."""
+        kept: list[Any] = []
+        if self._active:
+            self._launches[key] += 1
+        if self._launches[key] <= WARM_UPS:
+            yield kept.append
+            return
+        if len(self._captured) == MAX_CAPTURES:
+            oldest = next(iter(self._captured))
+            del self._captured[oldest], self._launches[oldest]
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = function()
-        return graph, result
+            yield kept.append
+        self._captured[key] = graph, kept[0]
+        graph.replay()  # a capture computes nothing

@@ -13,7 +13,6 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -348,9 +347,13 @@ class Learner:
         due = getattr(self.algorithm, "due", None)
         if due is not None and not due(name):
             return None
+        key = name, statistics, tensors.layout
         with self._own_random(name), self._way(name):
-            key = name, statistics, tensors.layout
-            gradient = self._captures.call(key, partial(self._passes, tensors, name, statistics))
+            gradient: Gradient | None = self._captures.replay(key)
+            if gradient is None:
+                with self._captures.launch(key) as keep:
+                    gradient = self._passes(tensors, name, statistics)
+                    keep(gradient)
         return None if gradient is None else replace(gradient, updates=self.parts[name].updates)
 
     def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:

@@ -108,14 +108,16 @@ def test_a_function_is_captured_once_after_its_warm_ups_and_replayed_from_then_o
     fake = SimpleNamespace(cuda=cuda, are_deterministic_algorithms_enabled=lambda: False)
     monkeypatch.setattr(transfers, "torch", fake)
     captures = transfers.Captures(CUDA)
-    called: list[tuple[str, Any]] = []
+    called: list[str] = []
 
     def call(key: str) -> Any:
-        def function() -> Any:
-            called.append((key, cuda.recording))
-            return [key, cuda.recording]
-
-        return captures.call(key, function)
+        result = captures.replay(key)
+        if result is None:
+            with captures.launch(key) as keep:
+                called.append(key)
+                result = [key, cuda.recording]
+                keep(result)
+        return result
 
     for _ in range(transfers.WARM_UPS):
         assert call("a") == ["a", None]
@@ -136,5 +138,7 @@ def test_nothing_is_captured_elsewhere_or_where_functions_may_differ_or_bits_mus
     fixed = transfers.Captures(CUDA)  # a run that gives the same bits each time
     monkeypatch.undo()
     for captures in (transfers.Captures(CPU), transfers.Captures(CUDA, active=False), fixed):
-        made = [captures.call("a", object) for _ in range(transfers.WARM_UPS + 3)]
-        assert len(set(map(id, made))) == len(made)
+        for _ in range(transfers.WARM_UPS + 3):
+            with captures.launch("a") as keep:
+                keep("a result")
+            assert captures.replay("a") is None
