@@ -20,7 +20,7 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_policy
-from ddrl.core.errors import CheckpointError, DdrlError
+from ddrl.core.errors import CheckpointError, DdrlError, user_error, user_frame
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
@@ -105,6 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result, film = _play(saved, options)
     except DdrlError as error:
         print(f"ddrl.evaluate: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if not user_frame(error):
+            raise
+        print(f"ddrl.evaluate: {user_error(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("ddrl.evaluate: interrupted", file=sys.stderr)

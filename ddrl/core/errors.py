@@ -18,6 +18,11 @@ traceback."""
 
 from __future__ import annotations
 
+import os
+import traceback
+from pathlib import Path
+
+MAX_WORDS = 90  # letters of an error of the user's code
 MAX_LETTERS = 400  # of an error that quotes a damaged file
 
 
@@ -30,6 +35,33 @@ def shortened(error: object) -> str:
 def first_line(error: BaseException) -> str:
     """First line of the text of another library's error; its type's name where it has no text."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+_LIBRARIES = ("ddrl", "numpy", "torch", "gymnasium", "onnxruntime", "msgspec")  # whose frames are not the user's
+_STANDARD = Path(os.__file__).parent
+_ROOT = Path(__file__).parents[1]
+
+
+def user_frame(error: BaseException) -> str:
+    """Where an exception left the user's code, as "step (my_env.py, line 12: x = 1 / y)"; "" where it passed through
+    none: it is the library's own."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if not path.is_relative_to(_ROOT) and not frame.filename.startswith("<") and not _is_library(path):
+            line = f": {frame.line[:80]}" if frame.line else ""
+            return f"{frame.name} ({path.name}, line {frame.lineno}{line})"
+    return ""
+
+
+def user_error(error: BaseException) -> str:
+    """An exception that left the user's code in one line: type, first words, and where."""
+    return f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]} in {user_frame(error)}"
+
+
+def _is_library(path: Path) -> bool:
+    if "site-packages" in path.parts:
+        return path.parts[path.parts.index("site-packages") + 1] in _LIBRARIES
+    return path.is_relative_to(_STANDARD)
 
 
 class DdrlError(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -147,6 +147,9 @@ class EnvSpec:
     reward_shape: tuple[int, ...] = ()  # of EnvStep.reward without N; (k,): k objectives
     action_low: tuple[float, ...] = ()  # bounds of a continuous action [action.size]; (): not bounded
     action_high: tuple[float, ...] = ()
+    entries: tuple[tuple[str, int], ...] = field(
+        default=(), compare=False
+    )  # of a flat vector: (name, numbers), in order
 
     def __post_init__(self) -> None:
         if self.frame_stack < 1:
@@ -178,6 +181,18 @@ class EnvSpec:
         """The module whose networks this observation needs (`NETWORKS`); "": those of the library for one vector."""
         axes = (axis for array in self.observation.arrays.values() for axis in array.axes)
         return next((NETWORKS[axis] for axis in axes if axis in NETWORKS), "")
+
+    def nonfinite_entry(self, observations: Array) -> str:
+        """The first entry with a number that is NaN or infinite among `observations` [N, *observation.shape]; "" where
+        there is none, or only one array."""
+        if self.observation.fields:
+            floats = [name for name, array in self.observation.fields if np.dtype(array.dtype).kind == "f"]
+            return next((name for name in floats if not np.isfinite(observations[name]).all()), "")
+        ends = np.cumsum([count for _, count in self.entries])
+        places = np.argwhere(~np.isfinite(observations.reshape(len(observations), -1)))
+        if not len(places) or not len(ends):
+            return ""
+        return self.entries[int(np.searchsorted(ends, places[0, 1], "right"))][0]
 
     @property
     def discrete(self) -> bool:

@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.specs import EnvSpec, VectorEnv
+from ddrl.envs.spaces import shown
 from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
 
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
@@ -78,17 +79,22 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
     factory = getattr(module, name, None)
     if factory is None:
         members = cast(dict[str, Any], vars(module))
-        near = difflib.get_close_matches(name, [key for key, value in members.items() if callable(value)], n=1)
-        raise EnvError(
-            f"env.id = {env_id}: the module {module_name} has no '{name}'"
-            + (f"; did you mean '{near[0]}'?" if near else "")
-        )
+        known = [*(key for key, value in members.items() if callable(value)), *_registered_by(module_name)]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "and its import registers no such id"
+        raise EnvError(f"env.id = {env_id}: the module {module_name} has no '{name}'; {hint}")
     if not callable(factory):
         raise EnvError(
             f"env.id = {env_id}: {name} is a {type(factory).__name__}, not a function or class that makes an "
             "environment"
         )
     return factory
+
+
+def _registered_by(module_name: str) -> list[str]:
+    """The ids whose environments are in a module's package."""
+    package = module_name.partition(".")[0]
+    return [known for known, spec in gymnasium.registry.items() if str(spec.entry_point).startswith(f"{package}.")]
 
 
 def _find_registered(env_id: str) -> Registered:
@@ -104,8 +110,8 @@ def _find_registered(env_id: str) -> Registered:
     near = difflib.get_close_matches(env_id.lower(), list(lower), n=1, cutoff=0.4)
     hint = f"did you mean '{lower[near[0]]}'?" if near else "gymnasium.pprint_registry() lists all ids"
     raise EnvError(
-        f"env.id = {env_id}: Gymnasium has no such environment; {hint} (an environment of your own: "
-        "package.module:factory)"
+        f"env.id = {env_id}: Gymnasium has no such environment; {hint} (of a package that registers it at import: "
+        "package:Id; of your own: package.module:factory)"
     )
 
 
@@ -188,6 +194,27 @@ def _atari(config: EnvConfig, registered: Registered, count: int) -> VectorEnv:
     return AtariVectorEnv(games, config, limit)
 
 
+def _refusal(made: Any) -> str:
+    """Why what a factory returned is no environment for ddrl, and what to return."""
+    name = type(made).__name__
+    if _is_vector(made) or hasattr(made, "num_envs"):
+        mode = cast(dict[str, Any], getattr(made, "metadata", None) or {}).get("autoreset_mode")
+        space = getattr(made, "single_observation_space", None)
+        return (
+            f"{name}: a Gymnasium vector needs autoreset mode NEXT_STEP (this one has {mode}) and a Box of "
+            f"observations (single_observation_space is {shown(space)}); return one environment, or a VectorEnv of "
+            "ddrl.core.specs"
+        )
+    if any(kind.__module__.split(".")[0] == "gym" for kind in type(made).__mro__):
+        return (
+            f"{name} is an environment of the old package gym: wrap it, for example with shimmy's GymV21CompatibilityV0"
+        )
+    return (
+        f"the factory returned a {name}; it must return a gymnasium.Env, a Gymnasium vector, or a VectorEnv "
+        "(ddrl.core.specs)"
+    )
+
+
 def _is_vector(made: object) -> bool:
     return isinstance(made, gymnasium.vector.VectorEnv)
 
@@ -206,22 +233,14 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) ->
         except TypeError as error:
             raise EnvError(f"env.kwargs = {config.kwargs}: {error}; {config.id} takes {signature}") from None
     made: Any = factory(**kwargs)
-    if isinstance(made, gymnasium.Env):
+    if isinstance(cast(object, made), gymnasium.Env) and not hasattr(made, "num_envs"):
         return _loop(config, [made, *(factory(**kwargs) for _ in range(count - 1))])
-    if _is_vector(made):
-        if not speaks_our_protocol(made):
-            raise EnvError(
-                f"env.id = {config.id}: a Gymnasium vector needs autoreset mode NEXT_STEP and a Box of observations; "
-                f"this one has {made.metadata.get('autoreset_mode')} and {made.single_observation_space}"
-            )
-        vector: VectorEnv = NativeVectorEnv(config.id, made, config.reward_clip)
-    elif isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
-        vector = CheckedVectorEnv(made, config.id)
+    if isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
+        vector: VectorEnv = CheckedVectorEnv(made, config.id)
+    elif _is_vector(made) and speaks_our_protocol(made):
+        vector = NativeVectorEnv(config.id, made, config.reward_clip)
     else:
-        raise EnvError(
-            f"env.id = {config.id}: the factory returned a {type(made).__name__}; it must return a gymnasium.Env or a "
-            "VectorEnv (ddrl.core.specs)"
-        )
+        raise EnvError(f"env.id = {config.id}: {_refusal(made)}")
     if vector.num_envs != count:
         raise EnvError(
             f"env.id = {config.id}: the factory made {vector.num_envs} environments where {count} are wanted; "

@@ -1,16 +1,22 @@
-"""From Gymnasium's spaces to the shapes and dtypes that networks, lanes and replay see.
+"""From Gymnasium's spaces to the shapes and dtypes that networks, lanes and replay see, and the one check of
+observations against them.
 
-A network sees uint8 (images) or float32 (everything else): a Box of another dtype is cast, a Discrete observation
+A network sees uint8 (bytes) or float32 (everything else): a Box of another dtype is cast, a Discrete observation
 becomes one-hot, and whatever else Gymnasium can flatten (Tuple, Dict, MultiDiscrete, MultiBinary of those) becomes one
 flat vector (or, for a Dict, a record of named arrays: each entry by its own name, a Sequence padded to env.max_lengths
 entries, with a mask `<name>_mask` that is true for the entries given). Actions are Discrete, or a Box of floats, which
 is described for algorithms that act continuously.
+
+The same rules hold for an entry of a Dict or Tuple as for an observation of its own. Shape and dtype must be as
+declared. Integers must lie within their bounds, by which they are scaled or become one-hot. Bounds of floats are not
+enforced: nothing is divided by them, and rounding exceeds them. Floats must be finite, which the rollout's StepWriter
+checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeGuard, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -20,6 +26,7 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import Array, ArraySpec, EnvSpec
 
 Writer = Callable[[Any, Array], None]
+MAX_SHOWN = 60  # letters of a space or a value in a message
 
 
 def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
@@ -27,14 +34,72 @@ def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
     return isinstance(space, spaces.Box)
 
 
+def is_dict(space: object) -> bool:
+    """Whether a space is a Dict."""
+    return isinstance(space, spaces.Dict)
+
+
+def is_tuple(space: object) -> bool:
+    """Whether a space is a Tuple."""
+    return isinstance(space, spaces.Tuple)
+
+
+def is_mapping(value: object) -> bool:
+    """Whether a value is a dict or alike."""
+    return isinstance(value, Mapping)
+
+
 def is_array(value: object) -> TypeGuard[Array]:
     """Whether a value is a numpy array."""
     return isinstance(value, np.ndarray)
 
 
+def shown(value: object) -> str:
+    """A space or value as messages quote it."""
+    return _cut(" ".join(repr(value).split()))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _parts(space: Any) -> list[tuple[Any, Any]]:
+    """(key, space) of each entry of a Dict or Tuple; none for other spaces."""
+    if is_dict(space):
+        return list(space.spaces.items())
+    return list(enumerate(space.spaces if is_tuple(space) else ()))
+
+
+def _joined(entry: str, key: Any) -> str:
+    """Name of the entry `key` of an entry."""
+    return f"{entry}.{key}" if entry else str(key)
+
+
+def kind_of(value: object) -> str:
+    """Type of a value as messages name it: an array by dtype and shape."""
+    if is_array(value):
+        return f"{value.dtype} {value.shape}"
+    return f"a {type(value).__name__}"
+
+
 def first_action(space: object) -> int:
     """The least action of a Discrete space, which ddrl calls 0; 0 for a continuous one."""
     return int(cast(Any, space).start) if isinstance(space, spaces.Discrete) else 0
+
+
+def require_space(env_id: str, env: Any, name: str) -> Any:
+    """The space `name` of an environment or vector; EnvError where it is none of Gymnasium's."""
+    space = getattr(env, name, None)
+    if isinstance(cast(object, space), spaces.Space):
+        return space
+    if space is None:
+        raise EnvError(f"env.id = {env_id}: {name} is None before reset: set it in the environment's __init__")
+    module = type(space).__module__
+    old = "; the package gym is not supported: see shimmy" if module.split(".")[0] == "gym" else ""
+    raise EnvError(
+        f"env.id = {env_id}: {name} is a {module}.{type(space).__name__}, not a gymnasium.spaces.Space: make it one "
+        f"of Gymnasium's{old}"
+    )
 
 
 def describe(
@@ -45,7 +110,17 @@ def describe(
     num_actions, action_spec = _describe_action(env_id, action)
     low, high = _bounds(action)
     array = describe_array(env_id, observation) if named is None else named
-    return EnvSpec(env_id, array, num_actions, action_spec, action_low=low, action_high=high)
+    entries = tuple(_entries(observation, "")) if _parts(observation) else ()
+    return EnvSpec(env_id, array, num_actions, action_spec, action_low=low, action_high=high, entries=entries)
+
+
+def _entries(space: Any, name: str) -> Iterator[tuple[str, int]]:
+    """(name, numbers) of the arrays of a space, in the order of its flat vector; Sequences are left out."""
+    if parts := _parts(space):
+        for key, part in parts:
+            yield from _entries(part, _joined(name, key))
+    elif space.is_np_flattenable:
+        yield name, space_utils.flatdim(space)
 
 
 def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -55,23 +130,23 @@ def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, .
     return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
 
 
-def describe_array(env_id: str, space: spaces.Space[Any]) -> ArraySpec:
-    """The one array that represents a space of observations; EnvError where there is none."""
+def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> ArraySpec:
+    """The one array that represents a space of observations; EnvError where there is none. `entry`: its name in a
+    Dict or Tuple."""
+    where = f"env.id = {env_id}: " + (f"the entry {entry} of the observation" if entry else "the observation")
     if is_box(space):
-        if not (np.issubdtype(space.dtype, np.number) or space.dtype == np.bool_) or np.issubdtype(
-            space.dtype, np.complexfloating
-        ):
-            raise EnvError(
-                f"env.id = {env_id}: observations of dtype {space.dtype} cannot be fed to a network; declare a Box of "
-                "numbers"
-            )
         return ArraySpec(space.shape or (1,), "uint8" if space.dtype == np.uint8 else "float32")
-    if not space.is_np_flattenable:
+    if parts := _parts(space):
+        arrays = [describe_array(env_id, part, _joined(entry, key)) for key, part in parts]
+        return ArraySpec((sum(array.size for array in arrays),), "float32")
+    try:
+        return ArraySpec((space_utils.flatdim(space),), "float32")
+    except (NotImplementedError, ValueError):
+        named = " (a Sequence: env.observation = named and env.max_lengths)" if entry else ""
         raise EnvError(
-            f"env.id = {env_id}: observations of {space} have no fixed size; wrap the environment so that it gives a "
-            "Box"
-        )
-    return ArraySpec((space_utils.flatdim(space),), "float32")
+            f"{where}: values of {shown(space)} have no fixed size; wrap the environment so that it gives a Box there, "
+            f"or leaves it out{named}"
+        ) from None
 
 
 def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
@@ -80,46 +155,71 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
     if is_box(space) and np.issubdtype(space.dtype, np.floating):
         return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
     raise EnvError(
-        f"env.id = {env_id}: actions of {space} are not supported; wrap the environment so that its actions are "
+        f"env.id = {env_id}: actions of {shown(space)} are not supported; wrap the environment so that its actions are "
         "Discrete (or a Box of floats)"
     )
+
+
+# ---- The check of one observation ----
+
+
+class _Part(NamedTuple):
+    """A part of an observation, for messages: its environment, and its name among the entries of a Dict or Tuple."""
+
+    env_id: str
+    entry: str = ""
+
+    def of(self, key: Any) -> _Part:
+        """Its entry `key`."""
+        return _Part(self.env_id, _joined(self.entry, key))
+
+    def refuse(self, given: str, declared: str) -> NoReturn:
+        """It is `given`, and its space is `declared`."""
+        where = f"the entry {self.entry} of an observation" if self.entry else "an observation"
+        raise EnvError(
+            f"env.id = {self.env_id}: the environment gave {where} of {given} but its observation_space declares "
+            f"{declared}; make them agree"
+        )
 
 
 def observation_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
     """A function (observation, row) that checks one observation against `space` and writes it into `row`
     [*spec.observation.shape]."""
+    return _writer(space, _Part(env_id), flat=False)
+
+
+def _writer(space: Any, at: _Part, *, flat: bool) -> Writer:
+    """flat: its row is a part of a flat vector."""
     if is_box(space):
-        return _box_writer(env_id, space)
+        return _box_writer(space, at, flat=flat)
     if isinstance(space, spaces.Discrete):
-        return _one_hot_writer(env_id, space)
-    return _flattening_writer(env_id, space)
+        return _one_hot_writer(space, at)
+    if _parts(space):
+        return _composite_writer(space, at)
+    return _flattening_writer(space, at)
 
 
-def broken_observation(env_id: str, observation: Any, shape: tuple[int, ...], dtype: Any) -> EnvError:
-    """The error for an observation that does not fit its space."""
-    given = f"{observation.dtype} {observation.shape}" if is_array(observation) else f"a {type(observation).__name__}"
-    return EnvError(
-        f"env.id = {env_id}: the environment gave an observation of {given} but its observation_space declares an "
-        f"array of {np.dtype(dtype)} {shape}; make them agree"
-    )
-
-
-def _box_writer(env_id: str, space: spaces.Box) -> Writer:
+def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
     shape = space.shape
     dtype = space.dtype
+    declared = f"an array of {dtype} {shape}"
+    low, high = space.low, space.high
+    bounded = dtype.kind in "iu" and bool((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any())
 
     def write(observation: Any, row: Array) -> None:
         if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
-            if shape == () and isinstance(observation, np.generic) and cast(Any, observation).dtype == dtype:
-                row[0] = observation
-                return
-            raise broken_observation(env_id, observation, shape, dtype)
-        row[...] = observation
+            if shape or not isinstance(cast(object, observation), np.generic) or observation.dtype != dtype:
+                at.refuse(kind_of(observation), declared)
+            observation = np.asarray(observation)
+        if bounded and not ((observation >= low) & (observation <= high)).all():
+            outside = observation[(observation < low) | (observation > high)].flat[0]
+            at.refuse(f"{dtype} with {outside} in it", f"integers from {low.min()} to {high.max()}")
+        row[...] = observation.ravel() if flat else observation
 
     return write
 
 
-def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
+def _one_hot_writer(space: Any, at: _Part) -> Writer:
     start = int(space.start)
     count = int(space.n)
 
@@ -129,24 +229,53 @@ def _one_hot_writer(env_id: str, space: spaces.Discrete) -> Writer:
         except (AttributeError, TypeError):
             place = -1
         if not 0 <= place < count:
-            raise EnvError(
-                f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}"
-            )
+            at.refuse(shown(observation), f"{space}")
         row.fill(0)
         row[place] = 1
 
     return write
 
 
-def _flattening_writer(env_id: str, space: spaces.Space[Any]) -> Writer:
+def _flattening_writer(space: Any, at: _Part) -> Writer:
     def write(observation: Any, row: Array) -> None:
         if not space.contains(observation):
-            raise EnvError(
-                f"env.id = {env_id}: the environment gave the observation {observation!r}, which is not in its {space}"
-            )
+            at.refuse(f"{shown(observation)} ({kind_of(observation)})", shown(space))
         row[...] = space_utils.flatten(space, observation)
 
     return write
+
+
+def _composite_writer(space: Any, at: _Part) -> Writer:
+    """Of a Dict or Tuple: the arrays of its entries side by side."""
+    parts: list[tuple[Any, slice, Writer]] = []
+    end = 0
+    for key, part in _parts(space):
+        begin = end
+        end += describe_array("", part).size
+        parts.append((key, slice(begin, end), _writer(part, at.of(key), flat=True)))
+    keys: Any = space.spaces.keys() if is_dict(space) else None
+
+    def write(observation: Any, row: Array) -> None:
+        if keys is not None:
+            _check_keys(observation, keys, at)
+        elif not isinstance(cast(object, observation), tuple | list) or len(observation) != len(parts):
+            at.refuse(kind_of(observation), f"a tuple of {len(parts)}")
+        for key, place, write_part in parts:
+            write_part(observation[key], row[place])
+
+    return write
+
+
+def _check_keys(observation: Any, keys: Any, at: _Part) -> None:
+    given: Any = observation.keys() if is_mapping(observation) else None
+    if given == keys:
+        return
+    declared = f"a dict of {_cut(', '.join(keys))}"
+    if given is None:
+        at.refuse(kind_of(observation), declared)
+    missing = _cut(", ".join(sorted(keys - given)))
+    further = _cut(", ".join(sorted(map(str, given - keys))))
+    at.refuse(f"a dict without {missing}" if missing else f"a dict with {further} too", declared)
 
 
 # ---- Dict spaces as records of named arrays (env.observation = named) ----
@@ -156,7 +285,7 @@ def describe_named(env_id: str, space: spaces.Dict, max_lengths: Mapping[str, in
     """The record of a Dict space; EnvError where an entry has no fixed size and no setting gives one."""
     for name in max_lengths:
         if not isinstance(space.spaces.get(name), spaces.Sequence):
-            raise EnvError(f"env.max_lengths.{name}: {env_id} has no Sequence space of that name in {space}")
+            raise EnvError(f"env.max_lengths.{name}: {env_id} has no Sequence space of that name in {shown(space)}")
     return ArraySpec.record(
         {name: _describe_entry(env_id, name, entry, max_lengths) for name, entry in space.spaces.items()}
     )
@@ -165,55 +294,50 @@ def describe_named(env_id: str, space: spaces.Dict, max_lengths: Mapping[str, in
 def named_writer(env_id: str, space: spaces.Dict, max_lengths: Mapping[str, int]) -> Writer:
     """A function (observation, row) that checks a dict of observations against `space` and writes it into `row`, a
     structured value of the record."""
-    writers: dict[str, Callable[[Any, Array, str], None]] = {
-        name: _sequence_writer(env_id, name, entry, max_lengths[name])
+    at = _Part(env_id)
+    writers = {
+        name: _sequence_writer(name, entry, max_lengths[name], at)
         if isinstance(entry, spaces.Sequence)
-        else _entry_writer(env_id, entry)
+        else _entry_writer(name, entry, at)
         for name, entry in space.spaces.items()
     }
 
     def write(observation: Any, row: Array) -> None:
-        if not isinstance(observation, Mapping) or observation.keys() != writers.keys():
-            raise EnvError(
-                f"env.id = {env_id}: the environment gave an observation that is no dict of {', '.join(writers)}"
-            )
+        _check_keys(observation, writers.keys(), at)
         for name, write_entry in writers.items():
-            write_entry(observation[name], row, name)
+            write_entry(observation[name], row)
 
     return write
 
 
 def _describe_entry(env_id: str, name: str, space: spaces.Space[Any], max_lengths: Mapping[str, int]) -> ArraySpec:
     if not isinstance(space, spaces.Sequence):
-        return describe_array(env_id, space)
+        return describe_array(env_id, space, name)
     if max_lengths.get(name, 0) < 1:
         raise EnvError(
             f"env.id = {env_id}: the observation {name} has no most entries; set env.max_lengths.{name} to at least 1"
         )
-    entry = describe_array(env_id, space.feature_space)
+    entry = describe_array(env_id, space.feature_space, name)
     return ArraySpec((max_lengths[name], *entry.shape), entry.dtype, axes=(name, *("" for _ in entry.shape)))
 
 
-def _entry_writer(env_id: str, space: spaces.Space[Any]) -> Callable[[Any, Array, str], None]:
-    write = observation_writer(env_id, space)
-    array = describe_array(env_id, space)
-    if array.shape:
-        return lambda value, row, name: write(value, row[name])
-    raise EnvError(f"env.id = {env_id}: {space} gives an array without axes")
+def _entry_writer(name: str, space: Any, at: _Part) -> Writer:
+    write = _writer(space, at.of(name), flat=False)
+    return lambda value, row: write(value, row[name])
 
 
-def _sequence_writer(env_id: str, name: str, space: spaces.Sequence, most: int) -> Callable[[Any, Array, str], None]:
-    write_entry = observation_writer(env_id, space.feature_space)
+def _sequence_writer(name: str, space: Any, most: int, at: _Part) -> Writer:
+    write_entry = _writer(space.feature_space, at.of(name), flat=False)
 
-    def write(values: Any, row: Array, key: str) -> None:
+    def write(values: Any, row: Array) -> None:
         count = len(values)
         if count > most:
             raise EnvError(
-                f"env.id = {env_id}: the observation {name} has {count} entries, more than env.max_lengths.{name} = "
+                f"env.id = {at.env_id}: the observation {name} has {count} entries, more than env.max_lengths.{name} = "
                 f"{most}; raise it"
             )
-        array = row[key]
-        mask = row[f"{key}_mask"]
+        array = row[name]
+        mask = row[f"{name}_mask"]
         for index in range(count):
             write_entry(values[index], array[index])
         array[count:] = 0

@@ -13,17 +13,83 @@ import numpy as np
 from gymnasium import spaces
 
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import Array, EnvSpec, EnvStep, VectorEnv
+from ddrl.core.specs import Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
 from ddrl.envs.spaces import (
-    broken_observation,
     describe,
     describe_named,
     first_action,
     is_array,
     is_box,
+    is_dict,
+    is_mapping,
+    kind_of,
     named_writer,
     observation_writer,
+    require_space,
+    shown,
 )
+
+REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
+
+
+class StepCheck:
+    """What every vector's steps must hold beside their observations: one number a reward, flags for each environment,
+    and a step that only resets after one that ended an episode."""
+
+    def __init__(self, env_id: str, num_envs: int, reward_clip: bool = False) -> None:
+        self._where = f"env.id = {env_id}"
+        self._shape = (num_envs,)
+        self._reward_clip = reward_clip
+        self._over = np.zeros(num_envs, np.bool_)
+
+    def reset(self) -> None:
+        """New episodes begin everywhere."""
+        self._over = np.zeros(self._shape, np.bool_)
+
+    def rewards(self, given: Any) -> tuple[Floats, Floats32]:
+        """The rewards as they are, and as the learner sees them."""
+        try:
+            raw = np.array(given, np.float64)
+        except (TypeError, ValueError):
+            raw = None
+        if raw is None or raw.shape != self._shape:
+            raw = np.array([self._one_number(reward) for reward in given])
+        reward = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
+        return raw, reward
+
+    def flags(self, given: Any, name: str) -> Flags:
+        """`given` as an array of its own."""
+        flags = np.array(given)
+        if flags.shape != self._shape or flags.dtype.kind not in "biu":
+            raise EnvError(
+                f"{self._where}: {name} is {kind_of(given)}, not one bool for each of {self._shape[0]} environments"
+            )
+        return flags.astype(np.bool_, copy=False)
+
+    def resets(self, reward: Array, terminated: Flags, truncated: Flags) -> None:
+        """Environments whose episode had ended took no step now."""
+        over = self._over
+        if np.count_nonzero(over):
+            moved = over & (terminated | truncated | (reward.reshape(len(over), -1) != 0).any(1))
+            if moved.any():
+                index = int(moved.argmax())
+                raise EnvError(
+                    f"{self._where}: environment {index} gave the reward {shown(reward[index].tolist())} or an end "
+                    "right after an episode's end; that step must only reset it and give 0 (autoreset mode NEXT_STEP)"
+                )
+        self._over = terminated | truncated
+
+    def _one_number(self, reward: Any) -> float:
+        try:
+            numbers = np.asarray(reward, np.float64)
+        except (TypeError, ValueError):
+            numbers = np.zeros(0)
+        if numbers.size == 1 and reward is not None:
+            return float(numbers.item())
+        raise EnvError(
+            f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: add its numbers "
+            "up in a wrapper (several are for a VectorEnv with spec.reward_shape)"
+        )
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:
@@ -50,25 +116,28 @@ class LoopVectorEnv:
         observations is a record of named arrays, its Sequences padded to `max_lengths`."""
         first = environments[0]
         self.num_envs = len(environments)
+        require_space(env_id, first, "observation_space")
+        require_space(env_id, first, "action_space")
         if len({id(env) for env in environments}) != self.num_envs:
             raise EnvError(
                 f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
             )
         space: Any = first.observation_space
         lengths = max_lengths or {}
-        as_record = named and _is_dict(space)
+        as_record = named and is_dict(space)
         record = describe_named(env_id, space, lengths) if as_record else None
         self.spec: EnvSpec = describe(env_id, space, first.action_space, record)
         for other in environments[1:]:
             if other.observation_space != first.observation_space or other.action_space != first.action_space:
                 raise EnvError(
-                    f"env.id = {env_id}: its environments differ ({first.observation_space}, {first.action_space} and "
-                    f"{other.observation_space}, {other.action_space}); all of one run must have the same spaces"
+                    f"env.id = {env_id}: its environments differ ({shown(first.observation_space)}, "
+                    f"{shown(first.action_space)} and {shown(other.observation_space)}, {shown(other.action_space)}); "
+                    "all of one run must have the same spaces"
                 )
         self._environments = list(environments)
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
         self._first_action = first_action(first.action_space)
-        self._reward_clip = reward_clip
+        self._check = StepCheck(env_id, self.num_envs, reward_clip)
         self._over = [True] * self.num_envs
         self._started = False
 
@@ -78,7 +147,7 @@ class LoopVectorEnv:
         for env, env_seed, row in zip(
             self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
         ):
-            self._write(env.reset(seed=env_seed)[0], row)
+            self._write(self._first(env.reset(seed=env_seed)), row)
         self._over = [False] * self.num_envs
         self._started = True
         return observation
@@ -88,7 +157,7 @@ class LoopVectorEnv:
         if not self._started:
             raise EnvError(f"env.id = {self.spec.env_id}: step before reset; call reset(seed) first")
         if not self.spec.discrete:
-            actions: Any = action
+            actions: Any = action.copy()  # an environment may write into it, and the row keeps what was chosen
         elif self._first_action:
             actions = (action + self._first_action).tolist()
         else:
@@ -96,12 +165,12 @@ class LoopVectorEnv:
         write = self._write
         over = self._over
         observation = self._empty()
-        rewards = [0.0] * self.num_envs
+        rewards: list[Any] = [0.0] * self.num_envs
         terminations = [False] * self.num_envs
         truncations = [False] * self.num_envs
         for index, (env, row) in enumerate(zip(self._environments, observation, strict=True)):
             if over[index]:
-                write(env.reset()[0], row)
+                write(self._first(env.reset()), row)
                 over[index] = False
                 continue
             result = env.step(actions[index])
@@ -110,16 +179,12 @@ class LoopVectorEnv:
             except (TypeError, ValueError):
                 self._refuse_result(result)
             write(state, row)
-            rewards[index] = reward  # type: ignore[call-overload]
+            rewards[index] = reward
             if terminated or truncated:
                 over[index] = True
                 terminations[index] = bool(terminated)
                 truncations[index] = bool(truncated)
-        try:
-            raw = np.array(rewards, np.float64)
-        except (TypeError, ValueError):
-            raise EnvError(f"env.id = {self.spec.env_id}: the rewards {rewards} are not one number each") from None
-        reward32 = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
+        raw, reward32 = self._check.rewards(rewards)
         return EnvStep(observation, reward32, np.array(terminations), np.array(truncations), raw)
 
     def render(self) -> Any:
@@ -134,22 +199,29 @@ class LoopVectorEnv:
     def _empty(self) -> Array:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
 
+    def _first(self, result: Any) -> Any:
+        """The observation of what reset returned."""
+        if isinstance(cast(object, result), tuple) and len(result) == 2 and is_mapping(result[1]):
+            return result[0]
+        given = "a tuple" if isinstance(result, tuple) else kind_of(result)
+        raise EnvError(
+            f"env.id = {self.spec.env_id}: reset returned {given}, but Gymnasium's reset returns (observation, info); "
+            "an environment of the old package gym needs a wrapper, such as shimmy's"
+        )
+
     def _refuse_result(self, result: Any) -> NoReturn:
-        given = f"{len(cast(Any, result))} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        given = f"{len(cast(Any, result))} values" if isinstance(result, tuple) else kind_of(result)
         raise EnvError(
             f"env.id = {self.spec.env_id}: step returned {given}, but Gymnasium's step returns the 5 values "
-            "(observation, reward, terminated, truncated, info)"
+            "(observation, reward, terminated, truncated, info); an environment of the old package gym returns 4"
         ) from None
-
-
-def _is_dict(space: object) -> bool:
-    return isinstance(space, spaces.Dict)
 
 
 def speaks_our_protocol(vector: Any) -> bool:
     """Whether a vector resets on the next step and gives arrays (a Box), so that NativeVectorEnv can adapt it."""
-    return vector.metadata.get("autoreset_mode") == gymnasium.vector.AutoresetMode.NEXT_STEP and isinstance(
-        vector.single_observation_space, spaces.Box
+    mode = cast(dict[str, Any], vector.metadata or {}).get("autoreset_mode")
+    return mode is gymnasium.vector.AutoresetMode.NEXT_STEP and is_box(
+        getattr(vector, "single_observation_space", None)
     )
 
 
@@ -176,27 +248,31 @@ class NativeVectorEnv:
         self.spec: EnvSpec = describe(env_id, space, actions)
         self._vector = vector
         self._shape = (self.num_envs, *space.shape)
-        self._dtype = space.dtype
+        self._write = observation_writer(env_id, _batched(space, self.num_envs))
         self._out_shape = (self.num_envs, *self.spec.observation.shape)
         self._out_dtype = np.dtype(self.spec.observation.dtype)
         self._first_action = first_action(actions)
-        self._reward_clip = reward_clip
-        self._same_shape = self._shape == self._out_shape
+        self._check = StepCheck(env_id, self.num_envs, reward_clip)
+        self._trusted = trusted
         if trusted:
             vector.action_space = _without_check(vector.action_space)
 
     def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
+        self._check.reset()
         return self._own(self._vector.reset(seed=environment_seeds(seed, 1)[0])[0])
 
     def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
-        if self._first_action:
-            action = action + self._first_action
+        action = action + self._first_action if self._first_action or not self._trusted else action
         observation, reward, terminated, truncated, _ = self._vector.step(action)
-        raw = reward.astype(np.float64)
-        learned = np.clip(raw, -1.0, 1.0).astype(np.float32) if self._reward_clip else reward.astype(np.float32)
-        return EnvStep(self._own(observation), learned, terminated.copy(), truncated.copy(), raw)
+        check = self._check
+        raw, learned = check.rewards(reward)
+        terminated = check.flags(terminated, "terminated")
+        truncated = check.flags(truncated, "truncated")
+        if not self._trusted:
+            check.resets(raw, terminated, truncated)
+        return EnvStep(self._own(observation), learned, terminated, truncated, raw)
 
     def render(self) -> Any:
         """A picture of the first environment, uint8 [height, width, 3]; None where it draws none."""
@@ -209,10 +285,16 @@ class NativeVectorEnv:
 
     def _own(self, observation: Any) -> Array:
         """A C-contiguous copy: vectors may reuse their buffers, and CartPole's array is transposed."""
-        if not is_array(observation) or observation.shape != self._shape or observation.dtype != self._dtype:
-            raise broken_observation(self.spec.env_id, observation, self._shape, self._dtype)
-        own = observation.astype(self._out_dtype, "C")
-        return own if self._same_shape else own.reshape(self._out_shape)
+        own = np.empty(self._out_shape, self._out_dtype)
+        self._write(observation, own)
+        return own
+
+
+def _batched(space: spaces.Box[Any], count: int) -> spaces.Box[Any]:
+    """`space` of `count` environments, with bounds that broadcast."""
+    batch: Any = copy.copy(space)
+    batch._shape = (count, *space.shape)
+    return batch
 
 
 def _without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -224,7 +306,7 @@ def _without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
 
 class CheckedVectorEnv:
     """A user's own VectorEnv, checked at every step: what breaks its spec is refused before it reaches a lane or a
-    network."""
+    network. Where it returns memory again that it has returned before, its observations are copied."""
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
         self.num_envs = env.num_envs
@@ -239,17 +321,22 @@ class CheckedVectorEnv:
             ("truncated", n, np.dtype(np.bool_)),
             ("raw_reward", n, np.dtype(np.float64)),
         )
+        self._steps = StepCheck(env_id, env.num_envs)
+        self._copies = False
+        self._watched = REUSE_STEPS  # vector steps whose memory is still compared
+        self._before: Array | None = None
         self._columns = {column.name: ((*n, *column.shape), np.dtype(column.dtype)) for column in env.spec.columns}
 
     def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         observation = self._env.reset(seed)
         self._check(observation, *self._expected[0])
-        return observation
+        self._steps.reset()
+        return self._own(observation)
 
     def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]."""
-        step = self._env.step(action)
+        step = self._env.step(action.copy())
         try:
             step = EnvStep(*step)
         except TypeError:
@@ -265,11 +352,24 @@ class CheckedVectorEnv:
             )
         for name, (shape, dtype) in self._columns.items():
             self._check(step.columns[name], name, shape, dtype)
+        self._steps.resets(step.reward, step.terminated, step.truncated)
+        if self._copies or self._watched:
+            step = step._replace(observation=self._own(step.observation))
         return step
 
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+    def _own(self, observation: Array) -> Array:
+        """A copy while it is not known whether the vector writes into this array again, and where it does."""
+        if self._watched:
+            self._watched -= 1
+            self._copies = self._copies or (self._before is not None and np.may_share_memory(self._before, observation))
+            self._before = observation if self._watched else None
+        elif not self._copies:
+            return observation
+        return observation.copy()
 
     def _check(self, value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if not is_array(value) or value.shape != shape or value.dtype != dtype or not value.flags.c_contiguous:

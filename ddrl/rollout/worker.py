@@ -21,7 +21,7 @@ from ddrl.channels.board import Board, Command, CounterRow
 from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Pin
 from ddrl.core.config import RolloutConfig
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import EnvStep, VectorEnv
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
@@ -171,11 +171,16 @@ class RolloutWorker:
         step = self.env.step(action)
         stepped = clock()
         following, reward, terminated, truncated, raw_reward, brought = step
-        self._writer.write(
-            *(observation, action, reward, terminated, truncated, following, self._version),
-            {**brought, **columns} if columns else brought,
-            ROOM_WAIT,
-        )
+        try:
+            self._writer.write(
+                *(observation, action, reward, terminated, truncated, following, self._version),
+                {**brought, **columns} if columns else brought,
+                ROOM_WAIT,
+            )
+        except EnvError as error:
+            spec = self.env.spec
+            entry = spec.nonfinite_entry(observation) or spec.nonfinite_entry(following)
+            raise EnvError(f"{error} (entry {entry} of the observation)" if entry else str(error)) from None
         if self._writer.pending:
             self._wait_for_room()
         if self._stateful:

@@ -15,7 +15,7 @@ from ddrl.channels.board import Board
 from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, DdrlError, JobFailed
+from ddrl.core.errors import ConfigError, DdrlError, JobFailed, user_frame
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
@@ -24,7 +24,7 @@ from ddrl.run.preparation import Preparation, Probe, announce, describe_environm
 from ddrl.run.process import Interrupts, set_torch_threads
 from ddrl.run.processes import HostKeeper, Job, KeepHost, Made, Ranks, Result, run_host
 from ddrl.run.slot import PRINT_ONLY
-from ddrl.run.topology import HostChannels, board_name, read_failure, rollouts_of_host
+from ddrl.run.topology import HostChannels, board_name, describe, read_failure, rollouts_of_host
 
 if TYPE_CHECKING:
     from ddrl.run.task import Task
@@ -60,6 +60,11 @@ def run_command(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return conclude(Result(None), "")
+    except Exception as error:
+        if "--traceback" in arguments or not user_frame(error):
+            raise
+        complain(DdrlError(describe(error, "this run")), show_traceback=False)
+        return 1
 
 
 def _prepare(command: Command, run_id: str, path: Path | None, probe: Probe = describe_environment) -> Preparation:

@@ -24,7 +24,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, DdrlError
+from ddrl.core.errors import ChannelError, DdrlError, user_error, user_frame
 from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema, transition_columns
@@ -138,9 +138,12 @@ class Topology:
 
 
 def describe(error: BaseException, where: str) -> str:
-    """What the user is shown: one line for an error of ours, the traceback for anything else."""
+    """What the user is shown: one line for an error of ours, and for one that left the user's code, with the place
+    there; the traceback for anything else."""
     if isinstance(error, DdrlError):
         return f"{where}: {error}"
+    if user_frame(error):
+        return f"{where}: {user_error(error)}; --serial --traceback shows all of it"
     return f"{where} failed:\n{''.join(traceback.format_exception(error)).rstrip()}"
 
 

@@ -225,7 +225,7 @@ def test_a_vector_of_the_users_own_is_used_as_it_is_and_checked() -> None:
         ),
         ({"observation": np.zeros(2, np.float64)}, "gave an observation of float64 (2,)"),
         ({"observation": [0.0, 1.0]}, "gave an observation of a list"),
-        ({"reward": "high"}, "are not one number each"),
+        ({"reward": "high"}, "step gave the reward 'high' (a str), not one number"),
         ({"result_size": 4}, "step returned 4 values"),
     ],
 )

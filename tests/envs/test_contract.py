@@ -1,0 +1,375 @@
+"""One check of what environments give: the same rule for an observation, an entry of a Dict or Tuple, and a vector, and
+each refusal says in one short line what is wrong, where, with which value, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ddrl.core.config import EnvConfig
+from ddrl.core.errors import DdrlError, EnvError, user_frame
+from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
+from ddrl.envs.making import make_vector_env
+from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv
+from ddrl.run.topology import describe
+
+MAX_MESSAGE = 300
+ZEROS = np.zeros(2, np.float32)
+FLOATS = spaces.Box(-1, 1, (2,), np.float32)
+LEVELS = spaces.Box(2, 5, (3,), np.int64)
+BYTES = spaces.Box(0, 3, (2, 2), np.uint8)
+ABOVE = np.nextafter(np.float32(1), np.float32(2))
+
+
+class Given(gymnasium.Env[Any, Any]):
+    """Gives one observation of `space` and one reward, again and again."""
+
+    def __init__(self, space: Any, value: Any, reward: Any = 1.0, action: Any = None) -> None:
+        self.observation_space = space
+        self.action_space = spaces.Discrete(2) if action is None else action
+        self.value = value
+        self.reward = reward
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return self.value, {}
+
+    def step(self, action: Any) -> Any:
+        return self.value, self.reward, False, False, {}
+
+
+def wrapped_in(form: str, space: Any, value: Any) -> Any:
+    """A vector of two environments that observe `value` by itself, as an entry, or natively."""
+    if form == "plain":
+        return LoopVectorEnv("given", [Given(space, value), Given(space, value)])
+    if form == "native":
+        batch = np.stack([value, value]) if isinstance(value, np.ndarray) else [value, value]
+        vector = gymnasium.vector.SyncVectorEnv([lambda: Given(space, value)] * 2)
+        vector.reset = lambda **_: (batch, {})  # type: ignore[method-assign]
+        return NativeVectorEnv("given", vector)
+    if form == "tuple":
+        whole: Any = spaces.Tuple((spaces.Discrete(2), space))
+        return LoopVectorEnv("given", [Given(whole, (1, value)), Given(whole, (1, value))])
+    whole = spaces.Dict({"deep": spaces.Dict({"part": space}), "other": spaces.Discrete(2)})
+    observed = {"deep": {"part": value}, "other": 1}
+    return LoopVectorEnv("given", [Given(whole, observed), Given(whole, observed)], named=form == "named")
+
+
+FORMS = ("plain", "flat", "named", "tuple", "native")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("space", "value", "words"),
+    [
+        (FLOATS, np.zeros(2, np.float32), ""),
+        (FLOATS, np.full(2, ABOVE), ""),
+        (FLOATS, np.full(2, -7, np.float32), ""),
+        (FLOATS, np.zeros(2), "float64 (2,)"),
+        (FLOATS, np.zeros(3, np.float32), "float32 (3,)"),
+        (FLOATS, [0.0, 0.0], "a list"),
+        (FLOATS, None, "a NoneType"),
+        (LEVELS, np.array([2, 5, 3]), ""),
+        (LEVELS, np.array([2, 6, 3]), "int64 with 6 in it"),
+        (LEVELS, np.array([1, 5, 3]), "integers from 2 to 5"),
+        (LEVELS, np.array([2.0, 5.0, 3.0]), "float64 (3,)"),
+        (BYTES, np.full((2, 2), 3, np.uint8), ""),
+        (BYTES, np.full((2, 2), 4, np.uint8), "uint8 with 4 in it"),
+        (BYTES, np.full((2, 2), 3, np.int64), "int64 (2, 2)"),
+    ],
+)
+def test_the_same_rule_holds_wherever_an_array_is(form: str, space: Any, value: Any, words: str) -> None:
+    env = wrapped_in(form, space, value)
+    if not words:
+        seen = env.reset(1)
+        expected = env.spec.observation
+        assert (seen.shape, seen.dtype) == ((2, *expected.shape), expected.numpy)
+        return
+    with pytest.raises(EnvError) as refusal:
+        env.reset(1)
+    text = str(refusal.value)
+    given = words if form != "native" or "in it" in words or "integers" in words else text
+    assert given in text
+    assert "make them agree" in text
+    assert len(text) < MAX_MESSAGE
+    assert "\n" not in text
+    entry = {"flat": "entry deep.part", "tuple": "entry 1", "named": "entry deep.part"}.get(form, "an observation")
+    assert entry in text
+
+
+@pytest.mark.parametrize("form", ["plain", "flat", "tuple"])
+@pytest.mark.parametrize(
+    ("space", "good", "bad"),
+    [
+        (spaces.Discrete(3, start=1), 3, 4),
+        (spaces.MultiDiscrete([3, 2]), np.array([2, 1]), np.array([3, 1])),
+        (spaces.MultiBinary(4), np.array([0, 1, 1, 0], np.int8), np.array([0, 2, 0, 0], np.int8)),
+    ],
+)
+def test_numbers_that_become_one_hot_lie_within_their_space(form: str, space: Any, good: Any, bad: Any) -> None:
+    seen = wrapped_in(form, space, good).reset(1)
+    assert set(np.unique(seen)) <= {0.0, 1.0}
+    with pytest.raises(EnvError, match="make them agree"):
+        wrapped_in(form, space, bad).reset(1)
+
+
+def test_a_dict_gives_the_vector_that_gymnasium_flattens_it_to() -> None:
+    space = spaces.Dict(
+        z=spaces.Box(0, 1, (2, 2), np.float32),
+        a=spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 3]))),
+        m=spaces.Dict(b=spaces.MultiBinary(3), c=spaces.Box(-9, 9, (), np.float32)),
+    )
+    space.seed(3)
+    for _ in range(20):
+        value = space.sample()
+        env = LoopVectorEnv("given", [Given(space, value)])
+        np.testing.assert_array_equal(env.reset(1)[0], spaces.flatten(space, value).astype(np.float32))
+    assert [name for name, _ in env.spec.entries] == ["z", "a.0", "a.1", "m.b", "m.c"]
+
+
+@pytest.mark.parametrize("reward", [np.array([1.5]), np.float32(1.5), np.array(1.5), np.array([[1.5]])])
+def test_a_reward_of_one_number_counts_in_whatever_array_it_is(reward: Any) -> None:
+    env = LoopVectorEnv(
+        "given", [Given(FLOATS, np.zeros(2, np.float32), reward), Given(FLOATS, np.zeros(2, np.float32))]
+    )
+    env.reset(1)
+    step = env.step(np.zeros(2, np.int64))
+    assert step.reward.tolist() == [1.5, 1.0]
+    assert (step.reward.dtype, step.raw_reward.dtype) == (np.float32, np.float64)
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), "much", {"a": 1.0}, [1.0, 2.0, 3.0], 1j])
+def test_a_reward_that_is_no_number_is_named_with_its_value(reward: Any) -> None:
+    env = LoopVectorEnv("given", [Given(FLOATS, np.zeros(2, np.float32), reward)])
+    env.reset(1)
+    with pytest.raises(EnvError, match="not one number") as refusal:
+        env.step(np.zeros(1, np.int64))
+    assert repr(reward)[:20] in str(refusal.value)
+    assert len(str(refusal.value)) < MAX_MESSAGE
+
+
+class NoSpace(Given):
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+
+class OldReset(Given):
+    def reset(self, **_: Any) -> Any:
+        return self.value
+
+
+class OldStep(Given):
+    def step(self, action: Any) -> Any:
+        return self.value, 1.0, False, {}
+
+
+class Words(spaces.Space[str]):
+    """A space that implements only a part of Gymnasium's interface."""
+
+    @property
+    def is_np_flattenable(self) -> bool:
+        raise NotImplementedError
+
+
+ZEROS = np.zeros(2, np.float32)
+
+
+def play(env: Any, steps: int = 1) -> None:
+    env.reset(1)
+    for _ in range(steps):
+        env.step(np.zeros(env.num_envs, np.int64))
+
+
+def play_made(make: Callable[[], Any]) -> None:
+    play(LoopVectorEnv("package.module:Long", [make()]))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (NoSpace, "observation_space is None before reset"),
+        (lambda: Given("Box(2)", ZEROS), "observation_space is a builtins.str"),
+        (lambda: Given(FLOATS, ZEROS, action="two"), "action_space is a builtins.str"),
+        (lambda: Given(spaces.Dict(a=FLOATS, w=Words(None, None)), {}), "the entry w of the observation"),
+        (lambda: Given(spaces.Dict(s=spaces.Sequence(FLOATS)), {}), "env.max_lengths"),
+        (lambda: OldReset(FLOATS, ZEROS), "reset returned float32 (2,)"),
+        (lambda: OldStep(FLOATS, ZEROS), "step returned 4 values"),
+        (lambda: Given(spaces.Dict(a=FLOATS, b=FLOATS), {"a": ZEROS}), "a dict without b"),
+        (lambda: Given(spaces.Dict(a=FLOATS), {"a": ZEROS, "c": ZEROS}), "a dict with c too"),
+        (lambda: Given(spaces.Dict(a=FLOATS), ZEROS), "float32 (2,)"),
+        (lambda: Given(FLOATS, ZEROS, action=spaces.MultiBinary(300)), "not supported"),
+    ],
+)
+def test_what_an_environment_lacks_is_said_in_one_line(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(EnvError) as refusal:
+        play_made(make)
+    text = str(refusal.value)
+    assert words in text
+    assert len(text) < MAX_MESSAGE
+    assert "\n" not in text
+
+
+# ---- Vectors ----
+
+
+class Chain:
+    """A vector of the user's own: a state counts up to 3; how it keeps memory and resets can be chosen."""
+
+    def __init__(self, num_envs: int = 2, memory: str = "own", resets: str = "next") -> None:
+        self.num_envs = num_envs
+        self.spec = EnvSpec("chain", ArraySpec((4,), "float32"), 2)
+        self.memory = memory
+        self.resets = resets
+        self.seen = np.zeros((num_envs, 4), np.float32)
+
+    def look(self) -> np.ndarray:
+        self.seen[:] = 0
+        self.seen[:, self.at] = 1
+        return (
+            self.seen[:, :4].copy()
+            if self.memory == "own"
+            else np.ascontiguousarray(self.seen.reshape(-1)[:8]).reshape(2, 4)
+        )
+
+    def reset(self, seed: int) -> np.ndarray:
+        self.at = 0
+        self.over = False
+        return self.look()
+
+    def step(self, action: np.ndarray) -> EnvStep:
+        action[...] = 1  # vectors may write into what they are given
+        paid = 1.0 if not self.over or self.resets == "same" else 0.0
+        self.at = 0 if self.over else self.at + 1
+        self.over = self.at == 3
+        end = np.full(self.num_envs, self.over)
+        reward = np.full(self.num_envs, paid, np.float32)
+        return EnvStep(self.look(), reward, end, np.zeros(self.num_envs, bool), reward.astype(np.float64))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("memory", ["own", "reused"])
+def test_observations_of_a_vector_stay_as_they_were_given(memory: str) -> None:
+    env = CheckedVectorEnv(Chain(memory=memory), "chain")
+    seen = env.reset(0)
+    for _ in range(300):
+        kept = seen.copy()
+        action = np.zeros(2, np.int64)
+        following = env.step(action).observation
+        np.testing.assert_array_equal(seen, kept)
+        assert not action.any()
+        seen = following
+
+
+def test_a_vector_with_memory_of_its_own_is_not_copied_for_ever() -> None:
+    inner = Chain()
+    env = CheckedVectorEnv(inner, "chain")
+    env.reset(0)
+    for _ in range(150):
+        env.step(np.zeros(2, np.int64))
+    given = EnvStep(np.ones((2, 4), np.float32), *([np.zeros(2, kind) for kind in ("f4", "?", "?", "f8")]))
+    inner.step = lambda action: given  # type: ignore[method-assign]
+    assert env.step(np.zeros(2, np.int64)).observation is given.observation
+
+
+def test_a_vector_that_takes_a_step_where_it_should_reset_is_found_out() -> None:
+    with pytest.raises(EnvError, match=r"right after an episode's end.*NEXT_STEP"):
+        play(CheckedVectorEnv(Chain(resets="same"), "chain"), 5)
+
+
+class Doubling(gymnasium.Env[Any, Any]):
+    """Works on the action that it is given, as Pendulum's authors may."""
+
+    observation_space = FLOATS
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+    metadata: ClassVar[dict[str, Any]] = {}
+
+    def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+        return ZEROS, {}
+
+    def step(self, action: Any) -> Any:
+        action *= 2
+        return ZEROS, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_an_action_that_an_environment_writes_into_stays_what_was_chosen(native: bool) -> None:
+    vector = gymnasium.vector.SyncVectorEnv([Doubling, Doubling])
+    env: Any = NativeVectorEnv("doubling", vector) if native else LoopVectorEnv("doubling", [Doubling(), Doubling()])
+    env.reset(1)
+    action = np.full((2, 2), 0.25, np.float32)
+    env.step(action)
+    assert (action == 0.25).all()
+
+
+class CallsItselfOne(Given):
+    num_envs = 4
+
+
+class WithoutSingleSpaces:
+    num_envs = 4
+    metadata: ClassVar[dict[str, Any]] = {}
+
+
+OldGym = type("OldGym", (), {"__module__": "gym.envs.classic"})
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("CallsItselfOne", "needs autoreset mode NEXT_STEP"),
+        ("WithoutSingleSpaces", "single_observation_space is None"),
+        ("OldGym", "old package gym"),
+    ],
+)
+def test_what_a_factory_returns_is_known_by_name(factory: str, words: str) -> None:
+    kwargs = {"space": FLOATS, "value": ZEROS} if factory == "CallsItselfOne" else {}
+    with pytest.raises(EnvError, match=words) as refusal:
+        make_vector_env(EnvConfig(id=f"{__name__}:{factory}", kwargs=kwargs))
+    assert len(str(refusal.value)) < MAX_MESSAGE
+
+
+# ---- Exceptions in the user's code ----
+
+
+class Breaks(Given):
+    def step(self, action: Any) -> Any:
+        return np.zeros(3) @ np.zeros(2)
+
+
+class BreaksDeeper(Given):
+    def step(self, action: Any) -> Any:
+        return self.solve()
+
+    def solve(self) -> Any:
+        raise ValueError("no solution\nof many lines " + "x" * 500)
+
+
+@pytest.mark.parametrize(
+    ("kind", "frame"),
+    [(Breaks, "step (test_contract.py"), (BreaksDeeper, "solve (test_contract.py")],
+)
+def test_an_exception_in_an_environment_is_one_line_with_the_users_frame(kind: Any, frame: str) -> None:
+    env = LoopVectorEnv("breaks", [kind(FLOATS, ZEROS)])
+    env.reset(1)
+    with pytest.raises(ValueError, match=r".") as failure:
+        env.step(np.zeros(1, np.int64))
+    text = describe(failure.value, "rank 1")
+    assert frame in text
+    assert "ValueError" in text
+    assert "\n" not in text
+    assert len(text) < MAX_MESSAGE
+
+
+def test_an_exception_of_the_library_itself_keeps_its_traceback() -> None:
+    with pytest.raises(KeyError) as failure:
+        exec("raise KeyError('inside')", {})
+    failure.value.__traceback__ = failure.value.__traceback__.tb_next  # type: ignore[union-attr]
+    assert user_frame(failure.value) == ""
+    assert "Traceback" in describe(failure.value, "rank 1")
+    assert describe(DdrlError("words"), "rank 1") == "rank 1: words"
