@@ -18,6 +18,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -101,6 +102,7 @@ def launches_alike(module: nn.Module) -> bool:
     return not has_hooks(module) and all(type(part).__module__.startswith(libraries) for part in module.modules())
 
 
+@cache
 def gemm_of_torch(dtype: torch.dtype = torch.float32) -> int:
     """The address of the matrix product (sgemm, dgemm) in the BLAS library that torch itself calls; 0 where it shows
     none."""

@@ -317,16 +317,18 @@ class TrajectorySource(Experience):
         if (kinds > RowKind.TRUNCATED).any():
             raise ValueError(f"a row of kind {kinds.max()} is no row of experience: it is torn or foreign")
         self._newest = max(self._newest, newest_version)
-        places = zip(rows["stream"].tolist(), rows["step"].tolist(), kinds.tolist(), strict=True)
-        for place, (stream, step, kind) in enumerate(places):
-            self._continue(stream, step, kind != RowKind.STEP, rows[place])
-        return int((kinds == RowKind.STEP).sum())
+        steps = kinds == RowKind.STEP
+        places = zip(rows["stream"].tolist(), rows["step"].tolist(), steps.tolist(), rows, strict=True)
+        for stream, step, is_step, row in places:
+            self._continue(stream, step, not is_step, row)
+        return int(steps.sum())
 
     def ready(self) -> bool:
         """Whether the queue holds a batch of trajectories, none of them too old."""
-        fresh = [one for one in self._queue if not self._too_old(one)]
-        self._dropped += len(self._queue) - len(fresh)
-        self._queue = deque(fresh)
+        if self._max_lag is not None:
+            fresh = [one for one in self._queue if not self._too_old(one)]
+            self._dropped += len(self._queue) - len(fresh)
+            self._queue = deque(fresh)
         return len(self._queue) >= self._batch_size
 
     def sample(self) -> Trajectories:

@@ -187,10 +187,11 @@ class LagMeter:
         if len(acted):
             lag = np.maximum(newest - acted.astype(np.int64), 0)
             self.arrival.add(lag)
-            versions, rows = np.unique(
-                np.minimum(acted, len(self._publish_time) - 1).astype(np.int64), return_counts=True
-            )
-            self._arrived[:, versions] += (rows, rows * np.maximum(newest - versions, 0))
+            versions = np.minimum(acted, len(self._publish_time) - 1).astype(np.int64)
+            first = int(versions.min())
+            rows = np.bincount(versions - first)
+            lags = np.maximum(newest - np.arange(first, first + len(rows)), 0)
+            self._arrived[:, first : first + len(rows)] += (rows, rows * lags)
 
     def consumed(self, acted: NDArray[np.uint64], newest: int, unpublished: int = 0) -> None:
         """Samples were learned from: [B] versions that acted, `unpublished` updates after version `newest`. Counting
