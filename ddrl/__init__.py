@@ -41,6 +41,7 @@ def __getattr__(name: str) -> Any:
 
 
 RENAMED = {  # modules of earlier versions, which programs, settings and saved runs name, and what they are now
+    "ddrl.envs.admix.making": "ddrl.admix.environment",
     "ddrl.envs.admix": "ddrl.admix",
     "ddrl.run.serving": "ddrl.admix.serving",
     "ddrl.serve": "ddrl.admix",

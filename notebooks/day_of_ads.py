@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.admix import DisplayRequest, Market, MarketConfig, Problem, solve_dual
-from ddrl.admix.days import Case, load, tune
+from ddrl.admix.baselines import Case, load, tune
 from ddrl.admix.market import MarketDay
 from ddrl.admix.optimum import Optimum
 from ddrl.admix.serving import requests_of

@@ -49,7 +49,7 @@ def test_the_package_keeps_them(copy):
         ("balance/sizes.py", "import torch", "torch lives in the learner"),
         ("balance/sizes.py", "import mpi4py", "MPI is spoken by distribution"),
         ("learner/actor_critic.py", "import ddrl.admix.networks", "The core never imports a slice"),
-        ("admix/mixer.py", "import ddrl.pool.queue", "Slices are independent"),
+        ("admix/mixer.py", "import ddrl.pool.policies", "Slices are independent"),
         ("telemetry/store.py", "import mpi4py", "MPI is spoken by distribution"),
     ],
 )

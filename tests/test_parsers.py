@@ -18,8 +18,7 @@ from ddrl.admix import open_log
 from ddrl.admix.account import FORMAT, Account, Rule, read_account, write_account
 from ddrl.admix.account import NAME as ACCOUNT
 from ddrl.admix.ipinyou import COLUMNS, read_impressions
-from ddrl.admix.messages import Control
-from ddrl.admix.mixer import policy_of
+from ddrl.admix.mixer import Control, policy_of
 from ddrl.balance.ddqn import SHIPPED, ValueNetwork
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import DdrlError, MessageError

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.harness import arguments, print_table, save
 from ddrl.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
-from ddrl.admix.days import PACKAGE, Case, load, tune
+from ddrl.admix.baselines import PACKAGE, Case, load, tune
 from ddrl.admix.market import GENERATOR
 from ddrl.core import plugins
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
+from ddrl.admix.baselines import Decision, Feedback, Outlook
 from ddrl.admix.contracts import Pacing
-from ddrl.admix.days import Decision, Feedback, Outlook
 from ddrl.admix.rules import MAX_PACE
 from ddrl.core.errors import ConfigError
 

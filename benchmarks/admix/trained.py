@@ -34,7 +34,7 @@ from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERT
 from benchmarks.admix.learned import Learned
 from benchmarks.harness import arguments, print_table, save
 from ddrl.admix import MarketConfig
-from ddrl.admix.days import PACKAGE, Baseline, Case, load, tune
+from ddrl.admix.baselines import PACKAGE, Baseline, Case, load, tune
 from ddrl.core import plugins
 from ddrl.core.settings import load_config
 from ddrl.run.cli import tasks

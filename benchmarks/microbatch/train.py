@@ -23,7 +23,6 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
-from ddrl.balance.affine_filter import FilterSettings
 from ddrl.balance.ddqn import (
     CONTEXT_FEATURES,
     FIRST,
@@ -35,7 +34,7 @@ from ddrl.balance.ddqn import (
 )
 from ddrl.balance.simulator import Simulation, make_scenario
 from ddrl.balance.sizers import apply_actions, best_actions, first_of
-from ddrl.balance.sizes import Floats, fractions_at, water_level
+from ddrl.balance.sizes import FilterSettings, Floats, fractions_at, water_level
 
 KINDS = (
     "static",

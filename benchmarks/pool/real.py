@@ -30,8 +30,7 @@ from typing import Any
 from benchmarks.harness import mpi_environment, mpirun
 from benchmarks.pool.simulated import hindsight, repairman_share
 from ddrl.pool.prewarm import DELAY_COST, Round
-from ddrl.pool.queue import jain_index
-from ddrl.pool.records import Collector, Lease, PoolRecord, read_pool
+from ddrl.pool.records import Collector, Lease, PoolRecord, jain_index, read_pool
 
 SLOTS = 2  # halves of the last core
 MODES = ("cold", "alive", "prewarm")

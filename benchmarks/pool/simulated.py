@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from ddrl.core import plugins
 from ddrl.pool.policies import Fair, Policy, Slices, SlicesSettings
 from ddrl.pool.prewarm import DELAY_COST, Round, cost_level
-from ddrl.pool.queue import jain_index
-from ddrl.pool.records import PoolSetup, read_pool
+from ddrl.pool.records import PoolSetup, jain_index, read_pool
 from ddrl.pool.simulator import Outcome, Start, TaskTrace, generate, lower_bound, recorded_traces, share_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"

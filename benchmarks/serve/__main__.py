@@ -32,10 +32,9 @@ from benchmarks.harness import Timing, arguments, interleave, known_figures, pri
 from benchmarks.serve.bare import Bare
 from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, save_policy
+from ddrl.admix.environment import make_book
 from ddrl.admix.load import Generator, bodies_of, run
-from ddrl.admix.making import make_book
-from ddrl.admix.messages import Decision, DisplayRequest
-from ddrl.admix.mixer import ServedPolicy
+from ddrl.admix.mixer import Decision, DisplayRequest, ServedPolicy
 from ddrl.admix.serving import open_mixer
 
 CONNECTIONS = 16

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 import onnxruntime
 
-from ddrl.admix.making import Book
-from ddrl.admix.messages import Decision, DisplayRequest
-from ddrl.admix.mixer import ServedPolicy
+from ddrl.admix.environment import Book
+from ddrl.admix.mixer import Decision, DisplayRequest, ServedPolicy
 from ddrl.admix.serving import open_mixer
 
 

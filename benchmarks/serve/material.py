@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.admix.making import make_book
+from ddrl.admix.environment import make_book
 from ddrl.core.config import EnvConfig
 
 CANDIDATES = 50

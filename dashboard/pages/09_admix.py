@@ -9,7 +9,7 @@ import watch
 
 from ddrl import plots
 from ddrl.admix.account import NAME, Account, read_account
-from ddrl.admix.making import is_admix as is_admix_env
+from ddrl.admix.environment import is_admix as is_admix_env
 from ddrl.telemetry import Run
 
 

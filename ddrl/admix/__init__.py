@@ -8,12 +8,12 @@ slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
     settings, contracts        settings; contracts, visitors, requests, the forecast, pacing: what all others share
     market, logs, ipinyou      days that are drawn; days that are read from logs, and writing these
     kernel, rules              which ad is shown and what a policy sees, in C++; its tables, kept by Python
-    environment, making        environments, and how settings name them; `Book`, what is known before a day
+    environment                environments, and how settings name them; `Book`, what is known before a day
     networks                   actor and critics over a queue of any length
-    optimum, days, baselines   the linear program; whole days played by rules, and the rules to compare with
+    optimum, baselines         the linear program; whole days played by rules, and the rules to compare with
     account, page              held-out days of a policy beside all of these, and their figures
-    mixer, messages, server    decisions; what is sent; HTTP
-    serving, load              `python -m ddrl.serve`, also for whole logs; a load generator
+    mixer                      display requests in, decisions out
+    serving, load              `python -m ddrl.serve`: HTTP, or whole logs; a load generator
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ddrl.admix.account import account_days
     from ddrl.admix.contracts import Contracts, Inventory, Requests
-    from ddrl.admix.environment import AdmixVectorEnv
+    from ddrl.admix.environment import AdmixEnv, AdmixVectorEnv, Book, generated, generated_env, logged, logged_env
     from ddrl.admix.logs import LogDay, LogWriter, open_log
-    from ddrl.admix.making import AdmixEnv, Book, generated, generated_env, logged, logged_env
     from ddrl.admix.market import Market, MarketDay
-    from ddrl.admix.messages import Billing, Control, Decision, DisplayRequest
-    from ddrl.admix.mixer import Mixer, ServedPolicy
+    from ddrl.admix.mixer import Billing, Control, Decision, DisplayRequest, Mixer, ServedPolicy
     from ddrl.admix.optimum import Optimum, Problem, solve_dual, solve_lp
     from ddrl.admix.serving import open_mixer
     from ddrl.admix.settings import MarketConfig, PlayConfig
@@ -69,12 +67,10 @@ __all__ = [
 _HOMES = {
     "account": ("account_days",),
     "contracts": ("Contracts", "Inventory", "Requests"),
-    "environment": ("AdmixVectorEnv",),
     "logs": ("LogDay", "LogWriter", "open_log"),
-    "making": ("AdmixEnv", "Book", "generated", "generated_env", "logged", "logged_env"),
+    "environment": ("AdmixEnv", "AdmixVectorEnv", "Book", "generated", "generated_env", "logged", "logged_env"),
     "market": ("Market", "MarketDay"),
-    "messages": ("Billing", "Control", "Decision", "DisplayRequest"),
-    "mixer": ("Mixer", "ServedPolicy"),
+    "mixer": ("Billing", "Control", "Decision", "DisplayRequest", "Mixer", "ServedPolicy"),
     "optimum": ("Optimum", "Problem", "solve_dual", "solve_lp"),
     "serving": ("open_mixer",),
     "settings": ("MarketConfig", "PlayConfig"),

@@ -16,11 +16,10 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy
+from ddrl.admix.baselines import PACKAGE, Case, Outcome, load, tune
 from ddrl.admix.contracts import Day
-from ddrl.admix.days import PACKAGE, Case, Outcome, load, tune
-from ddrl.admix.environment import AdmixVectorEnv, Days
+from ddrl.admix.environment import AdmixVectorEnv, Book, Days, divide, make_book
 from ddrl.admix.logs import open_log
-from ddrl.admix.making import Book, divide, make_book
 from ddrl.admix.market import Market
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core import plugins

@@ -25,7 +25,7 @@ from urllib.request import urlopen
 import msgspec
 import numpy as np
 
-from ddrl.admix.messages import DisplayRequest
+from ddrl.admix.mixer import DisplayRequest
 from ddrl.core.errors import ConfigError, DdrlError
 
 MIN_WAIT = 0.0005  # [s] below which a request is sent at once

@@ -1,4 +1,10 @@
-"""`python -m ddrl.serve`: a run's policy and a day of `ddrl.admix` become a mixer, which serves or scores a log.
+"""`python -m ddrl.serve`: a run's policy and a day of `ddrl.admix` make a mixer, which serves HTTP or scores a log.
+
+The HTTP server is an ASGI application, `App`, that uvicorn runs. One event loop calls it, so a decision is never
+interrupted; policies are loaded in a thread and change between two requests. Status: 200; 404 and 405 for paths and
+methods; 408 a body that does not arrive; 413 too large; 422 refused by the mixer; 429 too many bodies at once; 500 a
+policy that gives no numbers; 503 too many requests wait. Every answer but /metrics is a JSON object. SIGTERM or
+Ctrl-C: no new connection is taken, requests that were accepted are answered, the counters are saved.
 
 A whole log is decided request by request, as a server would: counters grow with what the mixer shows. Where that is the
 log's own ad, its billing is the log's; other impressions stay under way, and count at the contract's estimated rate.
@@ -7,42 +13,65 @@ log's own ad, its billing is the log's; other impressions stay under way, and co
 from __future__ import annotations
 
 import argparse
+import asyncio
+import bisect
 import contextlib
 import gc
+import itertools
+import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any, get_type_hints
 
 import msgspec
 import numpy as np
 
-from ddrl.acting.policy_file import SavedPolicy, load_policy
+from ddrl.acting.policy_file import load_policy
 from ddrl.admix import mixer as snapshot
 from ddrl.admix.contracts import Contracts, Requests
+from ddrl.admix.environment import make_book
 from ddrl.admix.logs import LogDay, arrow, open_log
-from ddrl.admix.making import make_book
-from ddrl.admix.messages import Billing, DisplayRequest
-from ddrl.admix.mixer import Mixer, ServedPolicy, require
+from ddrl.admix.mixer import (
+    UNREADABLE,
+    Billing,
+    ContractState,
+    Control,
+    Decision,
+    DisplayRequest,
+    Error,
+    Mixer,
+    PolicyInfo,
+    Route,
+    ServedPolicy,
+    load_served,
+    openapi_document,
+    policy_of,
+    require,
+)
 from ddrl.admix.settings import ServeConfig
-from ddrl.core.errors import ConfigError, DdrlError, RunDirError
-from ddrl.core.files import replacement
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
+from ddrl.core.files import decode, replacement
 from ddrl.core.trust import check_trust, foreign_code
 from ddrl.run.directory import RunLock
 
 STATE = "serving.json"
+BACKLOG = 2048  # connections that the operating system holds until they are accepted
+BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
+RETRY = [(b"retry-after", b"1")]  # [s], headers of 429 and 503
+BATCH = 4096  # rows of a scored log written at once
+_encode = msgspec.json.encode
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
     """A mixer for the policy saved in `run`; `settings` of `Mixer`. Counters begin at zero."""
-    return make_mixer(run, load_policy(run), contracts, trust=trust, **settings)
-
-
-def make_mixer(run: Path, saved: SavedPolicy, contracts: Path | None, *, trust: bool, **settings: Any) -> Mixer:
-    """The same with a policy that is read already."""
+    saved = load_policy(run)
     check_trust(run, foreign_code({"rollout": {"chooser": saved.model.chooser}}), trust=trust)
     book = make_book(saved.env, contracts)
     require(book, saved.model.spec)
@@ -54,15 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         config = ServeConfig(**{item.name: getattr(options, item.name) for item in fields(ServeConfig)})
-        saved = load_policy(options.run)
-        mixer = make_mixer(
-            options.run, saved, options.contracts or options.log, trust=options.trust, seed=config.seed,
+        mixer = open_mixer(
+            options.run, options.contracts or options.log, trust=options.trust, seed=config.seed,
             day_seconds=config.day_seconds,
         )  # fmt: skip
         if options.log is not None:
             score_log(mixer, options.log, options.out)
         else:
-            _serve(mixer, options, config)
+            serve(mixer, options.run, config, options.state or options.run / STATE, new_day=options.new_day)
     except DdrlError as error:
         print(f"ddrl.serve: {error}", file=sys.stderr)
         return 1
@@ -70,32 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("ddrl.serve: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def _serve(mixer: Mixer, options: argparse.Namespace, config: ServeConfig) -> None:
-    from ddrl.admix.server import serve
-
-    state: Path = options.state or options.run / STATE
-    lock = RunLock(state.parent, f".{state.name}.lock")
-    try:
-        if state.exists() and not options.new_day:
-            snapshot.restore(state, mixer)
-        snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
-        gc.collect()
-        gc.freeze()  # what exists now is never collected
-        signal.signal(signal.SIGTERM, _pass_over)  # the server has a handler of its own while it serves
-        serve(mixer, options.run, config, state, _say)
-    finally:
-        lock.release()
-
-
-def _say(words: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # its reader has ended
-        print(words, flush=True)
-
-
-def _pass_over(number: int, frame: FrameType | None) -> None:
-    """A signal that was obeyed already."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -120,9 +122,309 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ---- scoring a log ---------------------------------------------------------------------------------------------------
+# ---- the server ------------------------------------------------------------------------------------------------------
 
-BATCH = 4096  # rows written at once
+
+class Refused(Exception):
+    """A request that gets another status than 200."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+class App:
+    """The application. `waiting()`: requests that the server has taken and not yet answered; `ending()`: whether it
+    is to end."""
+
+    def __init__(self, mixer: Mixer, config: ServeConfig, run: Path, state: Path) -> None:
+        """`run`: where newer policies appear; `state`: the file of the counters."""
+        self.mixer = mixer
+        self.config = config
+        self.waiting: Callable[[], int] = lambda: 0
+        self.ending: Callable[[], bool] = lambda: False
+        self.answers: Counter[int] = Counter()  # by status
+        self._run = run
+        self._state = state
+        self._policy_seen = self._policy_stamp()
+        self._loading = asyncio.Lock()
+        self._open = 0
+        self._buckets = [0] * (len(BUCKETS) + 1)
+        self._seconds = 0.0
+        self._routes: dict[str, dict[str, Route]] = {}
+        routes = (
+            Route("/v1/decide", "POST", "Choose the ad to show, and count it as shown.", DisplayRequest, Decision,
+                  mixer.answer),
+            Route("/v1/billing", "POST", "News of billing.", Billing, dict[str, Any], mixer.bill),
+            Route("/v1/control", "POST", "Set rate and theta of contracts.", Control, dict[str, Any], mixer.control),
+            Route("/v1/contracts", "GET", "What is known of each contract.", None, list[ContractState],
+                  mixer.contracts),
+            Route("/v1/policy", "GET", "The policy that chooses now.", None, PolicyInfo, mixer.policy_info),
+            Route("/v1/policy", "POST", "Take the newest policy of RUN, or the parameters in the body.", bytes,
+                  PolicyInfo, self._change_policy),
+            Route("/health", "GET", "200 while it serves, 503 when it ends.", None, dict[str, str], self._health),
+            Route("/metrics", "GET", "Prometheus text.", None, str, self._metrics),
+            Route("/openapi.json", "GET", "This description.", None, dict[str, Any], lambda: document),
+        )  # fmt: skip
+        document = openapi_document(routes, MAX_BODY=config.max_body)
+        for route in routes:
+            self._routes.setdefault(route.path, {})[route.method] = route
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One HTTP request, or the life of the server."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        path = scope["path"]
+        status = 200
+        try:
+            route = self._route(path, scope["method"])
+            body = b""
+            if scope["method"] == "POST":
+                limit = self.config.max_policy if route.taken is bytes else self.config.max_body
+                body = await self._body(scope, receive, limit)
+            answer = await self._answer(route, body)
+        except ConnectionResetError:
+            return  # the client has left before it said what it wants
+        except Refused as refused:
+            status = refused.status
+            answer = _encode(Error(str(refused)))
+        except (MessageError, CheckpointError) as error:
+            status = 422
+            answer = _encode(Error(str(error)))
+        except DdrlError as error:
+            status = 500
+            answer = _encode(Error(str(error)))
+        self.answers[status] += 1
+        kind = b"text/plain; version=0.0.4" if path == "/metrics" and status == 200 else b"application/json"
+        headers = [(b"content-type", kind), (b"content-length", b"%d" % len(answer))]
+        if status in (429, 503):
+            headers += RETRY
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    # ---- taking requests ------------------------------------------------------------------------------------------
+
+    async def _body(self, scope: dict[str, Any], receive: Any, limit: int) -> bytes:
+        if self.waiting() > self.config.max_queue:
+            raise Refused(503, f"more than {self.config.max_queue} requests wait; ask again in a second")
+        if self._open >= self.config.max_open:
+            raise Refused(429, f"more than {self.config.max_open} requests are being sent; send fewer at a time")
+        for name, value in scope["headers"]:
+            if name == b"content-length" and int(value) > limit:
+                raise Refused(413, f"the body has {int(value)} bytes, at most {limit} are taken")
+        self._open += 1
+        try:
+            message = await self._next(receive)
+            body = message["body"]
+            if message.get("more_body"):
+                async with asyncio.timeout(self.config.body_seconds):
+                    body = await self._rest(bytearray(body), receive, limit)
+        except TimeoutError:
+            raise Refused(408, f"the body did not arrive within {self.config.body_seconds:g} s") from None
+        finally:
+            self._open -= 1
+        if len(body) > limit:
+            raise Refused(413, f"the body has more than {limit} bytes")
+        return body
+
+    async def _rest(self, body: bytearray, receive: Any, limit: int) -> bytes:
+        """A body whose first part this is; no more than `limit` bytes and one further part are held."""
+        while len(body) <= limit:
+            message = await self._next(receive)
+            body += message["body"]
+            if not message.get("more_body"):
+                break
+        return bytes(body)
+
+    @staticmethod
+    async def _next(receive: Any) -> dict[str, Any]:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError
+        return message
+
+    def _route(self, path: str, method: str) -> Route:
+        routes = self._routes.get(path)
+        if routes is None:
+            raise Refused(404, f"{method} {path}: see /openapi.json")
+        if method not in routes:
+            raise Refused(405, f"{path} takes {' and '.join(routes)}: see /openapi.json")
+        return routes[method]
+
+    # ---- answering ------------------------------------------------------------------------------------------------
+
+    async def _answer(self, route: Route, body: bytes) -> bytes:
+        """What the route's action gives for a body, as bytes."""
+        begin = time.perf_counter()
+        if route.taken is None:
+            given = route.action()
+        elif route.taken is bytes:
+            given = await route.action(body)
+        else:
+            given = route.action(decode(body, route.taken, MessageError, UNREADABLE))
+        answer = given.encode() if isinstance(given, str) else _encode({} if given is None else given)
+        if route.given is Decision:
+            seconds = time.perf_counter() - begin
+            self._buckets[bisect.bisect_left(BUCKETS, seconds)] += 1
+            self._seconds += seconds
+        return answer
+
+    async def _change_policy(self, body: bytes) -> PolicyInfo:
+        self.mixer.use(await self._load(body))
+        return self.mixer.policy_info()
+
+    def _health(self) -> dict[str, str]:
+        if self.ending():
+            raise Refused(503, "the server ends")
+        return {"status": "serves", "version": self.mixer.policy.version}
+
+    def _metrics(self) -> str:
+        mixer = self.mixer
+        lines: list[str] = []
+
+        def add(name: str, kind: str, words: str, samples: Mapping[str, float]) -> None:
+            lines.extend((f"# HELP ddrl_serve_{name} {words}", f"# TYPE ddrl_serve_{name} {kind}"))
+            lines.extend(f"ddrl_serve_{name}{labels} {value:.17g}" for labels, value in samples.items())
+
+        add("decisions_total", "counter", "Display requests answered.", {"": mixer.requests})
+        add("empty_queues_total", "counter", "Of these, without an ad to show.", {"": mixer.empty_queues})
+        add("cut_bids_total", "counter", "Bids that found no slot.", {"": mixer.cut_bids})
+        shown = {'{kind="contract"}': mixer.sums[0], '{kind="bid"}': mixer.sums[2]}
+        add("shown_total", "counter", "Ads shown since the day began.", shown)
+        codes = {f'{{status="{status}"}}': count for status, count in sorted(self.answers.items())}
+        add("answers_total", "counter", "HTTP answers.", codes)
+        add("policy_changes_total", "counter", "Policies taken into service after the first.", {"": mixer.changes})
+        add("policy_info", "gauge", "The policy that chooses.", {f'{{version="{mixer.policy.version}"}}': 1})
+        add("waiting", "gauge", "Requests taken and not yet answered.", {"": self.waiting()})
+        bounds = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")
+        sums = itertools.accumulate(self._buckets)
+        times = {f'_bucket{{le="{bound}"}}': float(count) for bound, count in zip(bounds, sums, strict=True)}
+        times |= {"_sum": self._seconds, "_count": sum(self._buckets)}
+        add("decision_seconds", "histogram", "Time from a body to its answer, without the network.", times)
+        return "\n".join((*lines, ""))
+
+    # ---- beside requests ------------------------------------------------------------------------------------------
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        """ASGI's lifespan: policy and counters are kept up to date from the server's start to its end."""
+        work = ((self.config.reload_period, self._reload), (self.config.state_period, self._save))
+        tasks = [asyncio.create_task(self._repeat(period, action)) for period, action in work if period]
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _repeat(self, period: float, action: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(period)
+            try:
+                await action()
+            except DdrlError as error:  # a policy half copied, a full disk: serving continues
+                print(f"ddrl.serve: {error}", file=sys.stderr, flush=True)
+
+    async def _reload(self) -> None:
+        """Use the policy in RUN where it is another one."""
+        stamp = self._policy_stamp()
+        if stamp == self._policy_seen:
+            return
+        self._policy_seen = stamp
+        fresh = await self._load(b"")
+        if fresh.version != self.mixer.policy.version:
+            self.mixer.use(fresh)
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(snapshot.save, self._state, snapshot.encode(self.mixer))
+
+    async def _load(self, data: bytes) -> ServedPolicy:
+        """The policy of a safetensors file; of no data, the newest in RUN."""
+        async with self._loading:
+            shared = self.mixer.policy
+            if data:
+                return await asyncio.to_thread(policy_of, data, shared)
+            return await asyncio.to_thread(load_served, self._run, shared)
+
+    def _policy_stamp(self) -> tuple[int, ...]:
+        try:
+            found = os.stat(self._run / "policy.json")
+        except OSError:
+            return ()
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day: bool = False) -> None:
+    """Serve until a signal comes. `run`: where newer policies appear; `state`: the file of the counters, which are
+    taken from it unless `new_day`.
+
+    The first thing printed is the address. ConfigError where it cannot listen there."""
+    for package in ("uvicorn", "httptools", "uvloop"):  # other packages bring the first without the rest
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "serve", "serving over HTTP")
+    import uvicorn
+
+    lock = RunLock(state.parent, f".{state.name}.lock")
+    try:
+        if state.exists() and not new_day:
+            snapshot.restore(state, mixer)
+        snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
+        app = App(mixer, config, run, state)
+        settings = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="uvloop",
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=config.max_connections,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=max(1, round(config.end_seconds)),
+        )
+        server = uvicorn.Server(settings)
+        app.waiting = lambda: len(server.server_state.tasks)
+        app.ending = lambda: server.should_exit
+        gc.collect()
+        gc.freeze()  # what exists now is never collected
+        signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises the signal again once all is done
+        with _listen(config) as listening:
+            address = f"http://{config.host}:{listening.getsockname()[1]}"
+            _say(f"serving {run} on {address}, policy {mixer.policy.version}")
+            with contextlib.suppress(KeyboardInterrupt):
+                server.run(sockets=[listening])
+        snapshot.save(state, snapshot.encode(mixer))  # all that was accepted has been answered
+        _say(f"ended after {mixer.requests} requests; counters in {state}")
+    finally:
+        lock.release()
+
+
+def _say(words: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # its reader has ended
+        print(words, flush=True)
+
+
+def _listen(config: ServeConfig) -> socket.socket:
+    """A socket whose connections wait until the server accepts them."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((config.host, config.port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(
+            f"cannot listen on {config.host}:{config.port} ({error.strerror or error}): choose another --port, or 0 "
+            "for a free one"
+        ) from None
+    return listening
+
+
+# ---- scoring a log ---------------------------------------------------------------------------------------------------
 
 
 class Scored(msgspec.Struct):

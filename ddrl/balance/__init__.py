@@ -3,8 +3,8 @@
 Importing the package needs numpy and ddrl.core only: no torch, no MPI. `Balancer` serves a program's own training loop;
 `python -m ddrl.balance --nodes ...` prints sizes without training anything. `docs/microbatch.md` describes it.
 
-    settings, sizes            settings; integer sizes that sum to the batch, and what sizers are given
-    sizers, affine_filter      the rules that choose sizes; the filter of each node's time behind the default one
+    settings, sizes            settings; integer sizes that sum to the batch, what sizers are given, the filter of times
+    sizers                     the rules that choose sizes
     ddqn                       parts of the learned sizer: objectives, features, network, actions
     simulator                  iterations on many simulated clusters, to compare sizers and to train the learned one
     collection                 which gradients an update waits for and uses; the samples of an epoch

@@ -13,8 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from ddrl.balance.affine_filter import AffineFilter, FilterSettings
-from ddrl.balance.sizes import Cluster, Floats, Observation, Sizes, balanced_sizes, proportional_sizes
+from ddrl.balance.sizes import (
+    AffineFilter,
+    Cluster,
+    FilterSettings,
+    Floats,
+    Observation,
+    Sizes,
+    balanced_sizes,
+    proportional_sizes,
+)
 from ddrl.core.errors import CheckpointError, ConfigError, shortened
 from ddrl.core.files import decode
 

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from ddrl.balance.affine_filter import FilterSettings
 from ddrl.balance.ddqn import FACTORS, OBJECTIVES, REGIMES, SHIPPED, NodeState, ValueNetwork, rewards
 from ddrl.balance.sizers import Sizer, apply_actions
-from ddrl.balance.sizes import Cluster, Floats, Observation, Sizes, Truth
+from ddrl.balance.sizes import Cluster, FilterSettings, Floats, Observation, Sizes, Truth
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 # Node times are affine, t_i(b) = slow_i (a_i + b / v_i) jitter + communication_i. A kind of cluster gives slow_i

@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ddrl.balance.affine_filter import AffineFilter, FilterSettings
 from ddrl.balance.ddqn import (
     SHIPPED,
     SHIPPED_TIMES,
@@ -28,7 +27,9 @@ from ddrl.balance.ddqn import (
     rewards,
 )
 from ddrl.balance.sizes import (
+    AffineFilter,
     Cluster,
+    FilterSettings,
     Observation,
     Sizes,
     Truth,

@@ -21,7 +21,6 @@ from ddrl.plots.distribution import (
     version_flow,
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
-from ddrl.plots.machines import cpu_by_role, gpu_use, heartbeat_ages, memory_by_role, rank_table
 from ddrl.plots.replay import (
     cost_against_limit,
     cost_against_size,
@@ -35,9 +34,14 @@ from ddrl.plots.replay import (
     who_waits,
 )
 from ddrl.plots.runs import (
+    cpu_by_role,
     differing_labels,
+    gpu_use,
+    heartbeat_ages,
     learning_curve,
+    memory_by_role,
     predicted_returns,
+    rank_table,
     series_over,
     settings_table,
     sketch,

@@ -24,7 +24,7 @@ from ddrl.plots.frame import (
     say_nothing_yet,
     time_unit,
 )
-from ddrl.plots.machines import MAX_LINES
+from ddrl.plots.runs import MAX_LINES
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES
 

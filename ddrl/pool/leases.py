@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from ddrl._kernel import Doorbell
 from ddrl.channels.segment import SHM, Segment, is_alive, start_time
 from ddrl.core.errors import PoolError
-from ddrl.pool.policies import Policy, Request
-from ddrl.pool.queue import DeviceQueue, check_weight
+from ddrl.pool.policies import DeviceQueue, Policy, Request, check_weight
 from ddrl.pool.records import Lease
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.plots.frame import COLORS, SCALE, add_line, legend_below, new_figure, say_nothing_yet
-from ddrl.pool.queue import PoolFigures
-from ddrl.pool.records import PoolRecord, waits_for
+from ddrl.pool.records import PoolFigures, PoolRecord, waits_for
 from ddrl.pool.simulator import figures_beside_bounds
 
 __all__ = ["busy_against_tasks", "pool_bounds", "pool_gantt", "pool_table", "pool_waits"]

@@ -1,10 +1,11 @@
-"""Queue policies: which waiting task gets which idle device (`pool.policy`).
+"""The queue for devices, and its policies: which waiting task gets which idle device (`pool.policy`).
 
-`ddrl.pool.queue.DeviceQueue` calls a policy and keeps the invariants (one holder a device, one device a task), so that
-a policy cannot break them. A policy is a pure state machine: it knows time only from its arguments, so the same object
-runs in the simulator and in a real pool. Each class proves its bound on one wait, for K tasks on M devices with holds
-of at most G seconds; a test holds it to the bound. A policy of a user is a class with a `name`, derived from `Policy`,
-written package.module:Class.
+`DeviceQueue` calls a policy and keeps the invariants (one holder a device, one device a task), so that a policy cannot
+break them. Both are pure state machines that know time [s] only from their arguments: `ddrl.pool.leases` and
+`ddrl.pool.simulator` use the same objects. An event is O(1), a grant O(tasks) and what the policy takes.
+
+Each policy proves its bound on one wait, for K tasks on M devices with holds of at most G seconds; a test holds it to
+the bound. A policy of a user is a class with a `name`, derived from `Policy`, written package.module:Class.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ddrl.core.config import setting
+from ddrl.core.errors import PoolError
 
 
 @dataclass(frozen=True)
@@ -309,3 +311,146 @@ class BetweenGradients(Fair):
     name = "between_gradients"
     Settings = FairSettings
     splits_rounds = True
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A device for a request; `waited` [s] since it was made."""
+
+    request: Request
+    device: int
+    waited: float
+
+
+@dataclass(frozen=True)
+class _Hold:
+    device: int
+    since: float
+
+
+class DeviceQueue:
+    """Devices 0 ... devices - 1 among tasks by name.
+
+    Invariant: a device has at most one holder; a task holds at most one device and waits at most once."""
+
+    def __init__(self, policy: Policy, devices: int) -> None:
+        if devices < 1:
+            raise PoolError(f"a pool of {devices} devices: it needs at least 1")
+        self.policy = policy
+        self.held_seconds: dict[str, float] = {}
+        """Device seconds of each task that ever joined, of holds that have ended (`device_seconds` adds the others)."""
+        self._devices = set(range(devices))
+        self._tasks: set[str] = set()
+        self._holds: dict[str, _Hold] = {}
+        self._waiting: dict[str, Request] = {}
+        self._kept: dict[str, float] = {}  # since when a policy that keeps devices has kept one for the task
+        policy.use(range(devices))
+
+    def join(self, task: str, weight: float = 1.0) -> None:
+        """Let a task ask for devices. PoolError where the name is taken or the weight is not positive."""
+        if task in self._tasks:
+            raise PoolError(f"two tasks of the pool have the name '{task}': give one another name")
+        check_weight(task, weight)
+        self._tasks.add(task)
+        self.held_seconds.setdefault(task, 0.0)
+        self.policy.join(task, weight)
+
+    def leave(self, task: str, now: float) -> None:
+        """Remove a task, ended or dead: its device is free, its request is dropped."""
+        self._known(task)
+        self._waiting.pop(task, None)
+        if task in self._holds:
+            self.release(task, now)
+        if task in self._kept:
+            self.held_seconds[task] += now - self._kept.pop(task)
+        self._tasks.remove(task)
+        self.policy.leave(task)
+
+    def reweight(self, task: str, weight: float) -> None:
+        """Change a task's weight."""
+        self._known(task)
+        check_weight(task, weight)
+        self.policy.reweight(task, weight)
+
+    def request(self, request: Request) -> None:
+        """Queue a request. PoolError where the task holds a device or waits already."""
+        self._known(request.task)
+        if request.task in self._holds or request.task in self._waiting:
+            raise PoolError(f"task '{request.task}' asks for a second device: it may hold or await one only")
+        self._waiting[request.task] = request
+        self.policy.asked(request)
+
+    def cancel(self, task: str) -> None:
+        """Drop the task's request, if it waits."""
+        self._waiting.pop(task, None)
+
+    def release(self, task: str, now: float) -> None:
+        """Take the task's device back. PoolError where it holds none."""
+        hold = self._holds.pop(task, None)
+        if hold is None:
+            raise PoolError(f"task '{task}' gives back a device that it does not hold")
+        if task not in self._kept:
+            self.held_seconds[task] += now - hold.since
+        self.policy.released(task, hold.device, now - hold.since, now)
+
+    def grants(self, now: float) -> list[Grant]:
+        """Hand idle devices out until the policy gives no more."""
+        given: list[Grant] = []
+        idle = sorted(self._devices - {hold.device for hold in self._holds.values()})
+        waiting = sorted(self._waiting.values(), key=lambda request: request.at)
+        while idle and waiting:
+            chosen = self.policy.choose(waiting, idle, now)
+            if chosen is None:
+                break
+            request, device = chosen
+            waiting.remove(request)
+            idle.remove(device)
+            del self._waiting[request.task]
+            self._holds[request.task] = _Hold(device, now)
+            if self.policy.keeps_devices:
+                self._kept.setdefault(request.task, now)
+            self.policy.granted(request, device, now)
+            given.append(Grant(request, device, now - request.at))
+        return given
+
+    def next_time(self, now: float) -> float:
+        """When `grants` must be called again although nothing happens [s]; inf: never."""
+        return self.policy.next_time(now) if self._waiting else math.inf
+
+    def device_seconds(self, now: float) -> float:
+        """Device seconds held by all tasks until now, idle or busy."""
+        running = (now - hold.since for task, hold in self._holds.items() if task not in self._kept)
+        return sum(self.held_seconds.values()) + sum(running) + sum(now - since for since in self._kept.values())
+
+    @property
+    def tasks(self) -> frozenset[str]:
+        """The tasks that have joined and not left."""
+        return frozenset(self._tasks)
+
+    @property
+    def holders(self) -> dict[str, int]:
+        """Device by task that holds one."""
+        return {task: hold.device for task, hold in self._holds.items()}
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Requests not granted yet, in order of request."""
+        return tuple(sorted(self._waiting.values(), key=lambda request: request.at))
+
+    def check(self) -> None:
+        """Assert the invariant of the class."""
+        held = [hold.device for hold in self._holds.values()]
+        assert len(held) == len(set(held)), f"a device has two holders: {self._holds}"
+        assert not self._holds.keys() & self._waiting.keys(), "a task holds a device and waits"
+        assert self._holds.keys() | self._waiting.keys() <= self._tasks, "a task that left holds or waits"
+        assert all(seconds >= 0 for seconds in self.held_seconds.values()), "negative seconds"
+
+    def _known(self, task: str) -> None:
+        if task not in self._tasks:
+            raise PoolError(f"there is no task '{task}' in the pool")
+
+
+def check_weight(task: str, weight: float) -> None:
+    """Raise PoolError for what cannot be a weight."""
+    if not 0 < weight < math.inf:
+        raise PoolError(f"task '{task}' has the weight {weight}: it must be positive and finite")

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import PoolError
-from ddrl.pool.policies import Fair, Policy, Request
+from ddrl.pool.policies import DeviceQueue, Fair, Grant, Policy, Request
 from ddrl.pool.prewarm import DELAY_COST, Planner, Round, Schedule, Warmth
-from ddrl.pool.queue import DeviceQueue, Grant
 from ddrl.pool.records import Lease, PoolRecord, busy_between
 
 # -- traces ------------------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import DdrlError
 from ddrl.pool.devices import CpuSlot, Device, group_name, make_group
 from ddrl.pool.leases import LeaseHolder
+from ddrl.pool.mode import command_of
 from ddrl.pool.records import INTERRUPTED, PoolSetup, PoolTask, TaskEnd
-from ddrl.pool.setup import command_of
 from ddrl.run.directory import write_json
 from ddrl.run.keeper import report_stacks
 from ddrl.run.process import SIGNALS, die_with, is_orphan, keep_off

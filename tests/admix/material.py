@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from ddrl.acting.policy_file import ActingModel, save_policy
 from ddrl.admix import Book, DisplayRequest, Mixer, ServedPolicy
-from ddrl.admix.making import make_book
+from ddrl.admix.environment import make_book
 from ddrl.core.config import EnvConfig
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec

@@ -14,7 +14,7 @@ import pytest
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix import LogWriter, Market, MarketConfig
 from ddrl.admix.account import NAME, account, read_account, write_account
-from ddrl.admix.days import Decision, Feedback, Outlook
+from ddrl.admix.baselines import Decision, Feedback, Outlook
 from ddrl.admix.logs import to_record
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError

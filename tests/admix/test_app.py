@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddrl.admix.server import App
+from ddrl.admix.serving import App
 from ddrl.admix.settings import ServeConfig
 from tests.admix.material import request_of, small_mixer
 

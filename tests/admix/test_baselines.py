@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 
 from ddrl.admix import Inventory, Market, MarketConfig
-from ddrl.admix.baselines import Pid, ResolvingLp
-from ddrl.admix.days import PACKAGE, SAMPLE, Case, Decision, Feedback, Outlook, candidates, forecast_sample, load, tune
+from ddrl.admix.baselines import (
+    PACKAGE,
+    SAMPLE,
+    Case,
+    Decision,
+    Feedback,
+    Outlook,
+    Pid,
+    ResolvingLp,
+    candidates,
+    forecast_sample,
+    load,
+    tune,
+)
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, EnvError
 from tests.admix.days import SMALL, HandDay, contracts, hand_env, market_env, requests

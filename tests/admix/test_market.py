@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddrl.admix import Inventory, Market, MarketConfig
-from ddrl.admix.making import make_book
+from ddrl.admix.environment import make_book
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import ConfigError, EnvError
 from tests.admix.days import SMALL, contracts

@@ -12,7 +12,7 @@ import pytest
 
 from ddrl.admix import Billing, Control, DisplayRequest, Market, MarketConfig, Mixer, generated
 from ddrl.admix import mixer as snapshot
-from ddrl.admix.making import make_book
+from ddrl.admix.environment import make_book
 from ddrl.admix.mixer import REASONS
 from ddrl.admix.rules import outputs_of
 from ddrl.admix.serving import requests_of

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ddrl.admix import AdmixVectorEnv, Market, PlayConfig
+from ddrl.admix.baselines import Case, load
 from ddrl.admix.contracts import Pacing
-from ddrl.admix.days import Case, load
 from ddrl.core.errors import ConfigError
 from tests.admix.days import SMALL, contracts, market_env
 

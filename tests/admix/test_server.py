@@ -20,8 +20,9 @@ import pytest
 import safetensors.numpy
 
 from ddrl.acting.policy_file import load_policy
-from ddrl.admix import Book, DisplayRequest, server
-from ddrl.admix.messages import Decision
+from ddrl.admix import Book, DisplayRequest
+from ddrl.admix import serving as service
+from ddrl.admix.mixer import Decision
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import MissingExtraError
 from tests.admix.material import env_config, request_of, save_run, small_mixer
@@ -312,7 +313,7 @@ def test_serving_loads_no_torch(tmp_path: Path) -> None:
     run = tmp_path / "run"
     save_run(run, env_config(), value=1.0)
     program = (
-        "import sys; from pathlib import Path; from ddrl.admix.serving import open_mixer; import ddrl.admix.server; "
+        "import sys; from pathlib import Path; from ddrl.admix.serving import open_mixer; import ddrl.admix.serving; "
         f"open_mixer(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'gymnasium' not in sys.modules)"
     )
     assert (
@@ -329,7 +330,7 @@ def test_a_request_is_what_a_row_of_a_log_is() -> None:
 
 @pytest.mark.parametrize("missing", ["uvicorn", "httptools", "uvloop"])
 def test_a_package_of_the_extra_that_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    found = server.find_spec
-    monkeypatch.setattr(server, "find_spec", lambda name: None if name == missing else found(name))
+    found = service.find_spec
+    monkeypatch.setattr(service, "find_spec", lambda name: None if name == missing else found(name))
     with pytest.raises(MissingExtraError, match=rf"{missing}.*ddrl\[serve\]"):
-        server.serve(small_mixer(), tmp_path, ServeConfig(), tmp_path / "state")
+        service.serve(small_mixer(), tmp_path, ServeConfig(), tmp_path / "state")

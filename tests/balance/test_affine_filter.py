@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ddrl.balance import Cluster, Observation
-from ddrl.balance.affine_filter import AffineFilter, FilterSettings
+from ddrl.balance.sizes import AffineFilter, FilterSettings
 
 CLUSTER = Cluster.of(300, np.full(3, 100.0))
 

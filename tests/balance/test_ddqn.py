@@ -5,7 +5,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from ddrl.balance import Cluster, Observation, make_sizer
-from ddrl.balance.affine_filter import FilterSettings
 from ddrl.balance.ddqn import (
     CONTEXT_FEATURES,
     FACTORS,
@@ -19,6 +18,7 @@ from ddrl.balance.ddqn import (
 )
 from ddrl.balance.simulator import Simulation, make_scenario, regret, simulate
 from ddrl.balance.sizers import apply_actions, best_actions, first_of
+from ddrl.balance.sizes import FilterSettings
 from ddrl.core.errors import CheckpointError
 
 KEEP, SWITCH = 0, len(FACTORS) + 2

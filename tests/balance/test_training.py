@@ -8,10 +8,9 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 import torch
 
 from benchmarks.microbatch import train as training
-from ddrl.balance.affine_filter import FilterSettings
 from ddrl.balance.ddqn import CONTEXT_FEATURES, FORMS, NODE_FEATURES, NodeState, ValueNetwork
 from ddrl.balance.simulator import Simulation, make_scenario
-from ddrl.balance.sizes import fractions_at, water_level
+from ddrl.balance.sizes import FilterSettings, fractions_at, water_level
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,7 @@ from benchmarks.admix.__main__ import SMALL, cases, interval
 from benchmarks.admix.learned import Learned
 from ddrl.acting.policy_file import save_policy
 from ddrl.admix import AdmixVectorEnv
-from ddrl.admix.days import load
+from ddrl.admix.baselines import load
 from ddrl.channels import AreaWriter, SampleArea
 from ddrl.core.config import Config
 from ddrl.core.rows import row_schema, transition_columns

@@ -353,21 +353,7 @@ _NAMED = {
             "remainder = np.where(sizes < upper, exact - sizes, -np.inf)",
             "remainder = np.where(sizes < upper, 0.0, -np.inf)",
         ),
-    ),
-    "balance/affine_filter.py": (
-        (
-            "jumps are followed slowly",
-            "np.abs(log_error) * predicted > settings.jump * np.sqrt(spread))",
-            "np.abs(log_error) * predicted > np.inf)",
-        ),
-    ),
-    "pool/queue.py": (
-        (
-            "a task may hold two devices",
-            "if request.task in self._holds or request.task in self._waiting:",
-            "if False:",
-        ),
-        ("seconds held are not counted", "self.held_seconds[task] += now - hold.since", "pass"),
+        ("jumps are followed slowly", "(surprise > settings.jump)", "(surprise > np.inf)"),
     ),
     "pool/leases.py": (
         (
@@ -378,6 +364,12 @@ _NAMED = {
         ("a dead task keeps its device", "if member.pidfd == descriptor:", "if False:"),
     ),
     "pool/policies.py": (
+        (
+            "a task may hold two devices",
+            "if request.task in self._holds or request.task in self._waiting:",
+            "if False:",
+        ),
+        ("seconds held are not counted", "self.held_seconds[task] += now - hold.since", "pass"),
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
@@ -391,12 +383,12 @@ _NAMED = {
             'COUNTERS = ("shown", "rate", "theta")',
         ),
     ),
-    "admix/server.py": (
+    "admix/serving.py": (
         ("a newer policy is not looked for", "self.mixer.use(fresh)", "pass"),
         (
             "counters are lost at the end",
-            "    snapshot.save(state, snapshot.encode(mixer))  # all",
-            "    # all",
+            "        snapshot.save(state, snapshot.encode(mixer))  # all",
+            "        # all",
         ),
     ),
     "telemetry/store.py": (

@@ -19,8 +19,8 @@ from ddrl.core.roles import assign_roles
 from ddrl.distribution.membership import RELAYS, Orders, Report
 from ddrl.envs import environment_seeds
 from ddrl.pool.collectors import COLLECTORS, Begin, Ended, Sent, host_clock
-from ddrl.pool.hosts import HostStarters
 from ddrl.pool.prewarm import Order, Start
+from ddrl.pool.rounds import HostStarters
 from ddrl.run.members import member_seed
 from tests.pool.test_rounds import BY_WORKER, COLD, ROUNDS, lines, run
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun_command, segments_of, settings

@@ -11,6 +11,7 @@ from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PoolError
 from ddrl.pool.policies import (
     BetweenGradients,
+    DeviceQueue,
     Exclusive,
     Fair,
     FairSettings,
@@ -20,7 +21,7 @@ from ddrl.pool.policies import (
     Slices,
     SlicesSettings,
 )
-from ddrl.pool.queue import DeviceQueue, jain_index
+from ddrl.pool.records import jain_index
 
 PACKAGE = "ddrl.pool.policies"
 

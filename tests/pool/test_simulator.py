@@ -12,7 +12,7 @@ from ddrl.core import plugins
 from ddrl.core.errors import PoolError
 from ddrl.pool import prewarm
 from ddrl.pool.policies import BetweenGradients, Exclusive, Fair, Fifo
-from ddrl.pool.queue import jain_index
+from ddrl.pool.records import jain_index
 from ddrl.pool.simulator import Outcome, TaskTrace, generate, lower_bound, simulate
 
 PACKAGE = "ddrl.pool.policies"

@@ -27,9 +27,9 @@ from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.envs import environment_seeds
 from ddrl.pool.__main__ import ask_pool
+from ddrl.pool.mode import new_setup
 from ddrl.pool.ranks import PoolRanks, TaskRelays, assign_relays
 from ddrl.pool.records import PoolSetup
-from ddrl.pool.setup import new_setup
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
 from ddrl.telemetry.series import COLUMN, ROLES

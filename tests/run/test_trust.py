@@ -10,7 +10,7 @@ import pytest
 from ddrl.core.errors import RunDirError
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.evaluate import main
-from ddrl.pool.setup import new_setup, resumed_setup
+from ddrl.pool.mode import new_setup, resumed_setup
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Reason
