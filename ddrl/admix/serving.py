@@ -370,6 +370,8 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         if state.exists() and not new_day:
             snapshot.restore(state, mixer)
         snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
+        gc.collect()
+        gc.freeze()  # what exists now is never collected
         app = App(mixer, config, run, state)
         settings = uvicorn.Config(
             app,
@@ -388,8 +390,6 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         server = uvicorn.Server(settings)
         app.waiting = lambda: len(server.server_state.tasks)
         app.ending = lambda: server.should_exit
-        gc.collect()
-        gc.freeze()  # what exists now is never collected
         signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises the signal again once all is done
         with _listen(config) as listening:
             address = f"http://{config.host}:{listening.getsockname()[1]}"
