@@ -90,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.log is not None:
             score_log(mixer, options.log, options.out)
         else:
+            gc.collect()
+            gc.freeze()  # what exists before `serve` is never collected
             serve(mixer, options.run, config, options.state or options.run / STATE, new_day=options.new_day)
     except DdrlError as error:
         print(f"ddrl.serve: {error}", file=sys.stderr)
@@ -370,8 +372,6 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         if state.exists() and not new_day:
             snapshot.restore(state, mixer)
         snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
-        gc.collect()
-        gc.freeze()  # what exists now is never collected
         app = App(mixer, config, run, state)
         settings = uvicorn.Config(
             app,
