@@ -2,7 +2,7 @@
 
 Closed loop: each of `--connections` connections sends its next request when it has the last answer; the result is
 the server's capacity. Open loop (`--rate`): requests are due at times drawn from a Poisson process whatever the server
-does, and a request's latency counts from the time it was due, so that a stall shows in all whom it kept waiting. Where
+does, and a request's latency counts from the time it was due, so that a stall shows in every request that it delayed. Where
 all connections are busy a request waits for one.
 
 Every answer is checked: its request_id is that of the request, and it names a version."""
@@ -71,45 +71,6 @@ class Result:
         }
 
 
-class _Connection(asyncio.Protocol):
-    """One connection with at most one request under way."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-        self._buffer = b""
-        self._due = 0.0
-        self._sent = -1
-        self.works = True  # whether it sends another request after an answer
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport: Any = transport
-
-    def send(self, number: int, due: float) -> None:
-        self._due = due
-        self._sent = number
-        self.transport.write(self._generator.request(number))
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head = self._buffer.find(b"\r\n\r\n")
-        if head < 0:
-            return
-        at = self._buffer.find(b"content-length: ", 0, head) + 16
-        size = int(self._buffer[at : self._buffer.find(b"\r\n", at)])
-        if len(self._buffer) < head + 4 + size:
-            return
-        status = int(self._buffer[9:12])
-        body = self._buffer[head + 4 : head + 4 + size]
-        closes = self._buffer.find(b"\r\nconnection: close", 0, head) > 0
-        number = self._sent
-        self._buffer = b""
-        self._sent = -1
-        self._generator.take(self, number, status, body, self._due, closes)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._generator.end(self, lost=self._sent >= 0)
-
-
 class Generator:
     """Sends `bodies` in turn to `url` (http://host:port); request i carries the id i."""
 
@@ -135,30 +96,40 @@ class Generator:
 
     async def run(self, requests: int | None, seconds: float | None, rate: float | None, seed: int = 0) -> Result:
         """Send until `requests` are answered or `seconds` have passed; `rate` [1/s]: open loop."""
-        self._loop = asyncio.get_running_loop()
         self._result = Result()
-        self._done = self._loop.create_future()
         try:
-            made = [
-                await self._loop.create_connection(lambda: _Connection(self), self._host, self._port)
-                for _ in range(self._count)
-            ]
+            made = [await asyncio.open_connection(self._host, self._port) for _ in range(self._count)]
         except OSError as error:
             raise ConfigError(f"no server answers at {self._host}:{self._port} ({error.strerror or error})") from None
         begin = time.perf_counter()
         end = math.inf if seconds is None else begin + seconds
-        self._due = enumerate(_due_times(sys.maxsize if requests is None else requests, end, rate, seed))
-        self._working = len(made)
-        for _, connection in made:
-            self._send_next(connection)
-        await self._done
+        due = enumerate(_due_times(sys.maxsize if requests is None else requests, end, rate, seed))
+        await asyncio.gather(*(self._use(reader, writer, due) for reader, writer in made))
         self._result.seconds = time.perf_counter() - begin
-        for _, connection in made:
-            connection.transport.close()
         return self._result
 
-    def take(self, connection: _Connection, number: int, status: int, body: bytes, due: float, closes: bool) -> None:
-        """Count an answer, and send the connection's next request."""
+    async def _use(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, due: Iterable[tuple[int, float]]
+    ) -> None:
+        """One connection: the next request that is `due`, however late that is, when its last one is answered."""
+        for number, at in due:
+            if (wait := at - time.perf_counter()) > MIN_WAIT:
+                await asyncio.sleep(wait)
+            writer.write(self.request(number))
+            try:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
+                body = await reader.readexactly(int(size))
+            except (asyncio.IncompleteReadError, ConnectionError):
+                self._result.lost += 1
+                break
+            self.take(number, at, int(head[9:12]), body)
+            if b"\r\nconnection: close" in head:
+                break
+        writer.close()
+
+    def take(self, number: int, due: float, status: int, body: bytes) -> None:
+        """Count an answer."""
         result = self._result
         result.latencies.append(time.perf_counter() - due)
         result.statuses[status] += 1
@@ -166,34 +137,6 @@ class Generator:
             answer = self._decode(body)
             result.versions[answer.version] += 1
             result.wrong += answer.request_id != number
-        if closes:
-            self.end(connection)
-        else:
-            self._send_next(connection)
-
-    def end(self, connection: _Connection, *, lost: bool = False) -> None:
-        """A connection sends no more; `lost`: it was closed before its answer."""
-        self._result.lost += lost
-        self._working -= connection.works
-        connection.works = False
-        if not self._working and not self._done.done():
-            self._done.set_result(None)
-
-    def _send_next(self, connection: _Connection) -> None:
-        """The connection takes the next request that is due, however late that is, or waits until then."""
-        number, due = next(self._due, (-1, 0.0))
-        if number < 0:
-            self.end(connection)
-        elif (wait := due - time.perf_counter()) > MIN_WAIT:
-            self._loop.call_later(wait, self._send, connection, number, due)
-        else:
-            connection.send(number, due)
-
-    def _send(self, connection: _Connection, number: int, due: float) -> None:
-        if connection.works:
-            connection.send(number, due)
-        else:
-            self._result.lost += 1
 
 
 def _due_times(requests: int, end: float, rate: float | None, seed: int) -> Iterator[float]:
