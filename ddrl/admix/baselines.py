@@ -76,7 +76,7 @@ class NoSettings:
 
 
 class Baseline:
-    """A rule for `replay`: a class of this module, or package.module:Class from outside.
+    """A rule for `Case.play`: a class of this module, or package.module:Class from outside.
 
     `grid` lists the values of each setting that are tried when it is tuned. A method `fit` learns the settings from
     traces of the rules `teachers` instead."""
@@ -139,69 +139,6 @@ class Outcome:
     trace: list[Feedback]  # of every block, where asked for
 
 
-def replay(
-    days: Days,
-    contracts: Contracts,
-    baseline: Baseline,
-    delay: int = 0,
-    own_counts: bool = True,
-    period: int = 1,
-    seed: int = 0,
-    with_trace: bool = False,
-) -> Outcome:
-    """Play `days`; billing is known `delay` requests later (rounded up to blocks), `period` requests are a block.
-
-    EnvError for a baseline whose bonus is not a number where its contract may be shown."""
-    n, longest, count = days.requests["ctr"].shape
-    lag = -(-delay // period) * period
-    layout = StateLayout(contracts, 1, PlayConfig(mode="bonuses", own_counts=own_counts), days.click_value)
-    tables = Tables(layout, days.billed_rate.shape[1], n, per_currency=1.0, delay=lag)
-    tables.curve[...] = days.curve
-    tables.billed_rate[...] = days.billed_rate
-    slots = np.full((n, longest), -1, np.int16)
-    worth = np.zeros((n, longest), np.float32)
-    counted = np.zeros((n, longest), bool)
-    tables.queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
-    trace: list[Feedback] = []
-    due: list[Floats] = []  # share of the demand, by block
-    rng = np.random.default_rng(seed)
-    for begin in range(0, longest, period):
-        end = min(begin + period, longest)
-        time = np.ascontiguousarray(days.time[:, begin])
-        tables.queue.look(time)
-        due.append(tables.due / np.maximum(contracts.demand, 1e-12))
-        feedback = Feedback(
-            requests=begin,
-            time=time,
-            due=due[-1],
-            seen_due=due[max(begin - lag, 0) // period],
-            shown=(tables.shown if own_counts else tables.seen_shown).copy(),
-            estimate=tables.estimate.copy(),
-            seen_billed=tables.seen_billed.copy(),
-            rate=tables.today_rate.copy(),
-            own_counts=own_counts,
-        )
-        if with_trace:
-            trace.append(feedback)
-        decision = baseline.decide(feedback)
-        draws = None
-        tables.theta[...] = 1.0
-        if decision.theta is not None:
-            draws = rng.random((n, end - begin, count))
-            tables.theta[...] = decision.theta
-        closed = np.isneginf(decision.bonus)  # the contract is not shown
-        tables.cap[...] = np.where(closed, 0.0, contracts.cap)
-        bonus = np.where(closed, 0.0, decision.bonus).astype(np.float32)
-        try:
-            tables.queue.play(bonus, np.full(n, begin), np.clip(days.length - begin, 0, end - begin), draws)
-        except ValueError as error:
-            raise EnvError(f"admix: {error}") from None
-    value = worth.sum(1, dtype=np.float64)
-    value -= np.maximum(contracts.demand - tables.billed, 0) @ contracts.penalty
-    contract = np.where(slots < count, slots, np.int16(-1))
-    return Outcome(value, tables.shown, tables.billed, contract, worth, counted, trace)
-
-
 # ---- scoring --------------------------------------------------------------------------------------------------------
 # What is known the morning before, the optimum, and the normalised score,
 # (V - V_bid_only) / (V_opt - V_bid_only): 0 for bids alone, 1 for the optimum.
@@ -260,14 +197,65 @@ class Case:
         period: int = 1,
         with_trace: bool = False,
     ) -> Outcome:
-        """Play all days; `delay` in days of the forecast's requests.
+        """Play all days; `period` requests are a block. Billing is known `delay` later, in days of the forecast's
+        requests (rounded up to blocks).
 
-        Only a baseline that says `knows_the_day` is given the days' own duals."""
+        Only a baseline that says `knows_the_day` is given the days' own duals. EnvError for one whose bonus is not a
+        number where its contract may be shown."""
+        days = self.days
+        contracts = self.contracts
         knows = getattr(baseline, "knows_the_day", False)
         outlook = self.outlook if knows else replace(self.outlook, hindsight_alpha=None)
-        requests = round(delay * float(np.mean([inventory.requests for inventory in outlook.inventories])))
         player = baseline(outlook, settings)
-        return replay(self.days, self.contracts, player, requests, own_counts, period, with_trace=with_trace)
+        late = round(delay * float(np.mean([inventory.requests for inventory in outlook.inventories])))
+        lag = -(-late // period) * period
+        n, longest, count = days.requests["ctr"].shape
+        layout = StateLayout(contracts, 1, PlayConfig(mode="bonuses", own_counts=own_counts), days.click_value)
+        tables = Tables(layout, days.billed_rate.shape[1], n, per_currency=1.0, delay=lag)
+        tables.curve[...] = days.curve
+        tables.billed_rate[...] = days.billed_rate
+        slots = np.full((n, longest), -1, np.int16)
+        worth = np.zeros((n, longest), np.float32)
+        counted = np.zeros((n, longest), bool)
+        tables.queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
+        trace: list[Feedback] = []
+        due: list[Floats] = []  # share of the demand, by block
+        rng = np.random.default_rng(0)
+        for begin in range(0, longest, period):
+            end = min(begin + period, longest)
+            time = np.ascontiguousarray(days.time[:, begin])
+            tables.queue.look(time)
+            due.append(tables.due / np.maximum(contracts.demand, 1e-12))
+            feedback = Feedback(
+                requests=begin,
+                time=time,
+                due=due[-1],
+                seen_due=due[max(begin - lag, 0) // period],
+                shown=(tables.shown if own_counts else tables.seen_shown).copy(),
+                estimate=tables.estimate.copy(),
+                seen_billed=tables.seen_billed.copy(),
+                rate=tables.today_rate.copy(),
+                own_counts=own_counts,
+            )
+            if with_trace:
+                trace.append(feedback)
+            decision = player.decide(feedback)
+            draws = None
+            tables.theta[...] = 1.0
+            if decision.theta is not None:
+                draws = rng.random((n, end - begin, count))
+                tables.theta[...] = decision.theta
+            closed = np.isneginf(decision.bonus)  # the contract is not shown
+            tables.cap[...] = np.where(closed, 0.0, contracts.cap)
+            bonus = np.where(closed, 0.0, decision.bonus).astype(np.float32)
+            try:
+                tables.queue.play(bonus, np.full(n, begin), np.clip(days.length - begin, 0, end - begin), draws)
+            except ValueError as error:
+                raise EnvError(f"admix: {error}") from None
+        value = worth.sum(1, dtype=np.float64)
+        value -= np.maximum(contracts.demand - tables.billed, 0) @ contracts.penalty
+        contract = np.where(slots < count, slots, np.int16(-1))
+        return Outcome(value, tables.shown, tables.billed, contract, worth, counted, trace)
 
     def normalised(self, outcome: Outcome) -> Floats:
         """The score of each day [n]."""
@@ -317,6 +305,7 @@ def tune(baseline: type[Baseline], case: Case, delay: float, own_counts: bool = 
 ABOVE_ALL_BIDS = 1e3  # currency for one impression
 STEPS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
 FEATURES = 9  # of `features`
+RIDGE = 1.0  # of the regression of `oracle_imitation`
 
 
 class BidOnly(Baseline):
@@ -569,11 +558,11 @@ class OracleImitation(Baseline):
         return Decision(feedback.rate * np.clip(share, 0, 1) * self.penalty)
 
     @classmethod
-    def fit(cls, cases: Sequence[tuple[Outlook, Sequence[Feedback]]], ridge: float = 1.0) -> Settings:
+    def fit(cls, cases: Sequence[tuple[Outlook, Sequence[Feedback]]]) -> Settings:
         """Weights from outlooks with hindsight duals and the traces of a rule that played them."""
-        gram = np.tile(ridge * np.eye(FEATURES), (cls.parts, 1, 1))
+        gram = np.tile(RIDGE * np.eye(FEATURES), (cls.parts, 1, 1))
         right = np.zeros((cls.parts, FEATURES))
-        right[:, 1] = ridge  # the prior is yesterday's dual
+        right[:, 1] = RIDGE  # the prior is yesterday's dual
         for outlook, trace in cases:
             penalty = np.maximum(outlook.contracts.penalty, 1e-12)
             demand = np.maximum(outlook.contracts.demand, 1)

@@ -123,10 +123,10 @@ def solve_dual(
     raise EnvError(f"the dual of {len(problem.bid)} requests is at a gap of {best.gap:.1e}, above {gap:.1e}")
 
 
-def descend(problem: Problem, alpha: Floats, sweeps: int, tolerance: float = 1e-3) -> Floats:
+def descend(problem: Problem, alpha: Floats, sweeps: int) -> Floats:
     """Duals alpha [C] by coordinate descent alone, uncertified: for policies that solve often, from near by."""
     descent = _Descent(problem, alpha)
-    descent.run(sweeps, tolerance)
+    descent.run(sweeps, 1e-3)
     return descent.alpha
 
 

@@ -208,10 +208,10 @@ def _reason(one: Mapping[str, Any]) -> str:
     )
 
 
-def oscillation(evaluations: Table, x: str = "env_steps") -> float:
+def oscillation(evaluations: Table) -> float:
     """Standard deviation of the evaluated returns of the second half of training about a straight line; NaN for fewer
     than MIN_EVALUATIONS. `evaluations`: Run.evaluations()."""
-    at, mean = (np.asarray(evaluations[name], np.float64) for name in (x, "mean"))
+    at, mean = (np.asarray(evaluations[name], np.float64) for name in ("env_steps", "mean"))
     late = at >= (at[-1] / 2 if len(at) else 0.0)
     if late.sum() < MIN_EVALUATIONS:
         return float("nan")

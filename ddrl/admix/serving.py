@@ -440,13 +440,13 @@ class Scored(msgspec.Struct):
     version: str
 
 
-def score_log(mixer: Mixer, folder: Path, out: Path, on_error: str = "raise") -> int:
+def score_log(mixer: Mixer, folder: Path, out: Path) -> int:
     """Write a row for each request of the log in `folder` to `out` (.parquet or .jsonl); their number.
 
     EnvError for a broken log, ConfigError for another suffix, RunDirError where `out` cannot be written."""
     if out.suffix not in (".parquet", ".jsonl"):
         raise ConfigError(f"--out {out}: write to a file that ends in .parquet or .jsonl")
-    log = open_log(folder, mixer.book.bids, on_error)
+    log = open_log(folder, mixer.book.bids)
     count = 0
     try:
         with replacement(out) as temporary, _rows_into(temporary, out.suffix) as write:
