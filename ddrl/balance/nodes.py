@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -83,7 +84,7 @@ def lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Leade
             raise JobFailed(read_failure(task.topology.run_id, 0))
 
     def ended_nodes() -> list[int]:
-        table = task.observers.tables()
+        table = channels.tables()
         return [ranks.index(int(rank)) for rank in table[table[:, ENDED] == 1.0, RANK] if rank in ranks]
 
     leader = Leader(
@@ -92,7 +93,7 @@ def lead_nodes(comm: MPI.Intracomm, task: Task, channels: HostChannels) -> Leade
         task.config,
         counters=training.ends.counters,
         check_job=check_job,
-        notify=task.note,
+        notify=partial(task.recorder.record_event, "note"),
         make_segment=channels.create_segment,
         ended_nodes=ended_nodes,
     )

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import numpy as np
@@ -26,13 +28,16 @@ import numpy as np
 from ddrl.acting.policy_file import ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.messages import Evaluation, Returns
+from ddrl.core.metrics import Phase
 from ddrl.run.directory import Disk, RunDirectory, read_text, write_json
 from ddrl.run.topology import Topology
 
-# -- checkpoint --------------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from ddrl.run.training import Training
 
 FORMAT = 3
 STATE = "state.json"
+LEARNER = "learner.safetensors"
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
@@ -204,16 +209,65 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# -- best_policy -------------------------------------------------------------------------------------------------------
-# The best policy that evaluations have seen: kept on disk as a run goes, so that it is there whatever happens next.
-#
-# Written by the task on rank 0; read by `ddrl.evaluate`, notebooks, and whoever opens the run directory. The policy's
-# own
-# files say how good it is, so a resumed run, from whichever checkpoint, never replaces it by a worse one.
+class Checkpoints:
+    """Takes the checkpoints of a training, in `folder`."""
+
+    def __init__(self, folder: Path, training: Training, model: ActingModel, disk: Disk) -> None:
+        self.disk = disk
+        self._folder = folder
+        self._training = training
+        self._layout = model.layout.digest
+        self._set_next()
+
+    def due(self) -> bool:
+        """Whether to take one now, between two draws."""
+        return self._training.state.env_steps >= self._next and self.disk.due("checkpoint")
+
+    def save(self) -> bool:
+        """Take one; whether that worked. Where the disk refuses, it is tried again later."""
+        return self.disk.attempt("checkpoint", self.write)
+
+    def write(self) -> Path:
+        """Take one. Running episodes continue; the resumed run begins new ones. RunDirError where the disk refuses."""
+        begin = time.perf_counter()
+        training = self._training
+        counters = training.ends.counters
+        counters["phase"].set(Phase.SAVING)
+        training.state.wall_seconds = training.seconds
+        training.state.cuts += 1
+        state: dict[str, Any] = {
+            "training": asdict(training.state),
+            "live": asdict(training.live),
+            "layout": self._layout,
+            "env_id": training.config.env.id,
+            "algorithm": training.config.learner.algorithm,
+        }
+
+        def write(folder: Path) -> None:
+            training.learner.save(folder / LEARNER)
+            state["source"] = training.source.save(folder)
+
+        try:
+            path = write_checkpoint(self._folder, training.state.env_steps, state, write)
+        finally:
+            counters["phase"].set(Phase.RUNNING)
+            training.beat()
+        self._set_next()
+        counters["checkpoint_seconds"].add(time.perf_counter() - begin)
+        self.disk.record_event("checkpoint", f"checkpoint {path.name}", env_steps=training.state.env_steps)
+        return path
+
+    def _set_next(self) -> None:
+        period = self._training.config.run.checkpoint_period
+        self._next = (self._training.state.env_steps // period + 1) * period if period else math.inf
+
+
+# -- the best policy ---------------------------------------------------------------------------------------------------
 
 
 class BestPolicy:
-    """Compares evaluations and keeps the best policy in the run directory `path`."""
+    """Compares evaluations and keeps the best policy in the run directory `path`, from where it is read at any time.
+    Its files say how good it is: a resumed run, from whatever checkpoint, never replaces it by a worse one."""
 
     def __init__(self, path: Path, topology: Topology, model: ActingModel, disk: Disk) -> None:
         self._path = path

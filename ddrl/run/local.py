@@ -99,7 +99,7 @@ def run_here(
 
     `equip` is called with the task before its first turn. hosts > 0: there are relays on as many, ranks of the job
     whose rank 0 has started this process and made its board."""
-    from ddrl.run.task import Task
+    from ddrl.run.task import assemble
     from ddrl.run.trainer import drive, start_rounds
 
     run_id = preparation.run_id
@@ -116,7 +116,7 @@ def run_here(
         board = channels.board
         with Interrupts() as interrupts:
             set_torch_threads(topology.config.learner.threads)
-            task = Task(topology, channels, records, [keeper.duty()])
+            task = assemble(topology, channels, records, [keeper.duty()])
             if topology.in_rounds:
                 rounds = start_rounds(task, keeper.take_collectors_end())
             equip(task)

@@ -474,7 +474,7 @@ def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, ro
 
 def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, launcher: int) -> Result:
     """The trainer as a rank, which leads gradient nodes; how the job ended."""
-    from ddrl.run.task import Task
+    from ddrl.run.task import assemble
     from ddrl.run.trainer import drive, open_records
 
     assert records is not None
@@ -485,7 +485,7 @@ def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, la
         with Interrupts() as interrupts:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
             set_torch_threads(topology.config.learner.threads)
-            task = Task(topology, channels, open_records(records, None))
+            task = assemble(topology, channels, open_records(records, None))
             leader = slice_module("balance.nodes", "learner.nodes").lead_nodes(nodes, task, channels)
             summary = drive(task, interrupts, _save_in_a_copy)
             leader.close()
@@ -507,7 +507,7 @@ def _save_in_a_copy(task: Task) -> bool:
         return ended_well(child)
     status = 1
     try:
-        task.observers.forget_sockets()
+        task.forget_sockets()
         task.finish(settle=False)
         tell_terminal(f"saved; go on: python -m ddrl.run --resume {task.directory.path}")
         status = 0

@@ -15,7 +15,7 @@ from ddrl.core.roles import Assignment, Role
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import Interrupts, fix_order_of_sums, flush_denormals, set_torch_threads, spare_collector
-from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task
+from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task, assemble
 from ddrl.run.topology import HostChannels, board_name
 
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
@@ -29,7 +29,7 @@ class SerialRun:
         records = preparation.open_records()
         self._channels = HostChannels.create(topology, 0, Board.create(board_name(topology.run_id, 0)))
         try:
-            self.task = task = Task(topology, self._channels, records)
+            self.task = task = assemble(topology, self._channels, records)
         except BaseException:
             self._channels.close()
             raise
@@ -87,7 +87,7 @@ class SerialRun:
         training = self.task.training
         training.drain(everything=True)
         training.source.cut()
-        self.task.save()
+        self.task.checkpoints.save()
         training.publish()
         self._begin_episodes()
 

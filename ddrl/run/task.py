@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,13 +23,12 @@ from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
-from ddrl.core.metrics import Phase
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
-from ddrl.replay.sources import ReplaySource
-from ddrl.run.checkpoint import BestPolicy, TaskRecords, write_checkpoint
+from ddrl.replay.sources import ReplaySource, make_source, small_source
+from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords
 from ddrl.run.directory import Disk, RunDirectory, write_json
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
@@ -38,65 +37,85 @@ from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, c
 if TYPE_CHECKING:
     from ddrl.acting.policy_file import ActingModel
     from ddrl.learner.learner import Learner
-    from ddrl.replay.sources import Experience
     from ddrl.rollout.evaluation import MetStates
     from ddrl.run.members import Evaluator
 
 
-# -- building ----------------------------------------------------------------------------------------------------------
-# What a task is made of, from its topology: the learner, which loads torch, and the source of its experience.
+def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, duties: Sequence[Duty] = ()) -> Task:
+    """Make all parts of a training, from its checkpoint where it resumes, and hand each what it uses. `duties`: of the
+    mode, after the task's own."""
+    config = topology.config
+    directory = records.directory
+    resume = records.resume
+    learner, model = build_learner(topology)
+    counters = channels.counters_row(topology.trainer)
+    counters["model_nbytes"].set(model.layout.nbytes)
+    source = make_source(config, topology.schema, topology.declaration.experience, channels.areas)
+    disk = Disk()
+    best = BestPolicy(directory.path, topology, model, disk)
+    state = TrainingState()
+    live = LiveSettings()
+    base: dict[str, float] | None = None
+    if resume is not None:
+        learner.load(resume.path / LEARNER)
+        source.load(resume.path, resume.state["source"])
+        source.cut()
+        state = TrainingState(**resume.state["training"])
+        live = LiveSettings(**resume.state["live"])
+        base = {name: float(getattr(state, name)) for name in ("env_steps", "updates", "wall_seconds")}
+    mailbox = channels.create_policy(model)
+    lanes = LaneSet(channels.drained_lanes())
+    ends = TrainerEnds(lanes, mailbox, channels.board, counters, topology.schema.dtype)
+    lag_bound = LagBound.of(config, topology.rollouts, state.policy_version)
+    training = Training(config, learner, source, ends, state, live, lag_bound)
+    progress = ProgressLine(config)
+    figures = topology.declaration.figures
+    recorder = Recorder(directory.path, channels.tables, config, figures=figures, base=base, sinks=[progress])
+    disk.record_event = recorder.record_event
+    checkpoints = Checkpoints(directory.checkpoints, training, model, disk)
+    plans = PlanWatch(topology, channels, model.layout.nbytes, recorder.record_event)
+    steering = Steering(training, checkpoints.write, plans.ask)
+    control: ControlServer | None = None
+    if config.telemetry.live:
+        control = ControlServer(directory.path, steering.handlers(), recorder.record_event, config.telemetry)
+    sampler = None if topology.has_relays else HostSampler(channels.counters)  # a relay samples its own host
+    own = [Duty(0.0, plans.look)]
+    if isinstance(source, ReplaySource):
+        own.append(Duty(PROBABILITIES_PERIOD, partial(_record_probabilities, source, recorder)))
+    return Task(
+        channels, directory, training, model, best, checkpoints, recorder, steering, control, sampler, [*own, *duties]
+    )
 
 
 def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     """The learner, whose algorithm is checked first, and its acting model; the only place where a run loads torch."""
     from ddrl.learner.checks import checked_learner
-    from ddrl.replay.sources import small_source
 
     config = topology.config
     source = small_source(config, topology.schema, topology.declaration.experience)
-    learner = checked_learner(config, topology.spec, source, notify)
+    report = partial(print, "ddrl:", file=sys.stderr, flush=True)
+    learner = checked_learner(config, topology.spec, source, report)
     return learner, learner.acting_model()
 
 
-def notify(text: str) -> None:
-    """Tell the user, before there are records."""
-    print(f"ddrl: {text}", file=sys.stderr, flush=True)
-
-
-def build_source(topology: Topology, channels: HostChannels) -> Experience:
-    """The source that the algorithm declares."""
-    from ddrl.replay.sources import make_source
-
-    return make_source(topology.config, topology.schema, topology.declaration.experience, channels.areas)
-
-
-# -- plans -------------------------------------------------------------------------------------------------------------
-# The plan by which models travel, seen from the trainer's process: whether the settings allow one, which one is in
-# force, for telemetry, and a wish for another one.
-#
-# The root relay describes the plan in force in a slot of the board; a new one becomes an event. A wish reaches it
-# through
-# another slot. Speaks no MPI and never waits.
-
-
 class PlanWatch:
-    """Gives `record_event` each plan that the root relay makes; `ask` wants another scheme. `nbytes`: of a model."""
+    """The plan by which models travel, as the trainer sees it: the root relay describes it in a slot of the board, and
+    reads in another one which scheme is wished for. `nbytes`: of a model."""
 
     def __init__(
         self, topology: Topology, channels: HostChannels, nbytes: int, record_event: Callable[..., None]
     ) -> None:
         self._board = channels.board
         self._config = topology.config
-        self._hosts = topology.hosts - 1
+        self._hosts = topology.hosts - 1 if topology.has_relays else 0
         self._nbytes = nbytes
-        self._relays = any(rank.role is Role.RELAY for rank in topology.ranks)
         self._record_event = record_event
         self._plans_read = 0
 
     def ask(self, scheme: str) -> None:
-        """Want this scheme from the next version on; ConfigError where this run cannot use it. cluster.shards and
+        """Ask for this scheme from the next version on; ConfigError where this run cannot use it. cluster.shards and
         cluster.chunk_bytes hold for it too, where they have a meaning."""
-        if not self._relays or not self._hosts:
+        if not self._hosts:
             raise ConfigError(
                 "cluster.scheme: this run has one host, so no model travels; cluster.relays or more hosts would "
                 "change that"
@@ -111,7 +130,7 @@ class PlanWatch:
         self._board.wish.write(PLANS.encode(SchemeWish(scheme)).tobytes())
         self._board.relay_bell.ring()
 
-    def look(self) -> None:
+    def look(self, now: float) -> None:
         """Record the plan in force, if it is a new one."""
         message = self._board.plan.read(self._plans_read)
         if message is None or not self._hosts:
@@ -137,18 +156,9 @@ class PlanWatch:
         )
 
 
-# -- steering ----------------------------------------------------------------------------------------------------------
-# Steering a run from outside: what pause, resume, checkpoint, set and stop mean to a task.
-#
-# The commands come over `telemetry.ControlServer`, which acknowledges and records each one; this module only acts on
-# them. What was set live is part of the task's live settings, which checkpoints keep.
-
-
-Handlers = dict[str, Callable[..., Any]]
-
-
 class Steering:
-    """What was asked of a task from outside."""
+    """What commands from outside mean to a task. `telemetry.ControlServer` receives, answers and records them; what
+    they set is part of the task's live settings, which checkpoints keep."""
 
     def __init__(self, training: Training, checkpoint: Callable[[], object], ask_scheme: Callable[[str], None]) -> None:
         self._training = training
@@ -165,7 +175,7 @@ class Steering:
         if live.scheme is not None:
             self._ask_scheme(live.scheme)
 
-    def handlers(self) -> Handlers:
+    def handlers(self) -> dict[str, Callable[..., Any]]:
         """A function per command."""
         return {
             "status": self._status,
@@ -206,103 +216,17 @@ class Steering:
             live.scheme = value
 
 
-# -- observers ---------------------------------------------------------------------------------------------------------
-# What others see of a task, and how they reach it: the recorder, the control socket, the host's sampler, the plan.
-#
-# Read and written by the task alone, between two moves; the recorder's thread reads the counters. Nothing here changes
-# what is learned.
-
-
 PROBABILITIES_PERIOD = 10.0  # [s] between snapshots of the selector's probabilities, whose cost grows with replay
 MAX_PROBABILITIES = 512  # of one snapshot
 
 
-class Observers:
-    """The observers of one task. `base`: totals at the checkpoint it goes on from."""
-
-    def __init__(
-        self,
-        directory: RunDirectory,
-        channels: HostChannels,
-        training: Training,
-        nbytes: int,
-        checkpoint: Callable[[], object],
-        base: Mapping[str, float] | None,
-    ) -> None:
-        topology = channels.topology
-        config = topology.config
-        self._channels = channels
-        self._training = training
-        self.recorder = Recorder(
-            directory.path,
-            self.tables,
-            config,
-            figures=topology.declaration.figures,
-            base=base,
-            sinks=[ProgressLine(config)],
-        )
-        self._plans = PlanWatch(topology, channels, nbytes, self.recorder.record_event)
-        self.steering = Steering(training, checkpoint, self._plans.ask)
-        self._control: ControlServer | None = None
-        if config.telemetry.live:
-            self._control = ControlServer(
-                directory.path, self.steering.handlers(), self.recorder.record_event, config.telemetry
-            )
-        self._sampler: HostSampler | None = None
-        if not any(rank.role is Role.RELAY for rank in topology.ranks):  # a relay samples its own host
-            self._sampler = HostSampler(channels.counters)
-
-    def start(self) -> None:
-        """Apply what had been set live, and begin to sample."""
-        self.steering.restore()
-        if self._sampler is not None:
-            self._sampler.start()
-        state = self._training.state
-        self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
-
-    def look(self, now: float) -> None:
-        """Act on commands; record a new plan."""
-        if self._control is not None:
-            self._control.poll()
-        self._plans.look()
-
-    def record_probabilities(self, now: float) -> None:
-        """Record the probabilities of the selector's picks, highest first, evenly thinned."""
-        source = self._training.source
-        probabilities = source.probabilities() if isinstance(source, ReplaySource) else None
-        if probabilities is not None and len(probabilities):
-            ordered = np.sort(probabilities)[::-1]
-            places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_PROBABILITIES)).astype(int)
-            self.recorder.record_snapshot("replay", probabilities=ordered[places])
-
-    def wait(self, timeout: float) -> None:
-        """Sleep until a command comes, at most `timeout` [s]."""
-        if self._control is not None:
-            self._control.wait(timeout)
-
-    def record_evaluation(self, evaluation: Evaluation) -> None:
-        """Record greedy episodes of one version."""
-        self.recorder.record_evaluation(evaluation, updates=self._training.state.updates)
-
-    def tables(self) -> NDArray[np.float64]:
-        """The counters of all processes on all hosts [ranks, columns]."""
-        return np.concatenate([self._channels.counters.table(), *(mirror.table() for mirror in self._channels.mirrors)])
-
-    def forget_sockets(self) -> None:
-        """In a copy of the process (`process.leave_process_group`): sockets and threads belong to the original."""
-        self._control = self._sampler = None
-
-    def close(self) -> None:
-        """Write what is buffered and let go."""
-        for part in (self._control, self._sampler, self.recorder):
-            if part is not None:
-                part.close()
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
-# The return's distributions that a learner predicts for states that its policy met, beside the returns that followed.
-#
-# A snapshot of telemetry, read by the dashboard (schema: docs/telemetry.md).
+def _record_probabilities(source: ReplaySource, recorder: Recorder, now: float) -> None:
+    """Record the probabilities of the selector's picks, highest first, evenly thinned."""
+    probabilities = source.probabilities()
+    if probabilities is not None and len(probabilities):
+        ordered = np.sort(probabilities)[::-1]
+        places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_PROBABILITIES)).astype(int)
+        recorder.record_snapshot("replay", probabilities=ordered[places])
 
 
 def has_distributions(learner: Learner) -> bool:
@@ -313,7 +237,8 @@ def has_distributions(learner: Learner) -> bool:
 
 
 def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
-    """The fields of the snapshot "values"."""
+    """The fields of the snapshot "values": the return's distributions that the learner predicts for states that its
+    policy met, beside the returns that followed (schema: docs/telemetry.md)."""
     moments, count = met.returns.shape[:2]
     arrays = learner.inspect(met.observations.reshape(moments * count, *met.observations.shape[2:]))
     form = "quantile" if "quantile" in arrays else "probability"
@@ -352,9 +277,6 @@ def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64])
     return np.quantile(np.moveaxis(quantile, 1, 2).reshape(moments, numbers, -1), fractions, axis=2).transpose(1, 2, 0)
 
 
-# -- task --------------------------------------------------------------------------------------------------------------
-
-LEARNER = "learner.safetensors"
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
 SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
 
@@ -393,73 +315,54 @@ class Task:
 
     def __init__(
         self,
-        topology: Topology,
         channels: HostChannels,
-        records: TaskRecords,
-        duties: Sequence[Duty] = (),
+        directory: RunDirectory,
+        training: Training,
+        model: ActingModel,
+        best: BestPolicy,
+        checkpoints: Checkpoints,
+        recorder: Recorder,
+        steering: Steering,
+        control: ControlServer | None,
+        sampler: HostSampler | None,
+        duties: Sequence[Duty],
     ) -> None:
-        """`duties`: of the mode, after the task's own."""
-        config = topology.config
-        resume = records.resume
-        self.topology = topology
-        self.config = config
-        self.channels = channels
-        self.directory = records.directory
+        """The parts of one training (`assemble`). `duties`: done after the task's own."""
+        self.topology = channels.topology
+        self.config = channels.topology.config
+        self.directory = directory
         self.board = channels.board
+        self.training = training
+        self.model = model
+        self.best = best
+        self.checkpoints = checkpoints
+        self.recorder = recorder
+        self.steering = steering
         self.reason: Reason | None = None
-        self.cut: Callable[[], object] = self.save  # what a due checkpoint calls
-        learner, self.model = build_learner(topology)
-        self._counters = channels.counters_row(topology.trainer)
-        self._counters["model_nbytes"].set(self.model.layout.nbytes)
-        source = build_source(topology, channels)
-        self.disk = Disk()
-        self.best = BestPolicy(records.directory.path, topology, self.model, self.disk)
-        state = TrainingState()
-        live = LiveSettings()
-        base = dict[str, float]()
-        if resume is not None:
-            learner.load(resume.path / LEARNER)
-            source.load(resume.path, resume.state["source"])
-            source.cut()
-            state = TrainingState(**resume.state["training"])
-            live = LiveSettings(**resume.state["live"])
-            base = {
-                "env_steps": float(state.env_steps),
-                "updates": float(state.updates),
-                "wall_seconds": state.wall_seconds,
-            }
-        mailbox = channels.create_policy(self.model)
-        ends = TrainerEnds(
-            LaneSet(channels.drained_lanes()), mailbox, self.board, self._counters, topology.schema.dtype
-        )
-        self.training = Training(config, learner, source, ends, state, live)
-        self.training.lag_bound = LagBound.of(config, topology.rollouts, state.policy_version)
+        self.cut: Callable[[], object] = checkpoints.save  # what a due checkpoint calls
+        self._channels = channels
+        self._control = control
+        self._sampler = sampler
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._newest_result = -1
-        self._next_checkpoint = self._checkpoint_after(state.env_steps)
-        self._base = base
-        nbytes = self.model.layout.nbytes
-        self.observers = Observers(records.directory, channels, self.training, nbytes, self.checkpoint, base or None)
-        self.steering = self.observers.steering
-        self._record_event = self.observers.recorder.record_event
-        self.disk.record_event = self._record_event
         self._next_look = 0.0
         self.duties = [
             Duty(0.0, self._report),
-            Duty(0.0, self.observers.look),
-            Duty(PROBABILITIES_PERIOD, self.observers.record_probabilities),
+            Duty(0.0, self._obey),
             Duty(0.0, self._read_evaluations),
             Duty(0.0, self._check_limits),
             *duties,
         ]
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Publish the first version and open the gates."""
         self.training.publish()
         self.training.report()
-        self.observers.start()
+        self.steering.restore()
+        if self._sampler is not None:
+            self._sampler.start()
+        state = self.training.state
+        self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
 
     def turn(self) -> Outcome:
         """Make the next move, or none while the run is paused; between two draws also `attend`."""
@@ -477,17 +380,9 @@ class Task:
         if now >= self._next_look or state.env_steps >= self.config.run.max_env_steps:
             self._next_look = now + LOOK_PERIOD
             self.look(now)
-        if self.reason is None and state.env_steps >= self._next_checkpoint and self.disk.due("checkpoint"):
+        if self.reason is None and self.checkpoints.due():
             self.cut()
         return self.reason is not None
-
-    def note(self, text: str) -> None:
-        """Tell the user, on the terminal and in the records."""
-        self._record_event("note", text)  # which the progress line prints
-
-    def alarm(self, text: str, rank: int) -> None:
-        """Tell the user what is wrong with a rank."""
-        self._record_event("alarm", text, rank=rank)
 
     def end(self, reason: Reason) -> None:
         """End after the update that is under way."""
@@ -496,9 +391,9 @@ class Task:
 
     def wait(self, timeout: float) -> None:
         """Sleep after an idle turn until there may be something to do, at most `timeout` [s]."""
-        if self.steering.paused:
-            self.observers.wait(timeout)
-        else:
+        if self.steering.paused and self._control is not None:
+            self._control.wait(timeout)
+        elif not self.steering.paused:
             self.training.wait(timeout)
 
     def look(self, now: float) -> None:
@@ -515,6 +410,11 @@ class Task:
         if self.board.command == Command.FAIL:
             raise JobFailed(read_failure(self.topology.run_id, 0))
 
+    def _obey(self, now: float) -> None:
+        """Answer commands."""
+        if self._control is not None:
+            self._control.poll()
+
     def _check_limits(self, now: float) -> Reason | None:
         """Why the run ends, by its settings or by command."""
         self.best.save_again()
@@ -530,11 +430,9 @@ class Task:
             return Reason.MAX_ENV_STEPS
         return Reason.MAX_SECONDS if self.training.seconds >= run.max_seconds else None
 
-    # -- evaluation and the policy -------------------------------------------------------------------------------------
-
     def accept(self, evaluation: Evaluation, vector: np.ndarray) -> None:
         """Record an evaluation of the acting parameters `vector`; the best policy so far is kept on disk."""
-        self.observers.record_evaluation(evaluation)
+        self.recorder.record_evaluation(evaluation, updates=self.training.state.updates)
         self.best.consider(evaluation, vector)
 
     def _read_evaluations(self, now: float = 0.0) -> None:
@@ -551,54 +449,6 @@ class Task:
         """A copy of the acting parameters as they are now [nbytes]."""
         return self.training.learner.parameters.numpy()
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def save(self) -> bool:
-        """Take a checkpoint; whether that worked. Where the disk refuses, it is tried again later."""
-        return self.disk.attempt("checkpoint", self.checkpoint)
-
-    def checkpoint(self) -> Path:
-        """Write a checkpoint. Running episodes go on; the resumed run begins new ones. RunDirError where the disk
-        refuses."""
-        begin = time.perf_counter()
-        self._counters["phase"].set(Phase.SAVING)
-        training = self.training
-        training.state.wall_seconds = training.seconds
-        training.state.cuts += 1
-        state: dict[str, Any] = {
-            "training": asdict(training.state),
-            "live": asdict(training.live),
-            "layout": self.model.layout.digest,
-            "env_id": self.config.env.id,
-            "algorithm": self.config.learner.algorithm,
-        }
-        steps = training.state.env_steps
-
-        def write(folder: Path) -> None:
-            training.learner.save(folder / LEARNER)
-            state["source"] = training.source.save(folder)
-
-        try:
-            path = write_checkpoint(self.directory.checkpoints, steps, state, write)
-        finally:
-            self._counters["phase"].set(Phase.RUNNING)
-            self.beat()
-        self._next_checkpoint = self._checkpoint_after(steps)
-        self._counters["checkpoint_seconds"].add(time.perf_counter() - begin)
-        self._record_event("checkpoint", f"checkpoint {path.name}", env_steps=steps)
-        return path
-
-    def beat(self) -> bool:
-        """A sign of life, where no move is made for long; False, for it is asked whether to stop."""
-        self._counters["heartbeat"].set(time.time())
-        return False
-
-    def _checkpoint_after(self, env_steps: int) -> float:
-        period = self.config.run.checkpoint_period
-        return (env_steps // period + 1) * period if period else float("inf")
-
-    # -- the end -------------------------------------------------------------------------------------------------------
-
     def finish(
         self, evaluator: Callable[[], Evaluator] | None = None, *, settle: bool = True, saved: bool = False
     ) -> dict[str, Any]:
@@ -609,7 +459,7 @@ class Task:
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
         self.board.command = Command.STOP
-        self._record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
+        self.recorder.record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
         if settle:
             self._settle()
         training = self.training
@@ -617,52 +467,52 @@ class Task:
         training.report()
         self._read_evaluations()
         if not saved:
-            self.save()
+            self.checkpoints.save()
         if evaluator is not None and config.period and self.reason is not Reason.INTERRUPTED:
             self._judge(evaluator())
         self.best.save_unjudged(self.acting_vector())
         self.best.save_again(now=True)
         state = training.state
-        self._record_event("end", self.reason.value, env_steps=state.env_steps)
+        self.recorder.record_event("end", self.reason.value, env_steps=state.env_steps)
         document = summarize(
-            self.observers.tables(),
+            self._channels.tables(),
             wall_seconds=training.seconds,
             evaluation=None if self.best.evaluation is None else self.best.evaluation.best,
-            base=self._base,
+            base=self.recorder.base,
             policy_lag=training.lag.summary(),
             env_steps=state.env_steps,
             updates=state.updates,
             reason=self.reason.value,
             best=self.best.evaluation.to_json() if self.best.evaluation is not None else None,
         )
-        self.disk.attempt("summary", lambda: write_json(self.directory.summary, document))
-        self.observers.close()
-        self.directory.release()
-        if self.disk.refused:
-            raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {self.disk.refused}")
+        self.checkpoints.disk.attempt("summary", lambda: write_json(self.directory.summary, document))
+        self.close()
+        if refused := self.checkpoints.disk.refused:
+            raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {refused}")
         return document
 
     def _judge(self, evaluator: Evaluator) -> None:
         """Play with the last policy where a limit ended the run; confirm the best one where nobody has; hold predicted
         distributions of the return against returns."""
         state = self.training.state
+        beat = self.training.beat
         try:
             if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
                 vector = self.acting_vector()
-                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=self.beat), vector)
+                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=beat), vector)
             best = self.best.evaluation
             if best is not None and best.confirmed is None and self.config.evaluation.confirm_episodes:
-                self.best.confirm(evaluator.confirm(self.best.vector(), self.beat))
+                self.best.confirm(evaluator.confirm(self.best.vector(), beat))
             if self.training.lender is None and has_distributions(self.training.learner):
                 met = evaluator.meet_states(self.acting_vector())
-                self.observers.recorder.record_snapshot("values", **values_of(self.training.learner, met))
+                self.recorder.record_snapshot("values", **values_of(self.training.learner, met))
         finally:
             evaluator.close()
 
     def _settle(self) -> None:
         """Record what is still on its way, until every relay has sent its last row and its last counters."""
         host = self.topology.on_host(0)
-        relays = [self.channels.counters.row(row)["ended"] for row, rank in enumerate(host) if rank.role is Role.RELAY]
+        relays = [self._channels.counters.row(row)["ended"] for row, rank in enumerate(host) if rank.role is Role.RELAY]
         deadline = time.monotonic() + SETTLE_TIMEOUT
         bell = self.board.trainer_bell
         while any(ended.value != 1.0 for ended in relays) and time.monotonic() < deadline:
@@ -680,10 +530,20 @@ class Task:
         checkpoints stay the newest.
         """
         if isinstance(error, JobFailed) and self.training.at_boundary and self.training.state.policy_version >= 0:
-            self.save()
+            self.checkpoints.save()
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
-        self._record_event("error", text, rank=self.topology.trainer.rank)
-        self.observers.close()
+        self.recorder.record_event("error", text, rank=self.topology.trainer.rank)
+        self.close()
+
+    def forget_sockets(self) -> None:
+        """In a copy of the process (`process.leave_process_group`): sockets and threads belong to the original."""
+        self._control = self._sampler = None
+
+    def close(self) -> None:
+        """Write what is buffered, and give back the run's directory."""
+        for part in (self._control, self._sampler, self.recorder):
+            if part is not None:
+                part.close()
         self.directory.release()

@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ddrl.acting.policy_file import ActingModel
 from ddrl.channels import Doorbell
@@ -87,6 +89,11 @@ class Topology:
     def hosts(self) -> int:
         """Number of hosts, real or grouped."""
         return len({rank.host for rank in self.ranks})
+
+    @property
+    def has_relays(self) -> bool:
+        """Whether relays share models and rows."""
+        return any(rank.role is Role.RELAY for rank in self.ranks)
 
     @property
     def in_rounds(self) -> bool:
@@ -329,7 +336,7 @@ class HostChannels:
         config = self.topology.config
         readers = len(self.topology.on_host(self.host))
         slots = MAILBOX_SLOTS
-        if any(rank.role is Role.RELAY for rank in self.topology.ranks):  # relays hold versions that are on their way
+        if self.topology.has_relays:  # which hold versions that are on their way
             from ddrl.distribution.relay import (  # the creator alone needs it, not hundreds of rollouts
                 readers_needed,
                 slots_needed,
@@ -387,6 +394,10 @@ class HostChannels:
         row = self.name_row(assignment)
         row["pid"].set(os.getpid())
         return row
+
+    def tables(self) -> NDArray[np.float64]:
+        """In the trainer: the counters of all processes on all hosts [ranks, columns]."""
+        return np.concatenate([self.counters.table(), *(mirror.table() for mirror in self.mirrors)])
 
     def drained_lanes(self) -> Sequence[Lane]:
         """The lanes that the creator drains: its own rollouts', and at the trainer those of the other hosts."""

@@ -77,7 +77,7 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
         messages = link.receive(wait=True)  # once there are channels
     from ddrl.run.process import name_process
     from ddrl.run.processes import Records
-    from ddrl.run.task import Duty, Task
+    from ddrl.run.task import Duty, assemble
     from ddrl.run.topology import HostChannels
 
     if not messages:
@@ -90,7 +90,7 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     lock = link.take_descriptor() if records.has_lock else None
     collectors = link.take_descriptor() if records.has_collectors else None
     set_torch_threads(channels.topology.config.learner.threads)
-    task = Task(channels.topology, channels, open_records(records, lock))
+    task = assemble(channels.topology, channels, open_records(records, lock))
     task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
     rounds = None
     try:
@@ -136,7 +136,7 @@ def _pass_notes(task: Task, link: Link) -> None:
 
     for message in link.receive():
         if isinstance(message, Note):
-            task.alarm(message.text, message.rank)
+            task.recorder.record_event("alarm", message.text, rank=message.rank)
 
 
 def start_rounds(task: Task, collectors: int) -> Any:

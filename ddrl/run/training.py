@@ -358,6 +358,7 @@ class Training:
         ends: TrainerEnds,
         state: TrainingState,
         live: LiveSettings,
+        lag_bound: LagBound | None = None,
     ) -> None:
         self.config = config
         self.learner = learner
@@ -374,7 +375,7 @@ class Training:
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
         self.gradients: GradientSource = learner  # or the leader of nodes
-        self.lag_bound: LagBound | None = None
+        self.lag_bound = lag_bound
         figures = [figure.name for figure in learner.declaration.figures]
         self._count = {name: ends.counters[name] for name in (*COUNTERS, *figures, *source.figures())}
         self._phase = ends.counters["phase"]
@@ -601,9 +602,14 @@ class Training:
         """Wall seconds of the run, earlier parts of a resumed run included."""
         return time.perf_counter() - self._began
 
+    def beat(self) -> bool:
+        """Show that this process lives, where no move is made for long. False: an answer to whether to stop."""
+        self._count["heartbeat"].set(time.time())
+        return False
+
     def report(self) -> None:
         """Store the slow figures: called a few times a second, not in the hot loop."""
-        self._count["heartbeat"].set(time.time())
+        self.beat()
         for percentile in (50, 99):
             self._count[f"lag_p{percentile}"].set(self.lag.recent(percentile))
             self._count[f"arrival_lag_p{percentile}"].set(self.lag.arrival.percentile(percentile))

@@ -53,6 +53,7 @@ class Recorder:
         report: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        self.base = base
         self._tables = tables
         self._clock = clock
         self._period = config.telemetry.period

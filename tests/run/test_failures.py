@@ -43,7 +43,7 @@ PLACES = [
     (OTHER_KEEPER, "Lane.create", 2),
     (OTHER_KEEPER, "Job.open", 1),
     (TRAINER, "build_learner", 1),
-    (TRAINER, "Task.__init__", 1),
+    (TRAINER, "assemble", 1),
     (TRAINER, "BestPolicy.__init__", 1),
     (TRAINER, "HostChannels.create_policy", 1),
     (TRAINER, "Recorder.__init__", 1),
@@ -82,7 +82,7 @@ PLACES = [
     (ROOT_RELAY, "Relay.progress", 20),
     (RELAY, "Relay.progress", 20),
     # checkpoint
-    (TRAINER, "Task.checkpoint", 1),
+    (TRAINER, "Checkpoints.write", 1),
     (TRAINER, "write_checkpoint", 2),
     # end
     (TRAINER, "Task.finish", 1),

@@ -75,10 +75,10 @@ def test_so_it_does_on_a_real_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         with pytest.raises(OSError, match="No space left"):
             filler.write_bytes(bytes(64 << 20))
         go_on(run, 1000)
-        assert not run.task.save()
+        assert not run.task.checkpoints.save()
         assert newest_checkpoint(place / "real" / "checkpoints") == first
         filler.unlink()
-        assert run.task.save()
+        assert run.task.checkpoints.save()
         assert newest_checkpoint(place / "real" / "checkpoints").env_steps > first.env_steps
         monkeypatch.setattr(disk, "RETRY", 0.0)
         run.task.end(Reason.INTERRUPTED)

@@ -47,7 +47,7 @@ def test_a_resumed_run_never_replaces_the_best_policy_by_a_worse_one(tmp_path: P
     folder = tmp_path / "run"
     run = start(folder, "--set", "evaluation.period=0")
     go_on(run, 500)
-    run.task.checkpoint()
+    run.task.checkpoints.write()
     run.task.accept(Evaluation(7, 500, Returns(500.0, 0.0, 20)), run.task.acting_vector())  # after the checkpoint
     stop(run)
     best = (folder / "policy.safetensors").read_bytes()
