@@ -245,9 +245,10 @@ class Gaussian:
 
     Reads "mean" [N, *action.shape] and "log_std" (the same shape); records "log_prob".
 
-    A model of a deterministic policy has no "log_std": the standard deviation is then `exploration`, in units of the
-    action. Actions are clipped to the action's bounds where there are any; the log-probability is the density of the
-    clipped action, so that a learner computes the same from the row."""
+    A model of a deterministic policy has no "log_std": the standard deviation is then `exploration`, in units of half
+    the distance of the bounds (of the action itself where it has no ranges: env.scale). Actions are clipped to the
+    action's bounds where there are any; the log-probability is the density of the clipped action, so that a learner
+    computes the same from the row."""
 
     name = "gaussian"
     reads = ("mean", "log_std")
@@ -272,6 +273,8 @@ class Gaussian:
         self._low = np.reshape(spec.action_low or [-np.inf] * size, spec.action.shape)
         self._high = np.reshape(spec.action_high or [np.inf] * size, spec.action.shape)
         self._bounds = self._low.astype(self._dtype), self._high.astype(self._dtype)
+        half = [0.5 * (high - low) for low, high in spec.action.ranges] or [1.0] * size
+        self._log_unit = np.log(np.reshape(half, spec.action.shape))  # of `exploration`
         self._bounded = bool(np.isfinite(self._low).all() and np.isfinite(self._high).all())
 
     def random(self, observation: Array) -> tuple[Array, Columns]:
@@ -288,7 +291,7 @@ class Gaussian:
         mean = outputs["mean"]
         log_std = outputs.get("log_std")
         if log_std is None:
-            log_std = np.asarray(math.log(max(exploration, 1e-6)))
+            log_std = math.log(max(exploration, 1e-6)) + self._log_unit
         drawn = mean + np.exp(log_std) * self._generator.standard_normal(self._shape)
         action = np.clip(drawn, self._low, self._high).astype(self._dtype)
         return action, {"log_prob": _log_density(action, mean, log_std)}

@@ -355,6 +355,14 @@ class EnvConfig:
     max_lengths: dict[str, int] = setting(
         {}, "entries", "Most entries of each Sequence space in a named observation, by its name; the rest is padding."
     )
+    scale: str = setting(
+        "auto",
+        "",
+        "How networks of the library see integers and actions: auto, integers of an observation as [0, 1] and actions "
+        "as [-1, 1], by the bounds of their spaces, floats of an observation as they are; none, all as it is; bytes, "
+        "only bytes as [0, 1], as runs before this setting.",
+        choices=("auto", "none", "bytes"),
+    )
     nonfinite: Literal["refuse", "drop"] = setting(
         "refuse",
         "",

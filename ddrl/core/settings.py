@@ -89,6 +89,9 @@ def present_settings(tree: Mapping[str, Any], source: str, *, reading: bool = Fa
         if not reading:
             raise ConfigError(f"{source}: {name} = {value} is no name of the library any more: set {name} = {new}")
         table[key] = new
+    if "env" in present:
+        table, key = _place(present, "env.scale")
+        table.setdefault(key, "bytes")  # a run that began before this setting keeps its scales
     return present
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -38,12 +38,16 @@ class ArraySpec:
     (`ArraySpec.record`).
     `axes` gives an array of a record names for its axes, "" for none. A named axis has a varying number of entries, at
     most shape[i]: the array is padded with zeros, and the record has a further array `<axis>_mask`, bool, that is true
-    where there is an entry."""
+    where there is an entry.
+
+    `ranges` gives (low, high) of each element, in order, or once for all: networks of the library see them as 0 and 1,
+    those of an action as -1 and 1. (): bytes are seen as [0, 1], everything else as it is."""
 
     shape: tuple[int, ...]
     dtype: str
     fields: tuple[tuple[str, ArraySpec], ...] = ()
     axes: tuple[str, ...] = ()
+    ranges: tuple[tuple[float, float], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
@@ -52,6 +56,10 @@ class ArraySpec:
         if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
             raise ValueError(f"{dtype[:40]!r} is no name of a dtype, such as 'float32'")
         object.__setattr__(self, "dtype", np.dtype(dtype).name)
+        if len(self.ranges) > 1 and len(self.ranges) != math.prod(self.shape):
+            raise ValueError(f"{len(self.ranges)} ranges are for another shape than {self.shape}: one, or one each")
+        if any(low >= high for low, high in self.ranges):
+            raise ValueError("each of the ranges must be (low, high) with low below high")
         if self.axes and len(self.axes) != len(self.shape):
             raise ValueError(f'axes {self.axes} must name each axis of the shape {self.shape}, "" for none')
         if self.fields:
@@ -147,6 +155,7 @@ class EnvSpec:
     reward_shape: tuple[int, ...] = ()  # of EnvStep.reward without N; (k,): k objectives
     action_low: tuple[float, ...] = ()  # bounds of a continuous action [action.size]; (): not bounded
     action_high: tuple[float, ...] = ()
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what the user is told at the start
     entries: tuple[tuple[str, int], ...] = field(
         default=(), compare=False
     )  # of a flat vector: (name, numbers), in order
@@ -182,17 +191,28 @@ class EnvSpec:
         axes = (axis for array in self.observation.arrays.values() for axis in array.axes)
         return next((NETWORKS[axis] for axis in axes if axis in NETWORKS), "")
 
+    def scaled(self, how: str) -> EnvSpec:
+        """The spec with env.scale = `how`, of one that has the ranges of its spaces (auto)."""
+        if how == "auto":
+            return self
+        identity = ((0.0, 1.0),) if how == "none" else ()
+        fields = tuple((name, replace(array, ranges=identity)) for name, array in self.observation.fields)
+        observation = replace(self.observation, fields=fields, ranges=() if fields else identity)
+        return replace(self, observation=observation, action=replace(self.action, ranges=()), notes=())
+
     def nonfinite_entry(self, observations: Array) -> str:
         """The first entry with a number that is NaN or infinite among `observations` [N, *observation.shape]; "" where
         there is none, or only one array."""
         if self.observation.fields:
-            floats = [name for name, array in self.observation.fields if np.dtype(array.dtype).kind == "f"]
+            floats = (name for name, array in self.observation.fields if np.dtype(array.dtype).kind == "f")
             return next((name for name in floats if not np.isfinite(observations[name]).all()), "")
-        ends = np.cumsum([count for _, count in self.entries])
-        places = np.argwhere(~np.isfinite(observations.reshape(len(observations), -1)))
-        if not len(places) or not len(ends):
-            return ""
-        return self.entries[int(np.searchsorted(ends, places[0, 1], "right"))][0]
+        finite: Any = np.isfinite(observations).reshape(len(observations), -1).all(0)
+        begin = 0
+        for name, count in self.entries:
+            if not finite[begin : begin + count].all():
+                return name
+            begin += count
+        return ""
 
     @property
     def discrete(self) -> bool:

@@ -38,6 +38,12 @@ def make_vector_env(config: EnvConfig, num_envs: int | None = None) -> VectorEnv
     count = config.num_envs if num_envs is None else num_envs
     if count < 1:
         raise EnvError(f"env.num_envs ({count}) must be at least 1")
+    vector = _make_vector(config, count)
+    vector.spec = vector.spec.scaled(config.scale)
+    return vector
+
+
+def _make_vector(config: EnvConfig, count: int) -> VectorEnv:
     found = _find(config.id)
     if not isinstance(found, Registered):
         return _from_factory(config, found, count)

@@ -15,7 +15,9 @@ checks.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeGuard, cast
 
 import numpy as np
@@ -26,6 +28,8 @@ from ddrl.core.errors import EnvError
 from ddrl.core.specs import Array, ArraySpec, EnvSpec
 
 Writer = Callable[[Any, Array], None]
+UNBOUNDED = 1e30  # a bound of an action that is none: some write the largest float
+AS_IT_IS = (0.0, 1.0)  # the range of a number that networks see as it is
 MAX_SHOWN = 60  # letters of a space or a value in a message
 
 
@@ -111,7 +115,66 @@ def describe(
     low, high = _bounds(action)
     array = describe_array(env_id, observation) if named is None else named
     entries = tuple(_entries(observation, "")) if _parts(observation) else ()
-    return EnvSpec(env_id, array, num_actions, action_spec, action_low=low, action_high=high, entries=entries)
+    notes = tuple(f"env.scale = auto: {note}" for note in _notes(observation, ""))
+    return with_action_ranges(
+        EnvSpec(
+            env_id,
+            array,
+            num_actions,
+            action_spec,
+            action_low=low,
+            action_high=high,
+            notes=notes,
+            entries=entries,
+        )
+    )
+
+
+def with_action_ranges(spec: EnvSpec) -> EnvSpec:
+    """The spec with its actions' bounds as their ranges, and what is said of them; as it is where the observation has
+    networks of its own, where actions have no bounds, and where they lie between -1 and 1 already."""
+    ranges = tuple(zip(spec.action_low, spec.action_high, strict=True))
+    if spec.networks or spec.action.ranges or set(ranges) <= {(-1.0, 1.0)}:
+        return spec
+    low, high = min(spec.action_low), max(spec.action_high)
+    note = f"env.scale = auto: critics and exploration see actions from {low:g} to {high:g} as -1 to 1"
+    return replace(spec, action=replace(spec.action, ranges=ranges), notes=(*spec.notes, note))
+
+
+def _notes(space: Any, name: str) -> Iterator[str]:
+    """What is said of the integers of a space of observations."""
+    for key, part in _parts(space):
+        yield from _notes(part, _joined(name, key))
+    if is_box(space) and space.dtype.kind in "iu":
+        what = f"the entry {name} ({space.dtype}" if name else f"observations ({space.dtype}"
+        if _unbounded(space).all():
+            yield f"{what} without bounds) as it is: give its Box bounds, or scale it in the environment"
+        else:
+            yield f"{what} from {space.low.min()} to {space.high.max()}) as 0 to 1"
+
+
+def _unbounded(space: Any) -> Array:
+    """Which numbers of a Box of integers have no bounds: those of a wide dtype that may have its limits."""
+    limits = np.iinfo(space.dtype)
+    wide = limits.bits > 8 + 8 * (space.dtype.kind == "u")
+    return wide & ((space.low.ravel() <= limits.min) | (space.high.ravel() >= limits.max))
+
+
+def _ranges(space: Any) -> tuple[tuple[float, float], ...]:
+    """(low, high) of each number of the array that represents a space, once where all are the same."""
+    if parts := _parts(space):
+        each = [(_ranges(part), describe_array("", part).size) for _, part in parts]
+        ranges = tuple(itertools.chain(*(given * (size // len(given)) for given, size in each)))
+    elif is_box(space) and space.dtype.kind in "iu":
+        low = space.low.astype(np.float64).ravel()
+        high = space.high.astype(np.float64).ravel()
+        ranges = tuple(
+            AS_IT_IS if free else (least, max(most, least + 1.0))
+            for least, most, free in zip(low.tolist(), high.tolist(), _unbounded(space).tolist(), strict=True)
+        )
+    else:
+        ranges = (AS_IT_IS,)
+    return ranges[:1] if len(set(ranges)) == 1 else ranges
 
 
 def _entries(space: Any, name: str) -> Iterator[tuple[str, int]]:
@@ -125,7 +188,7 @@ def _entries(space: Any, name: str) -> Iterator[tuple[str, int]]:
 
 def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Bounds of a Box of actions, flat; empty where it has none on some side."""
-    if not is_box(space) or not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+    if not is_box(space) or not (space.low > -UNBOUNDED).all() or not (space.high < UNBOUNDED).all():
         return (), ()
     return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
 
@@ -135,10 +198,15 @@ def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> Ar
     Dict or Tuple."""
     where = f"env.id = {env_id}: " + (f"the entry {entry} of the observation" if entry else "the observation")
     if is_box(space):
-        return ArraySpec(space.shape or (1,), "uint8" if space.dtype == np.uint8 else "float32")
+        ranges = _ranges(space)
+        if space.dtype == np.uint8:
+            return ArraySpec(space.shape or (1,), "uint8", ranges=() if ranges == ((0.0, 255.0),) else ranges)
+        return ArraySpec(space.shape or (1,), "float32", ranges=() if ranges == (AS_IT_IS,) else ranges)
     if parts := _parts(space):
         arrays = [describe_array(env_id, part, _joined(entry, key)) for key, part in parts]
-        return ArraySpec((sum(array.size for array in arrays),), "float32")
+        ranges = _ranges(space)
+        size = sum(array.size for array in arrays)
+        return ArraySpec((size,), "float32", ranges=() if ranges == (AS_IT_IS,) else ranges)
     try:
         return ArraySpec((space_utils.flatdim(space),), "float32")
     except (NotImplementedError, ValueError):
@@ -318,7 +386,9 @@ def _describe_entry(env_id: str, name: str, space: spaces.Space[Any], max_length
             f"env.id = {env_id}: the observation {name} has no most entries; set env.max_lengths.{name} to at least 1"
         )
     entry = describe_array(env_id, space.feature_space, name)
-    return ArraySpec((max_lengths[name], *entry.shape), entry.dtype, axes=(name, *("" for _ in entry.shape)))
+    ranges = entry.ranges if len(entry.ranges) < 2 else entry.ranges * max_lengths[name]
+    axes = (name, *("" for _ in entry.shape))
+    return ArraySpec((max_lengths[name], *entry.shape), entry.dtype, axes=axes, ranges=ranges)
 
 
 def _entry_writer(name: str, space: Any, at: _Part) -> Writer:

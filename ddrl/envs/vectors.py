@@ -27,6 +27,7 @@ from ddrl.envs.spaces import (
     observation_writer,
     require_space,
     shown,
+    with_action_ranges,
 )
 
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
@@ -310,7 +311,7 @@ class CheckedVectorEnv:
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
         self.num_envs = env.num_envs
-        self.spec = env.spec
+        self.spec = with_action_ranges(env.spec)
         self._env = env
         self._id = env_id
         n = (env.num_envs,)

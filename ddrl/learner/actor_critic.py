@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.networks import FlatInputs
+from ddrl.learner.networks import FlatInputs, action_scale
 from ddrl.learner.plain import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
 
 
@@ -66,7 +66,8 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """`count` independent mlps with relu of state and action, `outputs` numbers each: [B, count, outputs].
+    """`count` independent mlps with relu of state and action, its ranges as [-1, 1]; `outputs` numbers each: [B,
+    count, outputs].
 
     A layer of all of them is one batched matrix product. Weights and biases are drawn as nn.Linear draws its own."""
 
@@ -74,6 +75,7 @@ class Critics(nn.Module):
         super().__init__()
         self._inputs = FlatInputs(spec.observation)
         self._action_size = spec.action.size
+        self._scale = action_scale(spec)
         widths = (spec.observation.size + spec.action.size, *hidden, outputs)
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
@@ -88,7 +90,7 @@ class Critics(nn.Module):
             return None
         count = first or len(self.weights[0])
         nets = [self._layers(net) for net in range(count)]
-        columns = [*self._inputs.columns(), Columns(self._action_size, 1)]
+        columns = [*self._inputs.columns(), Columns(self._action_size, 1, scale=self._scale)]
         return Plain(columns, nets, (self.weights[-1].shape[1],), stacked=True)
 
     def _layers(self, net: int) -> list[Layer]:
@@ -100,7 +102,7 @@ class Critics(nn.Module):
     def forward(self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """See the class; with `first`, of so many of them only: [B, first, outputs]."""
         x = self._inputs(observation)
-        x = torch.cat([x, action.flatten(1).to(x.dtype)], dim=1)
+        x = torch.cat([x, self._scale(action.flatten(1).to(x.dtype))], dim=1)
         count = first or len(self.weights[0])
         layers = [
             (_front(weight, count), _front(bias, count)) for weight, bias in zip(self.weights, self.biases, strict=True)

@@ -184,8 +184,11 @@ class Kernel:
             if columns.array is not None:
                 given = given[columns.array]
             to.copy_(given if given.dim() == 2 else given.reshape(len(given), -1))
-            if columns.scale != 1.0:
-                to.mul_(columns.scale)
+            if not columns.scale.identity:
+                offset, factor = columns.scale.on(to.device)
+                if columns.scale.shifts:
+                    to.sub_(offset)
+                to.mul_(factor)
         self._networks.forward()
         outputs.update(self.outputs)
 
@@ -205,7 +208,7 @@ class Kernel:
         for index, columns, _, slope in self._inputs:
             if slope is not None:
                 of: torch.Tensor = outputs[cast(str, evaluations[index].inputs[columns.input])]
-                slopes.add(of, (slope * columns.scale).view(of.shape))
+                slopes.add(of, (slope * columns.scale.on(slope.device).factor).view(of.shape))
 
     def _add_batch(self, batch: Batch) -> None:
         """The memory and the operations of a batch; differentiated rows come first."""
@@ -640,7 +643,7 @@ def _can_join(evaluation: Evaluation, plain: Plain, batches: Sequence[Batch]) ->
         given = evaluation.inputs[columns.input]
         if isinstance(given, str) and given in made:
             source, _ = made[given]
-            if source.stacked or columns.array is not None or columns.scale != 1.0:
+            if source.stacked or columns.array is not None or not columns.scale.identity:
                 return False
             if columns.width != math.prod(source.shape):
                 return False

@@ -32,7 +32,7 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
-from ddrl.learner.plain import Columns, Dueling, Linear, Plain, layers_of
+from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
 
 # -- observations ------------------------------------------------------------------------------------------------------
 # Observations as tensors: one tensor, or a dict of them by name where the environment gives a record of arrays.
@@ -62,9 +62,23 @@ def blank(observation: ArraySpec, count: int) -> Observation:
     return tensors if observation.fields else tensors["observation"]
 
 
-def input_scale(observation: ArraySpec) -> float:
-    """Bytes become [0, 1]."""
-    return 1.0 / 255.0 if observation.dtype == "uint8" else 1.0
+def input_scale(array: ArraySpec) -> Scale:
+    """By which its ranges become [0, 1], its numbers flat; bytes without any too."""
+    ranges = array.ranges or (((0.0, 255.0),) if array.dtype == "uint8" else ((0.0, 1.0),))
+    return _scale([low for low, _ in ranges], [1.0 / (high - low) for low, high in ranges])
+
+
+def action_scale(spec: EnvSpec) -> Scale:
+    """By which the ranges of the actions become [-1, 1]."""
+    halves = [0.5 * (high - low) for low, high in spec.action.ranges] or [1.0]
+    centres = [low + 0.5 * (high - low) for low, high in spec.action.ranges] or [0.0]
+    return _scale(centres, [1.0 / half for half in halves])
+
+
+def _scale(offsets: list[float], factors: list[float]) -> Scale:
+    if len(set(zip(offsets, factors, strict=True))) == 1:
+        return Scale(offsets[0], factors[0])
+    return Scale(torch.tensor(offsets, dtype=torch.float32), torch.tensor(factors, dtype=torch.float32))
 
 
 class FlatInputs:
@@ -87,14 +101,12 @@ class FlatInputs:
         _, array, scale = self._arrays[0]
         return self._flat(observation, array, scale, leading)
 
-    def _flat(self, x: torch.Tensor, array: ArraySpec, scale: float, leading: int) -> torch.Tensor:
+    def _flat(self, x: torch.Tensor, array: ArraySpec, scale: Scale, leading: int) -> torch.Tensor:
         if array.dtype != "float32":
             x = x.float()
-        if scale != 1.0:
-            x = x * scale
         if len(array.shape) != 1:
             x = x.flatten(leading) if array.shape else x.unsqueeze(leading)
-        return x
+        return scale(x)
 
 
 # -- networks ----------------------------------------------------------------------------------------------------------
@@ -272,7 +284,8 @@ class CNN(nn.Module):
         super().__init__()
         image = image_of(kind, observation)
         chosen = CNN_KINDS[kind]
-        self.scale = input_scale(observation)
+        self.scale = input_scale(observation).shaped(observation.shape)
+        self._bytes = observation.dtype == "uint8"
         self.channels_last = image.channels_last
         self.add_channel = image.add_channel
         channels = image.channels
@@ -294,6 +307,10 @@ class CNN(nn.Module):
     def features(self, observation: torch.Tensor) -> torch.Tensor:
         """What the head is given [B, F]."""
         x = observation
+        scale = self.scale
+        if not scale.identity and (scale.shifts or not self._bytes):
+            x = scale(x.float())
+            scale = Scale()
         if self.channels_last:
             x = x.permute(0, 3, 1, 2)
         elif self.add_channel:
@@ -301,8 +318,8 @@ class CNN(nn.Module):
         # The CPU's convolutions are differentiated a sixth faster where a pixel's channels lie together.
         together = x.device.type == "cpu" and torch.is_grad_enabled()
         x = x.to(torch.float32, memory_format=torch.channels_last if together else torch.preserve_format)
-        if self.scale != 1.0:
-            x = x.mul_(self.scale)  # bytes, so x is a copy; fresh memory would cost as much as the product
+        if not scale.identity:
+            x = x.mul_(scale.factor)  # bytes, so x is a copy; fresh memory would cost as much as the product
         return self.trunk(x)
 
 

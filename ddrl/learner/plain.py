@@ -50,6 +50,38 @@ class Bounds(NamedTuple):
 Layer = Linear | Norm | Activation | Dueling | Bounds
 
 
+class Scale(NamedTuple):
+    """x -> (x - offset) factor; tensors hold a number for each column."""
+
+    offset: float | torch.Tensor = 0.0
+    factor: float | torch.Tensor = 1.0
+
+    @property
+    def identity(self) -> bool:
+        """Whether x stays as it is."""
+        return not isinstance(self.factor, torch.Tensor) and (self.offset, self.factor) == (0.0, 1.0)
+
+    @property
+    def shifts(self) -> bool:
+        """Whether there is an offset."""
+        return isinstance(self.offset, torch.Tensor) or self.offset != 0.0
+
+    def on(self, device: torch.device) -> Scale:
+        """The same on another device."""
+        return Scale(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in self))
+
+    def shaped(self, shape: tuple[int, ...]) -> Scale:
+        """The same with its tensors in another shape."""
+        return Scale(*(part.view(shape) if isinstance(part, torch.Tensor) else part for part in self))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor of its own, or `x` itself where nothing changes."""
+        if self.identity:
+            return x
+        offset, factor = self.on(x.device)
+        return (x - offset) * factor if self.shifts else x * factor
+
+
 class Columns(NamedTuple):
     """Where columns of a network's first layer come from: an input of the evaluation, [B, ...] with `width` numbers a
     row, or an array of it where it is a dict."""
@@ -57,7 +89,7 @@ class Columns(NamedTuple):
     width: int
     input: int = 0
     array: str | None = None
-    scale: float = 1.0
+    scale: Scale = Scale()
 
 
 class Plain(NamedTuple):

@@ -227,7 +227,7 @@ class Preparation:
                 f"are {topology.hosts}; "
                 "set replay.source = auto, or start everything on one host with cluster.relays = 0"
             )
-        lines = check_cluster(self.config, max(topology.hosts - 1, 0))
+        lines = [*self.spec.notes, *check_cluster(self.config, max(topology.hosts - 1, 0))]
         if self.declaration.unread:
             names = ", ".join(self.declaration.unread)
             lines = [*lines, f"without effect with learner.algorithm = {self.config.learner.algorithm}: {names}"]

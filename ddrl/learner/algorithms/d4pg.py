@@ -9,8 +9,8 @@ climbs the sum of their means.
 The N-step returns, priorities and parallel actors of the paper are the library's own (replay.n_step, replay.selector,
 run.processes). Priorities are the losses, as the paper's (categorical) are.
 
-Exploration is the gaussian chooser's: rollout.epsilon_start and epsilon_end are standard deviations in units of the
-action."""
+Exploration is the gaussian chooser's: rollout.epsilon_start and epsilon_end are standard deviations in units of half
+the distance of the action's bounds (env.scale = auto)."""
 
 from __future__ import annotations
 

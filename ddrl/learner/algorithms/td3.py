@@ -4,9 +4,9 @@ Two critics, of whose targets the smaller one counts; a target action smoothed b
 updated every `actor_delay` updates of the critics, by the first critic. Works with n-step and priorities; a priority is
 the mean absolute error of the two critics.
 
-Exploration is the gaussian chooser's: rollout.epsilon_start and epsilon_end are standard deviations in units of the
-action. Departure: each target follows the updates of its own part (learner.target_period and target_rate), where the
-paper moves the critics' targets together with the actor's."""
+Exploration is the gaussian chooser's: rollout.epsilon_start and epsilon_end are standard deviations in units of half
+the distance of the action's bounds (env.scale = auto). Departure: each target follows the updates of its own part
+(learner.target_period and target_rate), where the paper moves the critics' targets together with the actor's."""
 
 from __future__ import annotations
 
