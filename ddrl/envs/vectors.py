@@ -4,6 +4,7 @@ adapter of Gymnasium's vectors, and the check of a user's own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
@@ -98,6 +99,25 @@ def environment_seeds(seed: int, count: int) -> list[int]:
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
+SPACES = ("action_space", "observation_space")
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed what the spaces of an environment sample, which may be its own choice of actions or states."""
+    for holder in {id(each): each for each in (env, env.unwrapped)}.values():
+        for place, name in enumerate(SPACES):
+            getattr(holder, name).seed(seed + place)
+
+
+def _own_spaces(env: Any) -> None:
+    """Spaces that an environment shares with others, as attributes of its class, become its own."""
+    inner = env.unwrapped
+    for name in SPACES:
+        if name not in vars(inner):
+            with contextlib.suppress(AttributeError):  # a property
+                setattr(inner, name, copy.deepcopy(getattr(inner, name)))
+
+
 class LoopVectorEnv:
     """`environments` of one kind, stepped one after the other: for every environment that brings no vector of its own.
 
@@ -135,6 +155,8 @@ class LoopVectorEnv:
                     f"{shown(first.action_space)} and {shown(other.observation_space)}, {shown(other.action_space)}); "
                     "all of one run must have the same spaces"
                 )
+        for env in environments:
+            _own_spaces(env)
         self._environments = list(environments)
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
         self._first_action = first_action(first.action_space)
@@ -148,6 +170,7 @@ class LoopVectorEnv:
         for env, env_seed, row in zip(
             self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
         ):
+            seed_spaces(env, env_seed)
             self._write(self._first(env.reset(seed=env_seed)), row)
         self._over = [False] * self.num_envs
         self._started = True
@@ -261,7 +284,10 @@ class NativeVectorEnv:
     def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         self._check.reset()
-        return self._own(self._vector.reset(seed=environment_seeds(seed, 1)[0])[0])
+        (own_seed,) = environment_seeds(seed, 1)
+        if not self._trusted:
+            seed_spaces(self._vector, own_seed)
+        return self._own(self._vector.reset(seed=own_seed)[0])
 
     def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import random
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from ddrl.acting.choosers import chooser_class
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, first_line
+from ddrl.core.generators import generators_kept
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import ColumnRole, EnvSpec
@@ -67,15 +67,12 @@ def _generators_restored() -> Generator[None]:
     count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     used = [torch.device("cpu"), *(torch.device("cuda", place) for place in range(count))]
     states = [devices.random_states(device) for device in used]
-    of_numpy = np.random.get_state()
-    of_python = random.getstate()
-    try:
-        yield
-    finally:
-        for device, state in zip(used, states, strict=True):
-            devices.set_random_states(state, device)
-        np.random.set_state(of_numpy)
-        random.setstate(of_python)
+    with generators_kept():
+        try:
+            yield
+        finally:
+            for device, state in zip(used, states, strict=True):
+                devices.set_random_states(state, device)
 
 
 def _check(config: Config, spec: EnvSpec, source: Any, device: str) -> dict[str, float]:

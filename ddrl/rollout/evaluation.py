@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.errors import EnvError
+from ddrl.core.generators import generators_kept, seed_generators
 from ddrl.core.specs import VectorEnv
 
 
@@ -43,6 +44,7 @@ def episode_quotas(episodes: int, num_envs: int) -> list[int]:
     return [episodes // num_envs + (index < episodes % num_envs) for index in range(num_envs)]
 
 
+@generators_kept()
 def play_episodes(
     env: VectorEnv | Callable[[], VectorEnv],
     policy: ActingPolicy,
@@ -58,6 +60,7 @@ def play_episodes(
     the episodes ended so far would be biased."""
     if episodes < 1:
         raise ValueError(f"episodes ({episodes}) must be at least 1")
+    seed_generators(seed)
     if callable(env):
         made = env()
         try:
@@ -117,6 +120,7 @@ class MetStates:
     returns: NDArray[np.float64]  # [M, N, K], discounted sums of the rewards (of K numbers) that followed; NaN: unknown
 
 
+@generators_kept()
 def meet_states(
     env: VectorEnv, policy: ActingPolicy, vector: NDArray[np.uint8], discount: float, seed: int
 ) -> MetStates:
@@ -126,6 +130,7 @@ def meet_states(
     A return is known where its episode terminated, or where what was not seen of it weighs less than REST."""
     horizon = min(MOST_STEPS // 3, math.ceil(math.log(REST) / math.log(discount)) if discount < 1 else MOST_STEPS)
     moments = [index * 2 * horizon // MOMENTS for index in range(MOMENTS)]
+    seed_generators(seed)
     observation = env.reset(seed)
     observations = list[NDArray[Any]]()
     policy.reset(count=env.num_envs)

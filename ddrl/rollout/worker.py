@@ -22,6 +22,7 @@ from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Pin
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError, EnvError
+from ddrl.core.generators import seed_generators
 from ddrl.core.specs import EnvStep, VectorEnv
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
@@ -139,6 +140,7 @@ class RolloutWorker:
         env_seed, choice_seed = np.random.SeedSequence(seed).generate_state(2)
         n = self.env.num_envs
         self._chooser = self._chooser_class(self.env.spec, n, int(choice_seed), self._chooser_settings)
+        seed_generators(int(env_seed))
         self._observation = observation = self.env.reset(int(env_seed))
         self._writer.cut()
         if self._stateful:
