@@ -346,15 +346,14 @@ class PlainNetworks:
     Passes of networks of plain layers, in arrays that stay in place; each method but forward and backward adds an operation.
     """
 
-    def __init__(self, gemm: int) -> None:
-        """`gemm`: address of a BLAS library's sgemm (or dgemm)."""
-
-    def linear(self, below: Rows, out: Rows, weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, relu: bool, add: bool, add_below: bool) -> None:
+    def __init__(self, gemm: int, add: bool = False) -> None:
         """
-        add: derivatives by the parameters are added to what is there; add_below: those by `below`.
+        `gemm`: address of a BLAS library's sgemm (or dgemm); `add`: derivatives by parameters are added to what is there.
         """
 
-    def layer_norm(self, below: Rows, out: Rows, weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, epsilon: float, relu: bool, add: bool) -> None: ...
+    def linear(self, below: Rows, out: Rows, weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, relu: bool) -> None: ...
+
+    def layer_norm(self, below: Rows, out: Rows, weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, epsilon: float, relu: bool) -> None: ...
 
     def activation(self, below: Rows, out: Rows, tanh: bool) -> None:
         """tanh, else relu."""
@@ -385,15 +384,14 @@ class PlainNetworks64:
     Passes of networks of plain layers, in arrays that stay in place; each method but forward and backward adds an operation.
     """
 
-    def __init__(self, gemm: int) -> None:
-        """`gemm`: address of a BLAS library's sgemm (or dgemm)."""
-
-    def linear(self, below: Rows64, out: Rows64, weight: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], bias: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, relu: bool, add: bool, add_below: bool) -> None:
+    def __init__(self, gemm: int, add: bool = False) -> None:
         """
-        add: derivatives by the parameters are added to what is there; add_below: those by `below`.
+        `gemm`: address of a BLAS library's sgemm (or dgemm); `add`: derivatives by parameters are added to what is there.
         """
 
-    def layer_norm(self, below: Rows64, out: Rows64, weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, bias: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, epsilon: float, relu: bool, add: bool) -> None: ...
+    def linear(self, below: Rows64, out: Rows64, weight: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], bias: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, relu: bool) -> None: ...
+
+    def layer_norm(self, below: Rows64, out: Rows64, weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, bias: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, epsilon: float, relu: bool) -> None: ...
 
     def activation(self, below: Rows64, out: Rows64, tanh: bool) -> None:
         """tanh, else relu."""
@@ -508,7 +506,7 @@ class ReplayCore:
     @property
     def nbytes(self) -> int: ...
 
-    def check(self) -> str: ...
+    def check(self) -> None: ...
 
     def serialize(self, configuration: str, progress: object | None) -> object: ...
 

@@ -62,10 +62,10 @@ public:
     template <size_t Axes>
     using Given = std::optional<Array<T, Axes>>;
 
-    explicit PlainNetworks(uintptr_t gemm) : networks_(checked(gemm)) {}
+    PlainNetworks(uintptr_t gemm, bool add) : networks_(checked(gemm), add) {}
 
     void linear(const Rows<T>& below, const Rows<T>& out, const Array<T, 2>& weight, const Given<1>& bias,
-                const Given<2>& weight_slope, const Given<1>& bias_slope, bool relu, bool add, bool add_below) {
+                const Given<2>& weight_slope, const Given<1>& bias_slope, bool relu) {
         const size_t in = below.value.shape(1), width = out.value.shape(1);
         require(weight.shape(0) == width && weight.shape(1) == in && (!bias || bias->shape(0) == width),
                 "a linear layer has weight [out, in] and bias [out] or None");
@@ -74,20 +74,20 @@ public:
                 "derivatives have the shapes of their parameters");
         require_same_rows(below, out);
         keep(below, out, weight, bias, weight_slope, bias_slope);
-        networks_.add(ddrl::Linear<T>{below.view(), out.view(), of(std::optional(weight), weight_slope, add),
-                                      of(bias, bias_slope, add), relu, add_below});
+        networks_.add(ddrl::Linear<T>{below.view(), out.view(), of(std::optional(weight), weight_slope),
+                                      of(bias, bias_slope), relu});
     }
 
     void layer_norm(const Rows<T>& below, const Rows<T>& out, const Given<1>& weight, const Given<1>& bias,
-                    const Given<1>& weight_slope, const Given<1>& bias_slope, double epsilon, bool relu, bool add) {
+                    const Given<1>& weight_slope, const Given<1>& bias_slope, double epsilon, bool relu) {
         const size_t width = out.value.shape(1);
         for (const Given<1>* each : {&weight, &bias, &weight_slope, &bias_slope})
             require(!*each || (*each)->shape(0) == width, "weight and bias of a layer norm are [width]");
         require_same_shape(below, out);
         keep(below, out, weight, bias, weight_slope, bias_slope);
-        networks_.add(ddrl::LayerNorm<T>{below.view(), out.view(), of(weight, weight_slope, add),
-                                         of(bias, bias_slope, add), static_cast<T>(epsilon), relu,
-                                         std::vector<T>(out.value.shape(0)), std::vector<T>(out.value.shape(0))});
+        networks_.add(ddrl::LayerNorm<T>{below.view(), out.view(), of(weight, weight_slope), of(bias, bias_slope),
+                                         static_cast<T>(epsilon), relu, std::vector<T>(out.value.shape(0)),
+                                         std::vector<T>(out.value.shape(0))});
     }
 
     void activation(const Rows<T>& below, const Rows<T>& out, bool tanh) {
@@ -151,8 +151,8 @@ private:
     }
 
     template <class Value, class Slope>
-    static ddrl::Weight<T> of(const Value& value, const Slope& slope, bool add) {
-        return {value ? value->data() : nullptr, slope ? slope->data() : nullptr, add};
+    static ddrl::Weight<T> of(const Value& value, const Slope& slope) {
+        return {value ? value->data() : nullptr, slope ? slope->data() : nullptr};
     }
 
     // The operations point into these arrays.
@@ -176,13 +176,14 @@ void bind_networks(nb::module_& module, const char* rows, const char* networks) 
         module, networks,
         "Passes of networks of plain layers, in arrays that stay in place; each method but forward and "
         "backward adds an operation.")
-        .def(nb::init<uintptr_t>(), "gemm"_a, "`gemm`: address of a BLAS library's sgemm (or dgemm).")
+        .def(nb::init<uintptr_t, bool>(), "gemm"_a, "add"_a = false,
+             "`gemm`: address of a BLAS library's sgemm (or dgemm); `add`: derivatives by parameters are added to what "
+             "is there.")
         .def("linear", &Networks::linear, "below"_a, "out"_a, "weight"_a.noconvert(), "bias"_a.noconvert().none(),
-             "weight_slope"_a.noconvert().none(), "bias_slope"_a.noconvert().none(), "relu"_a, "add"_a, "add_below"_a,
-             "add: derivatives by the parameters are added to what is there; add_below: those by `below`.")
+             "weight_slope"_a.noconvert().none(), "bias_slope"_a.noconvert().none(), "relu"_a)
         .def("layer_norm", &Networks::layer_norm, "below"_a, "out"_a, "weight"_a.noconvert().none(),
              "bias"_a.noconvert().none(), "weight_slope"_a.noconvert().none(), "bias_slope"_a.noconvert().none(),
-             "epsilon"_a, "relu"_a, "add"_a)
+             "epsilon"_a, "relu"_a)
         .def("activation", &Networks::activation, "below"_a, "out"_a, "tanh"_a, "tanh, else relu.")
         .def("dueling", &Networks::dueling, "below"_a, "out"_a, "atoms"_a)
         .def("bounds", &Networks::bounds, "below"_a, "out"_a, "centre"_a.noconvert(), "half"_a.noconvert(),

@@ -173,9 +173,9 @@ public:
         strategy_.load(in);
         size_ = NONE;
     }
-    std::string check(u32 size) override {
+    void check(u32 size) override {
         if (size_ == NONE) size_ = size;  // just loaded: it draws from the table that was loaded with it
-        return size == size_ ? "" : "a selector from outside has lost picks";
+        fail_if(size != size_, "a selector from outside has lost picks");
     }
 
 private:
@@ -240,10 +240,9 @@ public:
         for (u64& handle : handles_) handle = in.value<u64>();
         strategy_.load(in);
     }
-    std::string check(const Store& store) const override {
+    void check(const Store& store) const override {
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer)
-            if (store.episode(i).records && i >= handles_.size()) return "the eviction has lost an episode";
-        return "";
+            fail_if(store.episode(i).records && i >= handles_.size(), "the eviction has lost an episode");
     }
 
 private:

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -32,13 +34,12 @@ struct Rows {
     int64_t rows, back, width;
 };
 
-// A parameter and where the derivative by it goes: null where it does not learn. add: the derivative is added to what
-// is there, because an operation that comes earlier in the backward pass has the same parameter.
+// A parameter and where the derivative by it goes: null where it does not learn.
 template <class T>
 struct Weight {
     const T* value;
     T* slope;
-    bool add;
+    bool add = false;  // the derivative is added to what is there; `PlainNetworks` says so
 };
 
 // ---- loops, compiled for each width of vector registers; the same bits with each
@@ -114,6 +115,17 @@ DDRL_WIDEST inline void tanh_slope(const T* __restrict y, const T* slope, T* bel
     for (int64_t i = 0; i < count; ++i) below[i] = slope[i] * (1 - y[i] * y[i]);
 }
 
+// y + bias, then relu where it is asked for; bias is null where there is none.
+template <class T>
+inline void finish_layer(const Rows<T>& out, const T* bias, bool relu) {
+    if (bias && relu)
+        add_bias_and_relu(out.value, out.rows, out.width, bias);
+    else if (bias)
+        add_bias(out.value, out.rows, out.width, bias);
+    else if (relu)
+        relu_of(out.value, out.value, out.rows * out.width);
+}
+
 // sums [width] = (or +=) the sum over rows.
 template <class T>
 DDRL_WIDEST inline void sum_rows(const T* __restrict x, int64_t rows, int64_t width, bool add, T* __restrict sums) {
@@ -187,17 +199,12 @@ struct Linear {
     Rows<T> below, out;
     Weight<T> weight, bias;  // bias.value is null where there is none
     bool relu;
-    bool add_below;  // the derivative by `below` is added: several operations read it
+    bool add_below = false;  // as `Weight::add`, where several operations read `below`
 
     void forward(Gemm<T> gemm) const {
         product(gemm, 'T', 'N', out.width, out.rows, below.width, weight.value, below.width, below.value, below.width,
                 false, out.value);
-        if (bias.value && relu)
-            add_bias_and_relu(out.value, out.rows, out.width, bias.value);
-        else if (bias.value)
-            add_bias(out.value, out.rows, out.width, bias.value);
-        else if (relu)
-            relu_of(out.value, out.value, out.rows * out.width);
+        finish_layer(out, bias.value, relu);
     }
 
     void backward(Gemm<T> gemm) const {
@@ -238,12 +245,7 @@ struct LayerNorm {
             normalize(below.value + row * n, y, n, epsilon, means[at], scales[at]);
             if (weight.value) multiply_row(y, weight.value, n);
         }
-        if (bias.value && relu)
-            add_bias_and_relu(out.value, out.rows, n, bias.value);
-        else if (bias.value)
-            add_bias(out.value, out.rows, n, bias.value);
-        else if (relu)
-            relu_of(out.value, out.value, out.rows * n);
+        finish_layer(out, bias.value, relu);
     }
 
     void backward(Gemm<T>) {
@@ -362,9 +364,19 @@ using Operation = std::variant<Linear<T>, LayerNorm<T>, Activation<T>, Dueling<T
 template <class T>
 class PlainNetworks {
 public:
-    explicit PlainNetworks(Gemm<T> gemm) : gemm_(gemm) {}
+    // add: derivatives by parameters are added to what is there; else the first operation of the backward pass that has
+    // a derivative writes it, and the others add to that.
+    explicit PlainNetworks(Gemm<T> gemm, bool add = false) : gemm_(gemm), add_(add) {}
 
-    void add(Operation<T> operation) { operations_.push_back(std::move(operation)); }
+    template <class Op>
+    void add(Op operation) {
+        Op& added = std::get<Op>(operations_.emplace_back(std::move(operation)));
+        if constexpr (requires { added.weight; }) {
+            write(added.weight.slope, added.weight.add, add_);
+            write(added.bias.slope, added.bias.add, add_);
+        }
+        if constexpr (requires { added.add_below; }) write(added.below.slope, added.add_below, false);
+    }
 
     // Every operation's output, in order.
     void forward() {
@@ -382,6 +394,15 @@ public:
     }
 
 private:
+    // The backward pass begins with the operation that was added last.
+    void write(const T* slope, bool& adds, bool first_adds) {
+        if (!slope) return;
+        adds = first_adds;
+        bool*& first = first_[slope];
+        if (first) *first = true;
+        first = &adds;
+    }
+
     static bool has_slope(const Columns<T>& columns) { return columns.to.slope != nullptr; }
     template <class Op>
     static bool has_slope(const Op& operation) {
@@ -389,7 +410,9 @@ private:
     }
 
     Gemm<T> gemm_;
-    std::vector<Operation<T>> operations_;
+    bool add_;
+    std::deque<Operation<T>> operations_;  // which stay in place
+    std::map<const T*, bool*> first_;  // of each derivative, whether the first operation that writes it adds
 };
 
 }  // namespace ddrl

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -125,15 +125,6 @@ class Batch:
     evaluations: list[tuple[int, Evaluation, int]] = field(default_factory=list)  # (index, evaluation, rows)
 
 
-class _Place(NamedTuple):
-    """Rows [begin, end) of a batch's output: value [nets, rows, width], slope [nets, differentiated rows, width]."""
-
-    value: torch.Tensor
-    slope: torch.Tensor | None
-    begin: int
-    end: int
-
-
 class _Input(NamedTuple):
     """What is copied into a kernel's memory."""
 
@@ -151,29 +142,26 @@ class Kernel:
 
     def __init__(
         self,
-        batches: Iterable[Batch],
+        batches: Sequence[Batch],
         differentiated: set[str],
         slope_of: Callable[[torch.Tensor], torch.Tensor | None],
         *,
         add: bool = False,
     ) -> None:
         self.outputs: dict[str, torch.Tensor] = {}
+        self.learned: set[int] = set()  # addresses of all gradients that are written
         self._differentiated = differentiated
         self._slope_of = slope_of
         self._slopes: list[tuple[torch.Tensor, torch.Tensor]] = []  # (output, memory of the derivative by it)
         self._inputs: list[_Input] = []
-        self._places: dict[str, _Place] = {}
-        self._operations: list[tuple[str, dict[str, Any]]] = []  # (method of the kernel's class, arguments)
-        self._dtype = torch.float32
+        self._places: dict[str, RowsOf] = {}  # of each evaluation's output; of several nets, the first one's
+        self._dtype = next(linears(batches[0].plain.nets[0])).weight.dtype
+        double = self._dtype == torch.float64
+        made = _kernel.PlainNetworks64 if double else _kernel.PlainNetworks
+        self._rows: Any = _kernel.Rows64 if double else _kernel.Rows
+        self._networks: Any = made(gemm_of_torch(self._dtype), add)
         for batch in batches:
             self._add_batch(batch)
-        self.learned = self._set_additions(add)
-        double = self._dtype == torch.float64
-        self._rows = _kernel.Rows64 if double else _kernel.Rows
-        made = (_kernel.PlainNetworks64 if double else _kernel.PlainNetworks)(gemm_of_torch(self._dtype))
-        for method, arguments in self._operations:
-            getattr(made, method)(**{name: self._argument(value) for name, value in arguments.items()})
-        self._networks = made
 
     def forward(self, evaluations: Sequence[Evaluation], outputs: dict[str, Any]) -> None:
         """Add the outputs of its evaluations to `outputs`."""
@@ -214,7 +202,6 @@ class Kernel:
         """The memory and the operations of a batch; differentiated rows come first."""
         plain = batch.plain
         differentiated = self._differentiated
-        self._dtype = next(linears(plain.nets[0])).weight.dtype
         evaluations = sorted(batch.evaluations, key=lambda each: each[1].name not in differentiated)
         total = sum(rows for *_, rows in evaluations)
         back = sum(rows for _, evaluation, rows in evaluations if evaluation.name in differentiated)
@@ -232,10 +219,7 @@ class Kernel:
                 last = column + columns.width
                 given = evaluation.inputs[columns.input]
                 if isinstance(given, str) and given in self._places:
-                    at = self._places[given]
-                    of = None if at.slope is None or given not in differentiated else at.slope[0, at.begin : at.end]
-                    source = (at.value[0, at.begin : at.end], of)
-                    self._operation("columns", source=source, to=(x[begin:end], slope), column=column)
+                    self._networks.columns(self._given(self._places[given]), self._given((x[begin:end], slope)), column)
                 else:
                     named = isinstance(given, str) and given in differentiated
                     of = slope[:, column:last] if slope is not None and named else None
@@ -245,88 +229,60 @@ class Kernel:
                 columns = Columns(noise.shape[1], len(evaluation.inputs) - 1)
                 self._inputs.append(_Input(index, columns, noise[begin:end], None))
             begin = end
-        self._add_nets(plain, (x, x_slope), back, noise)
-        value, slope = self._output
+        value, slope = self._add_nets(plain, (x, x_slope), back, noise)
         begin = 0
         for _, evaluation, rows in evaluations:
             end = begin + rows
-            self._places[evaluation.name] = _Place(value, slope, begin, end)
             output = _shaped(value[:, begin:end], plain).detach()
+            of = None
             if evaluation.name in differentiated:
+                of = cast(torch.Tensor, slope)[:, begin:end]
                 output.requires_grad_()
-                self._slopes.append((output, _shaped(cast(torch.Tensor, slope)[:, begin:end], plain)))
+                self._slopes.append((output, _shaped(of, plain)))
+            self._places[evaluation.name] = (value[0, begin:end], None if of is None else of[0])
             self.outputs[evaluation.name] = output
             begin = end
 
-    def _add_nets(self, plain: Plain, x: RowsOf, back: int, noise: torch.Tensor | None) -> None:
-        """The operations of each net from its input to `self._output` [nets, rows, width]."""
-        total = len(x[0])
-        outputs: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    def _add_nets(self, plain: Plain, x: RowsOf, back: int, noise: torch.Tensor | None) -> RowsOf:
+        """The operations of each net; the memory of their outputs [nets, rows, width]."""
+
+        def memory(*lead: int, width: int) -> RowsOf:
+            return self._memory(*lead, len(x[0]), width), self._memory(*lead, back, width) if back else None
+
+        value, slope = memory(len(plain.nets), width=math.prod(plain.shape))
         for net, layers in enumerate(plain.nets):
             below = x
-            for place, layer in enumerate(layers):
-                if place and _is_relu(layer) and isinstance(layers[place - 1], Linear | Norm):
-                    continue  # the operation below does it
-                fused = place + 1 < len(layers) and _is_relu(layers[place + 1]) and isinstance(layer, Linear | Norm)
-                width = _width(layer, below[0].shape[1])
-                if place + 1 + fused == len(layers):
-                    if outputs is None:
-                        count = len(plain.nets)
-                        outputs = self._memory(count, total, width), self._memory(count, back, width) if back else None
-                    out = outputs[0][net], None if outputs[1] is None else outputs[1][net]
-                else:
-                    out = self._memory(total, width), self._memory(back, width) if back else None
-                self._layer(layer, below, out, fused, noise)
+            fused = _with_relu(layers)
+            for layer, relu in fused[:-1]:
+                out = memory(width=_width(layer, below[0].shape[1]))
+                self._add_layer(layer, relu, below, out, noise)
                 below = out
-        assert outputs is not None
-        self._output = outputs
+            self._add_layer(*fused[-1], below, (value[net], None if slope is None else slope[net]), noise)
+        return value, slope
 
-    def _layer(self, layer: Layer, below: RowsOf, out: RowsOf, relu: bool, noise: torch.Tensor | None) -> None:
-        rows = {"below": below, "out": out}
+    def _add_layer(self, layer: Layer, relu: bool, below: RowsOf, out: RowsOf, noise: torch.Tensor | None) -> None:
+        rows = (self._given(below), self._given(out))
         if isinstance(layer, Linear | Norm):
-            learns = out[1] is not None
-            weights = {"weight": layer.weight, "bias": layer.bias}
-            for name, parameter in list(weights.items()):
-                slope = None if parameter is None or not learns else self._slope_of(parameter)
-                weights[f"{name}_slope"] = slope
+            parameters = (layer.weight, layer.bias)
+            learn = out[1] is not None
+            slopes = [self._slope_of(each) if learn and each is not None else None for each in parameters]
+            self.learned.update(slope.data_ptr() for slope in slopes if slope is not None)
+            arrays = map(_numpy, (*parameters, *slopes))
             if isinstance(layer, Linear):
-                self._operation("linear", **rows, **weights, relu=relu, add=False, add_below=False)
+                self._networks.linear(*rows, *arrays, relu)
             else:
-                self._operation("layer_norm", **rows, **weights, epsilon=layer.epsilon, relu=relu, add=False)
+                self._networks.layer_norm(*rows, *arrays, layer.epsilon, relu)
         elif isinstance(layer, Activation):
-            self._operation("activation", **rows, tanh=layer.tanh)
+            self._networks.activation(*rows, layer.tanh)
         elif isinstance(layer, Dueling):
-            self._operation("dueling", **rows, atoms=layer.atoms)
+            self._networks.dueling(*rows, layer.atoms)
         else:
             half = 0.5 * (layer.high - layer.low)
-            bounds = {"centre": layer.low + half, "half": half, "low": layer.low, "high": layer.high}
-            self._operation("bounds", **rows, **bounds, noise=noise)
+            self._networks.bounds(*rows, *map(_numpy, (layer.low + half, half, layer.low, layer.high, noise)))
 
-    def _set_additions(self, add: bool) -> set[int]:
-        """Let an operation add to a derivative that another one has written before it in the backward pass; the
-        addresses of all gradients that are written."""
-        written: set[int] = set()
-        for method, arguments in reversed(self._operations):
-            slopes = [arguments.get(name) for name in ("weight_slope", "bias_slope")]
-            places = {slope.data_ptr() for slope in slopes if slope is not None}
-            if "add" in arguments:
-                arguments["add"] = add or bool(places & written)
-                written |= places
-            if method == "linear" and (below := arguments["below"][1]) is not None:
-                arguments["add_below"] = below.data_ptr() in written
-                written.add(below.data_ptr())
-        return written
-
-    def _operation(self, method: str, **arguments: Any) -> None:
-        self._operations.append((method, arguments))
-
-    def _argument(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.detach().numpy()
-        if isinstance(value, tuple):
-            numbers, slope = cast(RowsOf, value)
-            return self._rows(numbers.numpy(), None if slope is None else slope.numpy())
-        return value
+    def _given(self, rows: RowsOf) -> Any:
+        """Rows as the kernel takes them."""
+        return self._rows(*map(_numpy, rows))
 
     def _memory(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype)
@@ -335,14 +291,26 @@ class Kernel:
 RowsOf = tuple[torch.Tensor, torch.Tensor | None]  # values [rows, width] and derivatives [back, width]
 
 
+def _numpy(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else tensor.detach().numpy()
+
+
+def _with_relu(layers: Sequence[Layer]) -> list[tuple[Layer, bool]]:
+    """The layers, each with whether a relu follows that the kernel computes with it."""
+    fused: list[tuple[Layer, bool]] = []
+    for layer in layers:
+        relu = isinstance(layer, Activation) and not layer.tanh
+        if relu and fused and isinstance(fused[-1][0], Linear | Norm) and not fused[-1][1]:
+            fused[-1] = (fused[-1][0], True)
+        else:
+            fused.append((layer, False))
+    return fused
+
+
 def _width(layer: Layer, below: int) -> int:
     if isinstance(layer, Linear):
         return len(layer.weight)
     return below - layer.atoms if isinstance(layer, Dueling) else below
-
-
-def _is_relu(layer: Layer) -> bool:
-    return isinstance(layer, Activation) and not layer.tanh
 
 
 def _shaped(rows: torch.Tensor, plain: Plain) -> torch.Tensor:

@@ -432,8 +432,10 @@ class ExperienceReplay:
 
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken. O(everything): for tests."""
-        if wrong := self._core.check():
-            raise AssertionError(wrong)
+        try:
+            self._core.check()
+        except RuntimeError as error:
+            raise AssertionError(str(error)) from None
 
     def picks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
         """Every pick that can be drawn, in table order: handles and positions."""

@@ -54,10 +54,10 @@ static void passes_of_two_layers_are_those_of_their_equations() {
                  b2 = random_floats(2, 5);
     Floats w1_slope(12), b1_slope(4), w2_slope(8), b2_slope(2);
     ddrl::PlainNetworks<float> networks(plain_gemm);
-    networks.add(ddrl::Linear<float>{
-        x.constant(), h.all(), {w1.data(), w1_slope.data(), false}, {b1.data(), b1_slope.data(), false}, true, false});
-    networks.add(ddrl::Linear<float>{
-        h.all(), y.all(), {w2.data(), w2_slope.data(), false}, {b2.data(), b2_slope.data(), false}, false, false});
+    networks.add(
+        ddrl::Linear<float>{x.constant(), h.all(), {w1.data(), w1_slope.data()}, {b1.data(), b1_slope.data()}, true});
+    networks.add(
+        ddrl::Linear<float>{h.all(), y.all(), {w2.data(), w2_slope.data()}, {b2.data(), b2_slope.data()}, false});
     networks.forward();
     const Floats slope = y.slope;
     networks.backward();
@@ -156,6 +156,33 @@ static void derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_
     }
 }
 
+static void operations_with_the_same_parameter_or_input_add_their_derivatives() {
+    const Floats w = random_floats(6, 2), b = random_floats(2, 3);
+    for (const bool add : {false, true}) {
+        Numbers x(3, 3, 1), one(3, 2, 4), other(3, 2, 5);
+        Floats w_slope(6, 7), b_slope(2, 7);
+        const auto gradients = [&](bool both) {
+            ddrl::PlainNetworks<float> networks(plain_gemm, add && both);
+            const auto layer = [&](Numbers& out) {
+                networks.add(ddrl::Linear<float>{
+                    x.all(), out.all(), {w.data(), w_slope.data()}, {b.data(), b_slope.data()}, false});
+            };
+            layer(one);
+            if (both) layer(other);
+            networks.forward();
+            networks.backward();
+            return std::pair(w_slope, x.slope);
+        };
+        const auto [first_w, first_x] = gradients(false);
+        std::swap(one.slope, other.slope);
+        const auto [second_w, second_x] = gradients(false);
+        w_slope = Floats(6, 7);
+        const auto [both_w, both_x] = gradients(true);
+        for (size_t i = 0; i < 6; ++i) EXPECT(near(both_w[i], first_w[i] + second_w[i] + (add ? 7 : 0)));
+        for (size_t i = 0; i < 9; ++i) EXPECT(near(both_x[i], first_x[i] + second_x[i]));
+    }
+}
+
 static void noise_is_added_within_the_bounds() {
     Numbers x(1, 3, 1), y(1, 3, 2);
     x.value = {0, 0.5f, -1};
@@ -185,8 +212,7 @@ static void relu_lets_what_is_not_a_number_through() {
     const float w[1] = {1}, b[1] = {0};
     for (const float* bias : {b, static_cast<const float*>(nullptr)}) {
         ddrl::PlainNetworks<float> networks(plain_gemm);
-        networks.add(
-            ddrl::Linear<float>{x.constant(), y.constant(), {w, nullptr, false}, {bias, nullptr, false}, true, false});
+        networks.add(ddrl::Linear<float>{x.constant(), y.constant(), {w, nullptr}, {bias, nullptr}, true});
         networks.forward();
         networks.backward();  // there is nothing to differentiate
         EXPECT(std::isnan(y.value[0]));
@@ -300,6 +326,7 @@ int main() {
     RUN(passes_of_two_layers_are_those_of_their_equations);
     RUN(derivatives_of_every_layer_are_its_differences);
     RUN(derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_added);
+    RUN(operations_with_the_same_parameter_or_input_add_their_derivatives);
     RUN(noise_is_added_within_the_bounds);
     RUN(columns_of_another_network_get_their_derivative_added);
     RUN(relu_lets_what_is_not_a_number_through);

@@ -374,8 +374,6 @@ def test_the_kernel_refuses_layers_that_do_not_fit_each_other() -> None:
         "weight_slope": zeros(4, 3),
         "bias_slope": zeros(4),
         "relu": True,
-        "add": False,
-        "add_below": False,
     }
     networks.linear(**layer)
     wrong: dict[str, list[Any]] = {
@@ -397,7 +395,7 @@ def test_the_kernel_refuses_layers_that_do_not_fit_each_other() -> None:
         ("dueling", {"atoms": 2}),
         ("bounds", dict.fromkeys(("centre", "half", "low", "high"), zeros(3))),
     ):
-        further = {"relu": False, "add": False} if method == "layer_norm" else {}
+        further = {"relu": False} if method == "layer_norm" else {}
         with pytest.raises(ValueError, match=r"\w"):
             getattr(networks, method)(below=rows(5, 4), out=rows(5, 4), **arguments, **further)
     with pytest.raises(ValueError, match="columns"):

@@ -32,8 +32,8 @@ public:
     virtual void save(Writer& out, bool whole) const = 0;
     virtual void load(Reader& in) = 0;
     virtual void mark_saved() {}
-    // What is wrong with the state, or nothing; a snapshot's is checked before it is used.
-    virtual std::string check(const Store&) const { return ""; }
+    // Throws what is wrong with the state; a snapshot's is checked before it is used.
+    virtual void check(const Store&) const {}
 };
 
 // First in, first out: the episode with the lowest handle is removed.
@@ -77,16 +77,15 @@ public:
     void save(Writer& out, bool whole) const override { out.value(pointer_), flag_.save(out, whole); }
     void load(Reader& in) override { pointer_ = in.value<u32>(), flag_.load(in); }
     void mark_saved() override { flag_.clear_written(); }
-    std::string check(const Store& store) const override {
+    void check(const Store& store) const override {
         bool any = false;
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer)
             if (store.episode(i).records) {
                 any = true;
-                if (i >= flag_.size()) return "the eviction has lost an episode";
+                fail_if(i >= flag_.size(), "the eviction has lost an episode");
             }
-        if (pointer_ == NONE) return any ? "the eviction has lost its pointer" : "";
         const bool there = pointer_ < store.episodes().table_size() && store.episode(pointer_).used;
-        return there ? "" : "the eviction points at no episode";
+        fail_if(pointer_ == NONE ? any : !there, "the eviction points at no episode");
     }
 
 private:
@@ -143,17 +142,18 @@ public:
             if (entries_[i].key < RUNNING) push(i);
     }
     void mark_saved() override { entries_.clear_written(); }
-    std::string check(const Store& store) const override {
+    void check(const Store& store) const override {
         size_t held = 0, entered = 0;
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) {
             if (!store.episode(i).records) continue;
             ++held;
-            if (i >= entries_.size() || entries_[i].handle != store.episode(i).handle || entries_[i].key > RUNNING ||
-                (entries_[i].key == RUNNING) != (store.episode(i).ending == Ending::LIVE))
-                return "the eviction has lost an episode";
+            fail_if(i >= entries_.size() || entries_[i].handle != store.episode(i).handle ||
+                        entries_[i].key > RUNNING ||
+                        (entries_[i].key == RUNNING) != (store.episode(i).ending == Ending::LIVE),
+                    "the eviction has lost an episode");
         }
         for (size_t i = 0; i < entries_.size(); ++i) entered += entries_[i].key != Entry{}.key;
-        return entered == held ? "" : "the eviction holds an episode that is gone";
+        fail_if(entered != held, "the eviction holds an episode that is gone");
     }
 
 protected:

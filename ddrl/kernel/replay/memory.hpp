@@ -26,6 +26,11 @@ using std::byte;
 inline constexpr u32 NONE = 0xFFFFFFFFu;
 inline constexpr size_t HUGE_PAGE = size_t{2} << 20;
 
+// What is found wrong with a structure, or with a snapshot.
+inline void fail_if(bool wrong, const char* words) {
+    if (wrong) throw std::runtime_error(words);
+}
+
 inline size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
 // For maps of integer keys: distributes keys that are multiples of one number too.
@@ -187,13 +192,13 @@ public:
     template <class T>
     size_t array(T* items, size_t most) {
         const u64 count = value<u64>();
-        if (count > most) throw std::runtime_error("the snapshot holds more than this replay can");
+        fail_if(count > most, "the snapshot holds more than this replay can");
         const byte* from = take(count * sizeof(T));
         if (count) std::memcpy(items, from, count * sizeof(T));
         return count;
     }
     const byte* take(size_t bytes) {
-        if (bytes > left()) throw std::runtime_error("the snapshot ends too early");
+        fail_if(bytes > left(), "the snapshot ends too early");
         const byte* begin = at_;
         at_ += bytes;
         return begin;
@@ -201,7 +206,7 @@ public:
     // A count of items of `bytes` each that follow, refused where the snapshot is too short for them.
     size_t count(size_t bytes) {
         const u64 count = value<u64>();
-        if (count > left() / bytes) throw std::runtime_error("the snapshot ends too early");
+        fail_if(count > left() / bytes, "the snapshot ends too early");
         return count;
     }
     size_t left() const { return end_ - at_; }
@@ -233,7 +238,7 @@ void save_blocks(Writer& out, const T* items, size_t size, const u8* written, si
 template <class T>
 void load_blocks(Reader& in, T* items, size_t size) {
     for (u64 first = in.value<u64>(); first != END_OF_BLOCKS; first = in.value<u64>()) {
-        if (first > size) throw std::runtime_error("it is inconsistent");
+        fail_if(first > size, "it is inconsistent");
         in.array(items + first, size - first);
     }
 }
@@ -258,7 +263,7 @@ public:
     // Reads what save wrote over the present items; returns the size.
     size_t load(Reader& in) {
         const u64 size = in.value<u64>();
-        if (size > items_.capacity()) throw std::runtime_error("it holds more than this replay can");
+        fail_if(size > items_.capacity(), "it holds more than this replay can");
         load_blocks(in, items_.data(), size);
         return size;
     }
@@ -296,8 +301,7 @@ public:
     }
     void load(Reader& in) {
         const u64 size = in.value<u64>();
-        if (size > items_.size() + in.left() / sizeof(T))  // new items are in the snapshot
-            throw std::runtime_error("it is inconsistent");
+        fail_if(size > items_.size() + in.left() / sizeof(T), "it is inconsistent");  // new items are in the snapshot
         resize(size);
         load_blocks(in, items_.data(), size);
     }

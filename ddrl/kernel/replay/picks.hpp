@@ -93,22 +93,21 @@ public:
     void load(Reader& in, const Store& store) {
         size_ = static_cast<u32>(table_.load(in));
         for (u32 i = 0; i < size_; ++i) {
-            if (!store.in_use(table_[i] >> store.shift())) throw std::runtime_error("a pick is of no episode");
+            fail_if(!store.in_use(table_[i] >> store.shift()), "a pick is of no episode");
             index_of_[table_[i]] = i;
         }
     }
 
-    std::string check(const Store& store) const {
+    void check(const Store& store) const {
         u64 picks = 0;
         for (u32 i = store.oldest(); i != NONE; i = store.episode(i).newer) picks += store.episode(i).picks;
-        if (picks != size_) return "picks are lost";
+        fail_if(picks != size_, "picks are lost");
         for (u32 index = 0; index < size_; ++index) {
             const u32 slot = table_[index];
-            if (index_of_[slot] != index) return "pick table and pick index disagree";
-            if (store.position(slot) >= store.episode(store.episode_of(slot)).picks)
-                return "a pick is past its episode's picks";
+            fail_if(index_of_[slot] != index, "pick table and pick index disagree");
+            fail_if(store.position(slot) >= store.episode(store.episode_of(slot)).picks,
+                    "a pick is past its episode's picks");
         }
-        return "";
     }
 
 private:

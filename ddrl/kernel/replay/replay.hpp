@@ -180,12 +180,11 @@ public:
             streams_[key] = {handle, next_step, in.value<u32>()};
         }
     }
-    // What is wrong with the streams, or nothing: the episode of a stream has not ended.
-    std::string check(const Store& store) const {
+    // Throws where the episode of a stream has ended.
+    void check(const Store& store) const {
         for (const auto& [key, stream] : streams_)
             if (const u32 episode = stream.episode_in(store); episode != NONE)
-                if (store.episode(episode).ending != Ending::LIVE) return "a stream is in an episode that has ended";
-        return "";
+                fail_if(store.episode(episode).ending != Ending::LIVE, "a stream is in an episode that has ended");
     }
 
 private:
@@ -385,25 +384,23 @@ public:
         selector(selector_handle).probabilities(probability);
         return probability;
     }
-    // What is wrong with the structure, or nothing. O(everything).
-    std::string check() {
+    // Throws what is wrong with the structure. O(everything).
+    void check() {
         std::lock_guard lock(mutex_);
         announce_picks();
-        return check_structure();
+        check_structure();
     }
     // The same, where the caller holds the lock.
-    std::string check_structure() {
-        if (std::string wrong = store_.check(); !wrong.empty()) return wrong;
-        if (std::string wrong = picks_.check(store_); !wrong.empty()) return wrong;
-        if (store_.records() > options_.capacity) return "more records than the capacity";
+    void check_structure() {
+        store_.check();
+        picks_.check(store_);
+        fail_if(store_.records() > options_.capacity, "more records than the capacity");
         for (u32 i = store_.oldest(); i != NONE; i = store_.episode(i).newer)
-            if (store_.episode(i).picks != picks_of(options_, store_.episode(i)))
-                return "an episode has the wrong number of picks";
-        if (std::string wrong = eviction_->check(store_); !wrong.empty()) return wrong;
-        if (std::string wrong = streams_.check(store_); !wrong.empty()) return wrong;
-        for (const auto& chosen : selectors_)
-            if (std::string wrong = chosen->check(picks_.size()); !wrong.empty()) return wrong;
-        return "";
+            fail_if(store_.episode(i).picks != picks_of(options_, store_.episode(i)),
+                    "an episode has the wrong number of picks");
+        eviction_->check(store_);
+        streams_.check(store_);
+        for (const auto& chosen : selectors_) chosen->check(picks_.size());
     }
 
     // The structure (not the records) as bytes, all of it or what changed since mark_saved; and back. The caller holds
@@ -422,7 +419,7 @@ public:
     void load_structure(Reader& in) {
         store_.load(in), picks_.load(in, store_), eviction_->load(in), streams_.load(in);
         announced_ = picks_.size();
-        if (in.value<u64>() != selectors_.size()) throw std::runtime_error("the snapshot holds other selectors");
+        fail_if(in.value<u64>() != selectors_.size(), "the snapshot holds other selectors");
         for (const auto& chosen : selectors_) chosen->load(in);
     }
     Store& writable_store() { return store_; }

@@ -47,8 +47,8 @@ public:
     virtual void save(Writer& out, bool whole) const = 0;
     virtual void load(Reader& in) = 0;
     virtual void mark_saved() {}
-    // What is wrong with the state, or nothing, where the table holds `size` picks.
-    virtual std::string check(u32 /*size*/) { return ""; }
+    // Throws what is wrong with the state, where the table holds `size` picks.
+    virtual void check(u32 /*size*/) {}
 };
 
 // Options by name; a yes-or-no is 1 or 0.
@@ -73,7 +73,7 @@ public:
     size_t nbytes() const override { return sizeof *this; }
     void save(Writer& out, bool) const override { out.value(random_), out.value(size_); }
     void load(Reader& in) override { random_ = in.value<Random>(), size_ = in.value<u32>(); }
-    std::string check(u32 size) override { return size == size_ ? "" : "a uniform selector has lost picks"; }
+    void check(u32 size) override { fail_if(size != size_, "a uniform selector has lost picks"); }
 
 private:
     Random random_;
@@ -127,9 +127,10 @@ public:
         random_ = in.value<Random>(), beta_ = in.value<float>();
         size_ = tree_.load(in);
     }
-    std::string check(u32 size) override {
-        if (!(beta_ >= 0.0f && beta_ <= FLT_MAX)) return "a selector has an impossible exponent";
-        return size == size_ ? tree_.check(size) : "a selector has lost picks";
+    void check(u32 size) override {
+        fail_if(!(beta_ >= 0.0f && beta_ <= FLT_MAX), "a selector has an impossible exponent");
+        fail_if(size != size_, "a selector has lost picks");
+        tree_.check(size);
     }
 
 protected:
@@ -166,9 +167,9 @@ public:
     }
     void save(Writer& out, bool whole) const override { out.value(max_priority_), MassSelector::save(out, whole); }
     void load(Reader& in) override { max_priority_ = in.value<float>(), MassSelector::load(in); }
-    std::string check(u32 size) override {
-        if (!(max_priority_ >= 0.0f && max_priority_ <= FLT_MAX)) return "a selector has an impossible priority";
-        return MassSelector::check(size);
+    void check(u32 size) override {
+        fail_if(!(max_priority_ >= 0.0f && max_priority_ <= FLT_MAX), "a selector has an impossible priority");
+        MassSelector::check(size);
     }
 
 private:
@@ -202,8 +203,9 @@ public:
         births_ = in.value<u64>(), origin_ = in.value<u64>();
         MassSelector::load(in);
     }
-    std::string check(u32 size) override {
-        return origin_ > births_ ? "a recency selector has lost its origin" : MassSelector::check(size);
+    void check(u32 size) override {
+        fail_if(origin_ > births_, "a recency selector has lost its origin");
+        MassSelector::check(size);
     }
 
 private:
@@ -367,7 +369,7 @@ public:
         size_ = static_cast<u32>(priority_.load(in));
         rebuild();
     }
-    std::string check(u32 size) override {
+    void check(u32 size) override {
         u32 count = 0;
         u64 last = 0;
         bool sound =
@@ -378,7 +380,7 @@ public:
                     key(static_cast<u32>(entry)) == entry;
             last = entry;
         });
-        return sound && count == size_ ? "" : "a rank-based selector has lost the order of its picks";
+        fail_if(!sound || count != size_, "a rank-based selector has lost the order of its picks");
     }
 
 private:

@@ -70,8 +70,8 @@ public:
         {
             std::lock_guard lock(replay.mutex());
             const bool whole = kind != SnapshotKind::INCREMENT;
-            if (!whole && !(parent = replay.last_snapshot))
-                throw std::runtime_error("there is no snapshot to build on: save a whole one first");
+            fail_if(!whole && !(parent = replay.last_snapshot),
+                    "there is no snapshot to build on: save a whole one first");
             replay.save_structure(structure, whole);
             replay.store().each_new(whole, [&](u32 chunk, u32 first, u32 records, u32 states) {
                 parts.push_back({chunk, first, records, states});
@@ -183,10 +183,10 @@ private:
     template <class Report>
     static Opened open(std::span<const byte> source, const std::string& configuration, u64 parent, Report report) {
         Reader in(source.data(), source.size());
-        if (in.left() < 12 || std::memcmp(source.data(), SNAPSHOT_MAGIC, 7) != 0)
-            throw std::runtime_error("it is not a snapshot of a ddrl replay");
-        if (std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0)
-            throw std::runtime_error("another version of ddrl wrote it: load it with that version");
+        fail_if(in.left() < 12 || std::memcmp(source.data(), SNAPSHOT_MAGIC, 7) != 0,
+                "it is not a snapshot of a ddrl replay");
+        fail_if(std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0,
+                "another version of ddrl wrote it: load it with that version");
         const u32 length = in.value<u32>();
         const std::string other(reinterpret_cast<const char*>(in.take(length)), length);
         Opened file{};
@@ -201,8 +201,7 @@ private:
         if (built_on != parent)
             throw std::runtime_error(parent ? "it does not build on the snapshot before it"
                                             : "it is an increment: load the whole snapshot it builds on first");
-        if (in.left() != file.structure_bytes + file.record_bytes + 2 * sizeof(u64))
-            throw std::runtime_error("it is truncated");
+        fail_if(in.left() != file.structure_bytes + file.record_bytes + 2 * sizeof(u64), "it is truncated");
         file.structure = in.take(file.structure_bytes);
         check(in, file.structure, file.structure_bytes);
         file.records = in.take(file.record_bytes);
@@ -212,7 +211,7 @@ private:
             sum.add(file.records + done, part);
             report(part);
         }
-        if (in.value<u64>() != sum.value()) throw std::runtime_error("its records are corrupt (wrong checksum)");
+        fail_if(in.value<u64>() != sum.value(), "its records are corrupt (wrong checksum)");
         return file;
     }
     // Loads the structure into the replay and returns the parts of the records. What a valid snapshot cannot hold is
@@ -220,18 +219,18 @@ private:
     static std::vector<Part> load_structure(Replay& replay, const Opened& file) {
         Reader from(file.structure, file.structure_bytes);
         replay.load_structure(from);
-        if (std::string wrong = replay.check_structure(); !wrong.empty()) throw std::runtime_error(wrong);
+        replay.check_structure();
         std::vector<Part> parts(from.count(sizeof(Part)));
         u64 bytes = 0;
         const Store& store = replay.store();
         for (Part& part : parts) {
             part = from.value<Part>();
-            if (part.chunk >= store.chunks_touched() || part.records > store.chunk_records() ||
-                part.states > store.chunk_records())
-                throw std::runtime_error("it holds records outside of every chunk");
+            fail_if(part.chunk >= store.chunks_touched() || part.records > store.chunk_records() ||
+                        part.states > store.chunk_records(),
+                    "it holds records outside of every chunk");
             bytes += part_bytes(store, part);
         }
-        if (bytes != file.record_bytes || from.left()) throw std::runtime_error("its records are miscounted");
+        fail_if(bytes != file.record_bytes || from.left(), "its records are miscounted");
         return parts;
     }
     template <class Visit>
@@ -253,7 +252,7 @@ private:
         sink.put(&value, sizeof value);
     }
     static void check(Reader& in, const byte* data, size_t bytes) {
-        if (in.value<u64>() != checksum(data, bytes)) throw std::runtime_error("it is corrupt (wrong checksum)");
+        fail_if(in.value<u64>() != checksum(data, bytes), "it is corrupt (wrong checksum)");
     }
 };
 

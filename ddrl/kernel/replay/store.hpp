@@ -112,32 +112,32 @@ public:
             const Episode& episode = table_[i];
             views_[i].states = EpisodeView::DRAWN;
             refresh(i);
-            if (!episode.used)
+            if (!episode.used) {
                 unused_.push_back(i);
-            else if (episode.handle >= next_handle_ || episode.records >= EpisodeView::TERMINAL ||
-                     episode.ending > Ending::CUT)
-                throw std::runtime_error("it holds an episode that cannot be");
-            else
-                by_handle_[episode.handle] = i;
+                continue;
+            }
+            fail_if(episode.handle >= next_handle_ || episode.records >= EpisodeView::TERMINAL ||
+                        episode.ending > Ending::CUT,
+                    "it holds an episode that cannot be");
+            by_handle_[episode.handle] = i;
         }
-        if (std::string wrong = check(); !wrong.empty()) throw std::runtime_error(wrong);
+        check();
     }
-    // What is wrong with the order of episodes, or nothing.
-    std::string check() const {
+    // Throws what is wrong with the order of episodes.
+    void check() const {
         size_t count = 0;
         u32 before = NONE;
         for (u32 i = oldest_; i != NONE; before = i, i = table_[i].newer, ++count) {
-            if (i >= table_.size()) return "an episode is not in the table";
+            fail_if(i >= table_.size(), "an episode is not in the table");
             const Episode& episode = table_[i];
-            if (!episode.used || find(episode.handle) != i) return "an episode is not found by its handle";
-            if (episode.older != before || (before != NONE && table_[before].handle >= episode.handle))
-                return "the order of handles is broken";
-            if (views_[i].handle != episode.handle || (views_[i].states & ~EpisodeView::DRAWN) != episode.states())
-                return "an episode's view is stale";
+            fail_if(!episode.used || find(episode.handle) != i, "an episode is not found by its handle");
+            fail_if(episode.older != before || (before != NONE && table_[before].handle >= episode.handle),
+                    "the order of handles is broken");
+            fail_if(views_[i].handle != episode.handle || (views_[i].states & ~EpisodeView::DRAWN) != episode.states(),
+                    "an episode's view is stale");
         }
-        if (before != newest_) return "the newest episode is wrong";
-        if (count != by_handle_.size() || count + unused_.size() != table_.size()) return "episodes are lost";
-        return "";
+        fail_if(before != newest_, "the newest episode is wrong");
+        fail_if(count != by_handle_.size() || count + unused_.size() != table_.size(), "episodes are lost");
     }
 
 private:
@@ -362,10 +362,10 @@ public:
     void load(Reader& in) {
         records_ = in.value<u64>();
         const u32 before = fresh_, fresh = in.value<u32>();
-        if (fresh > arena_.max_chunks() || (fresh > before && fresh - before > in.left() / sizeof(ChunkHead)))
-            throw std::runtime_error("it holds more than this replay can");
+        fail_if(fresh > arena_.max_chunks() || (fresh > before && fresh - before > in.left() / sizeof(ChunkHead)),
+                "it holds more than this replay can");
         episodes_.load(in);
-        if (heads_.load(in) != fresh) throw std::runtime_error("its chunks are miscounted");
+        fail_if(heads_.load(in) != fresh, "its chunks are miscounted");
         arena_.commit(fresh);
         fresh_ = fresh;
         chunks_.assign(episodes_.table_size(), {});
@@ -373,19 +373,19 @@ public:
         std::vector<bool> taken(fresh_);
         for (u32 i = oldest(); i != NONE; i = episodes_[i].newer)
             for (u32 chunk = episodes_[i].first_chunk; chunk != NONE; chunk = heads_[chunk].next) {
-                if (chunk >= fresh_ || taken[chunk]) throw std::runtime_error("a chain of chunks is broken");
+                fail_if(chunk >= fresh_ || taken[chunk], "a chain of chunks is broken");
                 chunks_[i].push_back(chunk), note_growth(chunk);
                 taken[chunk] = true;
             }
-        if (std::string wrong = check(); !wrong.empty()) throw std::runtime_error(wrong);
+        check();
         for (u32 chunk = fresh_; chunk-- > 0;)
             if (!taken[chunk]) free_.push_back(chunk);
     }
     byte* writable_column(u32 chunk, u32 column) { return arena_.chunk(chunk) + offset_[column]; }
 
-    // What is wrong with the structure, or nothing. O(everything).
-    std::string check() const {
-        if (std::string wrong = episodes_.check(); !wrong.empty()) return wrong;
+    // Throws what is wrong with the structure. O(everything).
+    void check() const {
+        episodes_.check();
         u64 records = 0;
         size_t chunks = free_.size();
         for (u32 i = oldest(); i != NONE; i = episodes_[i].newer) {
@@ -395,17 +395,16 @@ public:
             for (u32 chunk = episode.first_chunk; chunk != NONE;
                  previous = chunk, chunk = heads_[chunk].next, base += chunk_records(), ++chunks) {
                 const ChunkHead& head = heads_[chunk];
-                if (head.episode != i || head.base != base || head.previous != previous)
-                    return "a chain of chunks is broken";
+                fail_if(head.episode != i || head.base != base || head.previous != previous,
+                        "a chain of chunks is broken");
             }
-            if (chunks_[i].size() << shift_ != base) return "an episode's list of chunks is wrong";
-            if (previous != episode.last_chunk) return "an episode's last chunk is wrong";
-            if (base < episode.states() || (base && base - chunk_records() >= episode.states()))
-                return "a chain of chunks has the wrong length";
+            fail_if(chunks_[i].size() << shift_ != base, "an episode's list of chunks is wrong");
+            fail_if(previous != episode.last_chunk, "an episode's last chunk is wrong");
+            fail_if(base < episode.states() || (base && base - chunk_records() >= episode.states()),
+                    "a chain of chunks has the wrong length");
         }
-        if (records != records_) return "records are miscounted";
-        if (chunks > fresh_) return "a chunk is in use twice";
-        return "";
+        fail_if(records != records_, "records are miscounted");
+        fail_if(chunks > fresh_, "a chunk is in use twice");
     }
 
 private:

@@ -83,18 +83,17 @@ public:
         return count;
     }
 
-    // What is wrong, or nothing; masses at and after `size` must be 0. O(size).
-    std::string check(u32 size) {
+    // Throws what is wrong; masses at and after `size` must be 0. O(size).
+    void check(u32 size) {
         repair();
         for (u32 i = 0; i < used_; ++i) {
-            if (!(leaves_[i] >= 0.0f && leaves_[i] <= FLT_MAX)) return "a mass is no number of at least 0";
-            if (i >= size && leaves_[i] != 0.0f) return "a dropped pick still has mass";
+            fail_if(!(leaves_[i] >= 0.0f && leaves_[i] <= FLT_MAX), "a mass is no number of at least 0");
+            fail_if(i >= size && leaves_[i] != 0.0f, "a dropped pick still has mass");
         }
         for (size_t level = 0; level < sums_.size(); ++level)
             for (size_t node = 0; node < (used_ >> (4 * (level + 1))) + 1; ++node)
-                if (sums_[level][node] != (level ? sum(sums_[level - 1].data(), node) : sum(leaves_.data(), node)))
-                    return "a sum differs from its parts";
-        return "";
+                fail_if(sums_[level][node] != (level ? sum(sums_[level - 1].data(), node) : sum(leaves_.data(), node)),
+                        "a sum differs from its parts");
     }
 
 private:
