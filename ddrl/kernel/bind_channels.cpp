@@ -309,17 +309,6 @@ struct PyMailbox : ddrl::Mailbox {
         : ddrl::Mailbox(checked(given, sizeof(ddrl::MailboxHeader), "a mailbox")), memory(std::move(given)) {
         checked(memory, bytes(slots(), readers(), data_bytes()), "a mailbox");
     }
-    size_t open_slot(size_t slot) const {
-        if (slot >= slots() || !is_open(slot))
-            throw std::invalid_argument("slot " + std::to_string(slot) + " is not open for writing");
-        return slot;
-    }
-    size_t reader_line(size_t reader) const {
-        if (reader >= readers())
-            throw std::out_of_range("reader " + std::to_string(reader) + " of a mailbox made for " +
-                                    std::to_string(readers()));
-        return reader;
-    }
     int64_t wait_newer_sliced(int64_t version, std::optional<double> timeout) {
         wait_in_slices(timeout, [&](double seconds) { return wait_newer(version, seconds) > version; });
         return newest_version();
@@ -463,44 +452,24 @@ void bind_channels(nb::module_& module) {
             },
             "slot"_a, "Where the data of a slot begin in the memory.")
         .def("begin", &ddrl::Mailbox::begin, "revoke"_a, "Take a slot to write into; -1: none.")
-        .def(
-            "seal",
-            [](PyMailbox& self, size_t slot, int64_t version, uint64_t sum, int64_t time_ns,
-               const std::array<double, 8>& values) {
-                return self.seal(self.open_slot(slot), version, sum, time_ns, values);
-            },
-            "slot"_a, "version"_a, "checksum"_a, "time_ns"_a, "values"_a,
-            "Hand over a slot; returns whether it is the newest.")
-        .def(
-            "abandon", [](PyMailbox& self, size_t slot) { self.abandon(self.open_slot(slot)); }, "slot"_a)
+        .def("seal", &ddrl::Mailbox::seal, "slot"_a, "version"_a, "checksum"_a, "time_ns"_a, "values"_a,
+             "Hand over a slot; returns whether it is the newest.")
+        .def("abandon", &ddrl::Mailbox::abandon, "slot"_a)
         .def("wait_newer", &PyMailbox::wait_newer_sliced, "version"_a, "timeout"_a.none())
-        .def(
-            "claim",
-            [](PyMailbox& self, size_t reader, uint32_t pid, uint64_t start, bool firm) {
-                self.claim(self.reader_line(reader), pid, start, firm);
-            },
-            "reader"_a, "pid"_a, "start"_a, "firm"_a)
-        .def(
-            "release", [](PyMailbox& self, size_t reader) { self.release(self.reader_line(reader)); }, "reader"_a)
-        .def(
-            "reader_process",
-            [](const PyMailbox& self, size_t reader) {
-                return std::make_tuple(self.reader_pid(self.reader_line(reader)), self.reader_start(reader));
-            },
-            "reader"_a, "Process id (0: none) and start time of a reader.")
-        .def(
-            "pin", [](PyMailbox& self, size_t reader) { return self.pin(self.reader_line(reader)); }, "reader"_a,
-            "Pin the newest version for a reader; word 0: none yet.")
+        .def("claim", &ddrl::Mailbox::claim, "reader"_a, "pid"_a, "start"_a, "firm"_a)
+        .def("release", &ddrl::Mailbox::release, "reader"_a)
+        .def("reader_process", &ddrl::Mailbox::reader_process, "reader"_a,
+             "Process id (0: none) and start time of a reader.")
+        .def("pin", &ddrl::Mailbox::pin, "reader"_a, "Pin the newest version for a reader; word 0: none yet.")
         .def(
             "wait_pin",
             [](PyMailbox& self, size_t reader, int64_t version, std::optional<double> timeout) {
                 self.wait_newer_sliced(version, timeout);
-                return self.pin(self.reader_line(reader));
+                return self.pin(reader);
             },
             "reader"_a, "version"_a, "timeout"_a.none(),
             "Wait for a version above `version`, at most `timeout` [s] (None: for ever), then pin the newest.")
-        .def(
-            "unpin", [](PyMailbox& self, size_t reader) { self.unpin(self.reader_line(reader)); }, "reader"_a)
+        .def("unpin", &ddrl::Mailbox::unpin, "reader"_a)
         .def("valid", &ddrl::Mailbox::valid, "word"_a)
         .def_prop_ro("newest_word", &ddrl::Mailbox::newest_word)
         .def_prop_ro("slots", &ddrl::Mailbox::slots)

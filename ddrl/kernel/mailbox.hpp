@@ -14,6 +14,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "shared_memory.hpp"
@@ -131,6 +134,7 @@ public:
     // Writer: hand over a slot from begin(). Returns whether it is now the newest version (an older one never replaces
     // a newer one).
     bool seal(size_t slot, int64_t version, uint64_t sum, int64_t time_ns, const std::array<double, 8>& values) {
+        close(slot);
         SlotHeader& header = slots_[slot];
         header.version.store(version, std::memory_order_relaxed);
         header.checksum.store(sum, std::memory_order_relaxed);
@@ -138,7 +142,6 @@ public:
         for (size_t i = 0; i < values.size(); ++i) header.values[i].store(values[i], std::memory_order_relaxed);
         const uint64_t ticket = header_->next_ticket.fetch_add(1, std::memory_order_relaxed);
         header.ticket.store(ticket, std::memory_order_release);
-        open_[slot] = 0;
         if (version <= newest_version()) return false;
         header_->newest.store(ticket << 8 | slot, std::memory_order_seq_cst);
         DDRL_MAILBOX_PAUSE();
@@ -148,13 +151,12 @@ public:
     }
 
     // Writer: give a slot from begin() back unsealed.
-    void abandon(size_t slot) { open_[slot] = 0; }
-    bool is_open(size_t slot) const { return open_[slot] != 0; }
+    void abandon(size_t slot) { close(slot); }
 
     // Reader: pin the newest version in place of what this reader pinned before; word 0 where there is none yet.
     // Lock-free: repeats only when a newer version was sealed meanwhile.
     Sealed pin(size_t reader) {
-        ReaderLine& line = readers_[reader];
+        ReaderLine& line = line_of(reader);
         for (;;) {
             Sealed pinned;
             pinned.word = header_->newest.load(std::memory_order_seq_cst);
@@ -182,7 +184,7 @@ public:
         return slots_[slot_of(word)].ticket.load(std::memory_order_relaxed) == word >> 8;
     }
 
-    void unpin(size_t reader) { readers_[reader].hazard.store(0, std::memory_order_release); }
+    void unpin(size_t reader) { line_of(reader).hazard.store(0, std::memory_order_release); }
 
     // Wait for a version above `version`, at most `seconds`; returns the newest.
     int64_t wait_newer(int64_t version, double seconds) {
@@ -191,20 +193,34 @@ public:
     }
 
     void claim(size_t reader, uint32_t pid, uint64_t start, bool firm) {
-        readers_[reader].hazard.store(0, std::memory_order_seq_cst);
-        readers_[reader].firm.store(firm ? 1 : 0, std::memory_order_relaxed);
-        readers_[reader].start.store(start, std::memory_order_relaxed);
-        readers_[reader].pid.store(pid, std::memory_order_release);
+        ReaderLine& line = line_of(reader);
+        line.hazard.store(0, std::memory_order_seq_cst);
+        line.firm.store(firm ? 1 : 0, std::memory_order_relaxed);
+        line.start.store(start, std::memory_order_relaxed);
+        line.pid.store(pid, std::memory_order_release);
     }
     void release(size_t reader) {
         unpin(reader);
-        readers_[reader].pid.store(0, std::memory_order_release);
+        line_of(reader).pid.store(0, std::memory_order_release);
     }
-    uint32_t reader_pid(size_t reader) const { return readers_[reader].pid.load(std::memory_order_acquire); }
-    uint64_t reader_start(size_t reader) const { return readers_[reader].start.load(std::memory_order_relaxed); }
-    uint64_t hazard(size_t reader) const { return readers_[reader].hazard.load(std::memory_order_acquire); }
+    // Process id (0: none) and start time of a reader.
+    std::pair<uint32_t, uint64_t> reader_process(size_t reader) const {
+        const ReaderLine& line = line_of(reader);
+        return {line.pid.load(std::memory_order_acquire), line.start.load(std::memory_order_relaxed)};
+    }
 
 private:
+    ReaderLine& line_of(size_t reader) const {
+        if (reader >= readers())
+            throw std::out_of_range("reader " + std::to_string(reader) + " of a mailbox made for " +
+                                    std::to_string(readers()));
+        return readers_[reader];
+    }
+    void close(size_t slot) {
+        if (slot >= slots() || !open_[slot])
+            throw std::invalid_argument("slot " + std::to_string(slot) + " is not open for writing");
+        open_[slot] = 0;
+    }
     // The slot sealed longest ago that is neither newest nor open and is held just as strongly as `hold`; -1: none.
     int oldest(const std::vector<uint8_t>& pinned, uint8_t hold) const {
         const uint64_t newest = header_->newest.load(std::memory_order_relaxed);
