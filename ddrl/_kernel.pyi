@@ -3,7 +3,7 @@ C++ kernel of ddrl: channels in shared memory, codecs, transfers, the replay sto
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, overload
+from typing import Annotated, Any
 
 import numpy
 from numpy.typing import NDArray
@@ -348,7 +348,7 @@ class PlainNetworks:
 
     def __init__(self, gemm: int, add: bool = False) -> None:
         """
-        `gemm`: address of a BLAS library's sgemm (or dgemm); `add`: derivatives by parameters are added to what is there.
+        `gemm`: address of a BLAS library's sgemm; `add`: derivatives by parameters are added to what is there.
         """
 
     def linear(self, below: Rows, out: Rows, weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')], bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')] | None, relu: bool) -> None: ...
@@ -371,76 +371,22 @@ class PlainNetworks:
     def backward(self) -> None:
         """Compute derivatives from those by the outputs, which it overwrites."""
 
-class Rows64:
-    """
-    Numbers of a pass [rows, width], and the loss's derivative by the first of them.
-    """
-
-    def __init__(self, value: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> None:
-        """ValueError where the shapes do not fit each other."""
-
-class PlainNetworks64:
-    """
-    Passes of networks of plain layers, in arrays that stay in place; each method but forward and backward adds an operation.
-    """
-
-    def __init__(self, gemm: int, add: bool = False) -> None:
-        """
-        `gemm`: address of a BLAS library's sgemm (or dgemm); `add`: derivatives by parameters are added to what is there.
-        """
-
-    def linear(self, below: Rows64, out: Rows64, weight: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')], bias: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, relu: bool) -> None: ...
-
-    def layer_norm(self, below: Rows64, out: Rows64, weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, bias: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, weight_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, bias_slope: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')] | None, epsilon: float, relu: bool) -> None: ...
-
-    def activation(self, below: Rows64, out: Rows64, tanh: bool) -> None:
-        """tanh, else relu."""
-
-    def dueling(self, below: Rows64, out: Rows64, atoms: int) -> None: ...
-
-    def bounds(self, below: Rows64, out: Rows64, centre: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], half: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], low: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], high: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], noise: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> None: ...
-
-    def columns(self, source: Rows64, to: Rows64, column: int) -> None:
-        """Copies `source` into columns of `to`."""
-
-    def forward(self) -> None:
-        """Compute every output, in order."""
-
-    def backward(self) -> None:
-        """Compute derivatives from those by the outputs, which it overwrites."""
-
-@overload
-def q_learning_loss(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> float: ...
-
-@overload
-def q_learning_loss(q_tm1: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, size: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')]) -> float:
+def q_learning_loss(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> float:
     """
     The loss; writes sizes of TD errors, the values taken and the loss's derivative by q_tm1 into the last three arrays.
     """
 
-@overload
-def quantile_loss(value_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], fraction: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], value_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kappa: float, each: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> float: ...
-
-@overload
-def quantile_loss(value_tm1: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], fraction: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], value_t: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], kappa: float, each: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], size: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu')]) -> float:
+def quantile_loss(value_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], fraction: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], value_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], kappa: float, each: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> float:
     """
     The loss; writes each row's, the sizes of mean errors, the means of the values taken and the loss's derivative by value_tm1 into the last four arrays.
     """
 
-@overload
-def categorical_loss(logits_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], v_min: float, v_max: float, divergence: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> float: ...
-
-@overload
-def categorical_loss(logits_tm1: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_t: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], v_min: float, v_max: float, divergence: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None, None), order='C', device='cpu')]) -> float:
+def categorical_loss(logits_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], action: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], logits_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], selector: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], v_min: float, v_max: float, divergence: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], taken: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None, None), order='C', device='cpu')]) -> float:
     """
     The loss; writes divergences, the means of the distributions taken and the loss's derivative by logits_tm1 into the last three arrays.
     """
 
-@overload
-def critics_loss(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> float: ...
-
-@overload
-def critics_loss(q_tm1: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, size: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float64], dict(shape=(None, None), order='C', device='cpu')]) -> float:
+def critics_loss(q_tm1: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], r_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], discount_t: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], q_t: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], huber: bool, size: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], slope: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')]) -> float:
     """
     The loss; writes mean sizes of TD errors and the loss's derivative by q_tm1 into the last two arrays.
     """

@@ -13,18 +13,16 @@
 namespace ddrl {
 
 // Steps [rows]: the actions taken, n-step rewards, discounts of what follows, and importance weights.
-template <class T>
 struct Steps {
     size_t rows;
     const int64_t* action;
-    const T* r_t;
-    const T* discount_t;
-    const T* weight;
+    const float* r_t;
+    const float* discount_t;
+    const float* weight;
 };
 
 // The first place of the largest number; of NaN where there is one.
-template <class T>
-inline size_t place_of_largest(const T* values, size_t count) {
+inline size_t place_of_largest(const float* values, size_t count) {
     size_t best = 0;
     for (size_t i = 1; i < count && !std::isnan(values[best]); ++i)
         if (values[i] > values[best] || std::isnan(values[i])) best = i;
@@ -41,62 +39,58 @@ inline bool actions_fit(const int64_t* action, size_t rows, size_t actions) {
 // size [rows] = |error| with error = r_t + discount_t q_t(best) - q_tm1(action), taken [rows] = q_tm1(action),
 // and slope [rows, actions], the derivative by q_tm1 of mean_b weight_b l(error_b): l is Huber's with delta 1, or half
 // the square. Returns that loss.
-template <class T>
-inline double q_learning_loss(const Steps<T>& batch, size_t count, const T* q_tm1, const T* q_t, const T* selector,
-                              bool huber, T* size, T* taken, T* slope) {
-    const T share = T(-1) / static_cast<T>(batch.rows);
+inline double q_learning_loss(const Steps& batch, size_t count, const float* q_tm1, const float* q_t,
+                              const float* selector, bool huber, float* size, float* taken, float* slope) {
+    const float share = -1.0f / static_cast<float>(batch.rows);
     double loss = 0;
-    std::fill_n(slope, batch.rows * count, T(0));
+    std::fill_n(slope, batch.rows * count, 0.0f);
     for (size_t row = 0; row < batch.rows; ++row) {
         const size_t at = row * count + batch.action[row];
         const size_t best = row * count + place_of_largest(selector + row * count, count);
-        const T target = batch.r_t[row] + batch.discount_t[row] * q_t[best];
-        const T error = target - q_tm1[at];
-        const T inside = huber ? std::clamp(error, -T(1), T(1)) : error;  // NaN stays
+        const float target = batch.r_t[row] + batch.discount_t[row] * q_t[best];
+        const float error = target - q_tm1[at];
+        const float inside = huber ? std::clamp(error, -1.0f, 1.0f) : error;  // NaN stays
         size[row] = std::fabs(error);
         taken[row] = q_tm1[at];
         slope[at] = inside * batch.weight[row] * share;
-        loss += static_cast<double>(batch.weight[row] * inside * (error - T(0.5) * inside));
+        loss += static_cast<double>(batch.weight[row] * inside * (error - 0.5f * inside));
     }
     return loss / static_cast<double>(batch.rows);
 }
 
 // Values of actions [rows, actions, count].
-template <class T>
 struct Values {
     size_t count;
-    const T* values;
-    const T* at(size_t row) const { return values + row * count; }  // of row * actions + action
+    const float* values;
+    const float* at(size_t row) const { return values + row * count; }  // of row * actions + action
 };
 
-template <class T>
-inline T mean_of(const T* values, size_t count) {
-    T sum = 0;
+inline float mean_of(const float* values, size_t count) {
+    float sum = 0;
     for (size_t i = 0; i < count; ++i) sum += values[i];
-    return sum / static_cast<T>(count);
+    return sum / static_cast<float>(count);
 }
 
 // Adds to `loss` and `slope` [count] what one target gives: |tau_i - 1{d_i < 0}| L(d_i) with d_i = target - value_i,
 // and its derivative by d_i. L is the Huber loss over kappa; |d| where kappa is 0.
-template <class T>
-DDRL_WIDEST inline void add_target(T target, const T* __restrict value, const T* __restrict fraction, size_t count,
-                                   T kappa, T* __restrict loss, T* __restrict slope) {
+DDRL_WIDEST inline void add_target(float target, const float* __restrict value, const float* __restrict fraction,
+                                   size_t count, float kappa, float* __restrict loss, float* __restrict slope) {
     if (kappa > 0) {
-        const T inverse = T(1) / kappa;
+        const float inverse = 1.0f / kappa;
         for (size_t i = 0; i < count; ++i) {
-            const T error = target - value[i];
-            const T share = error < 0 ? T(1) - fraction[i] : fraction[i];
-            const T cut = error > kappa ? kappa : error < -kappa ? -kappa : error;  // NaN stays
-            loss[i] += share * cut * inverse * (error - T(0.5) * cut);
+            const float error = target - value[i];
+            const float share = error < 0 ? 1.0f - fraction[i] : fraction[i];
+            const float cut = error > kappa ? kappa : error < -kappa ? -kappa : error;  // NaN stays
+            loss[i] += share * cut * inverse * (error - 0.5f * cut);
             slope[i] += share * cut * inverse;
         }
         return;
     }
     for (size_t i = 0; i < count; ++i) {
-        const T error = target - value[i];
-        const T share = error < 0 ? T(1) - fraction[i] : fraction[i];
+        const float error = target - value[i];
+        const float share = error < 0 ? 1.0f - fraction[i] : fraction[i];
         loss[i] += share * std::fabs(error);
-        slope[i] += share * (error > 0 ? T(1) : error < 0 ? -T(1) : error);
+        slope[i] += share * (error > 0 ? 1.0f : error < 0 ? -1.0f : error);
     }
 }
 
@@ -104,42 +98,40 @@ DDRL_WIDEST inline void add_target(T target, const T* __restrict value, const T*
 // [rows] = sum_i mean_j of what `add_target` says of the targets r_t + discount_t value_t_j(best), size
 // [rows] of the mean target less the mean prediction, taken [rows], that mean prediction, and slope [rows, actions,
 // count], the derivative by value_tm1 of mean_b weight_b each_b. Returns that loss.
-template <class T>
-inline double quantile_loss(const Steps<T>& batch, size_t actions, const Values<T>& tm1, const Values<T>& t,
-                            const Values<T>& selector, const T* fraction, T kappa, T* each, T* size, T* taken,
-                            T* slope) {
+inline double quantile_loss(const Steps& batch, size_t actions, const Values& tm1, const Values& t,
+                            const Values& selector, const float* fraction, float kappa, float* each, float* size,
+                            float* taken, float* slope) {
     const size_t n = tm1.count;
     const size_t m = t.count;
-    std::vector<T> means(actions);
-    std::vector<T> losses(n);
+    std::vector<float> means(actions);
+    std::vector<float> losses(n);
     double loss = 0;
-    std::fill_n(slope, batch.rows * actions * n, T(0));
+    std::fill_n(slope, batch.rows * actions * n, 0.0f);
     for (size_t row = 0; row < batch.rows; ++row) {
         for (size_t a = 0; a < actions; ++a) means[a] = mean_of(selector.at(row * actions + a), selector.count);
         const size_t best = place_of_largest(means.data(), actions);
-        const T* following = t.at(row * actions + best);
+        const float* following = t.at(row * actions + best);
         const size_t at = (row * actions + batch.action[row]) * n;
-        const T* value = tm1.values + at;
-        std::fill(losses.begin(), losses.end(), T(0));
+        const float* value = tm1.values + at;
+        std::fill(losses.begin(), losses.end(), 0.0f);
         for (size_t j = 0; j < m; ++j)
             add_target(batch.r_t[row] + batch.discount_t[row] * following[j], value, fraction, n, kappa, losses.data(),
                        slope + at);
-        each[row] = mean_of(losses.data(), n) * (static_cast<T>(n) / static_cast<T>(m));
+        each[row] = mean_of(losses.data(), n) * (static_cast<float>(n) / static_cast<float>(m));
         taken[row] = mean_of(value, n);
         size[row] = std::fabs(batch.r_t[row] + batch.discount_t[row] * mean_of(following, m) - taken[row]);
         loss += static_cast<double>(batch.weight[row] * each[row]);
-        const T share = -batch.weight[row] / (static_cast<T>(batch.rows) * static_cast<T>(m));
+        const float share = -batch.weight[row] / (static_cast<float>(batch.rows) * static_cast<float>(m));
         for (size_t i = 0; i < n; ++i) slope[at + i] *= share;
     }
     return loss / static_cast<double>(batch.rows);
 }
 
 // Probabilities [count] of logits, and the logarithm of what they were divided by, the largest logit included.
-template <class T>
-inline T softmax(const T* logits, size_t count, T* probability) {
-    T largest = logits[0];
+inline float softmax(const float* logits, size_t count, float* probability) {
+    float largest = logits[0];
     for (size_t i = 1; i < count; ++i) largest = logits[i] > largest ? logits[i] : largest;
-    T sum = 0;
+    float sum = 0;
     for (size_t i = 0; i < count; ++i) {
         probability[i] = std::exp(logits[i] - largest);
         sum += probability[i];
@@ -153,23 +145,23 @@ inline T softmax(const T* logits, size_t count, T* probability) {
 // distribution of r_t + discount_t z with z of p_t(best), clipped to the ends and shared out between the two nearest
 // values (Bellemare et al. 2017, eq. 7), taken [rows], the mean of p(action), and slope [rows, actions, atoms], the
 // derivative of mean_b weight_b divergence_b by logits_tm1. Returns that loss.
-template <class T>
-inline double categorical_loss(const Steps<T>& batch, size_t actions, const Values<T>& tm1, const Values<T>& t,
-                               const Values<T>& selector, T v_min, T v_max, T* divergence, T* taken, T* slope) {
+inline double categorical_loss(const Steps& batch, size_t actions, const Values& tm1, const Values& t,
+                               const Values& selector, float v_min, float v_max, float* divergence, float* taken,
+                               float* slope) {
     const size_t n = tm1.count;
-    const T spacing = (v_max - v_min) / static_cast<T>(n - 1);
-    std::vector<T> z(n);
-    std::vector<T> p(n);
-    std::vector<T> target(n);
-    std::vector<T> means(actions);
+    const float spacing = (v_max - v_min) / static_cast<float>(n - 1);
+    std::vector<float> z(n);
+    std::vector<float> p(n);
+    std::vector<float> target(n);
+    std::vector<float> means(actions);
     double loss = 0;
-    for (size_t i = 0; i < n; ++i) z[i] = v_min + static_cast<T>(i) * spacing;
+    for (size_t i = 0; i < n; ++i) z[i] = v_min + static_cast<float>(i) * spacing;
     const auto mean = [&] {
-        T sum = 0;
+        float sum = 0;
         for (size_t i = 0; i < n; ++i) sum += z[i] * p[i];
         return sum;
     };
-    std::fill_n(slope, batch.rows * actions * n, T(0));
+    std::fill_n(slope, batch.rows * actions * n, 0.0f);
     for (size_t row = 0; row < batch.rows; ++row) {
         size_t best = 0;
         if (actions > 1) {
@@ -180,27 +172,27 @@ inline double categorical_loss(const Steps<T>& batch, size_t actions, const Valu
             best = place_of_largest(means.data(), actions);
         }
         softmax(t.at(row * actions + best), n, p.data());
-        std::fill(target.begin(), target.end(), T(0));
+        std::fill(target.begin(), target.end(), 0.0f);
         for (size_t i = 0; i < n; ++i) {
-            const T moved = batch.r_t[row] + batch.discount_t[row] * z[i];
+            const float moved = batch.r_t[row] + batch.discount_t[row] * z[i];
             // A moved value that is not a number has no place: the divergence says so.
-            const T place = (std::clamp(moved, v_min, v_max) - v_min) / spacing;
-            const T inside = place >= 0 ? std::min(place, static_cast<T>(n - 1)) : T(0);
+            const float place = (std::clamp(moved, v_min, v_max) - v_min) / spacing;
+            const float inside = place >= 0 ? std::min(place, static_cast<float>(n - 1)) : 0.0f;
             const size_t below = std::min(static_cast<size_t>(inside), n - 2);
-            const T share = std::isnan(place) ? place : inside - static_cast<T>(below);
-            target[below] += p[i] * (T(1) - share);
+            const float share = std::isnan(place) ? place : inside - static_cast<float>(below);
+            target[below] += p[i] * (1.0f - share);
             target[below + 1] += p[i] * share;
         }
         const size_t at = (row * actions + batch.action[row]) * n;
-        const T* logits = tm1.values + at;
-        const T norm = softmax(logits, n, p.data());
-        T sum = 0;
+        const float* logits = tm1.values + at;
+        const float norm = softmax(logits, n, p.data());
+        float sum = 0;
         for (size_t i = 0; i < n; ++i)
             if (target[i] != 0) sum += target[i] * (std::log(target[i]) - (logits[i] - norm));
         divergence[row] = sum;
         loss += static_cast<double>(batch.weight[row] * sum);
         taken[row] = mean();
-        const T share = batch.weight[row] / static_cast<T>(batch.rows);
+        const float share = batch.weight[row] / static_cast<float>(batch.rows);
         for (size_t i = 0; i < n; ++i) slope[at + i] = (p[i] - target[i]) * share;
     }
     return loss / static_cast<double>(batch.rows);
@@ -209,28 +201,27 @@ inline double categorical_loss(const Steps<T>& batch, size_t actions, const Valu
 // Writes size [rows], the mean over critics of |r_t + discount_t min_i q_t_i - q_tm1_i|, and slope [count, rows], the
 // derivative by q_tm1 of sum_i mean_b weight_b l(error_ib), l as in `q_learning_loss`. q_tm1 [critics, rows], q_t
 // [critics_t, rows]. Returns that loss.
-template <class T>
-inline double critics_loss(const Steps<T>& batch, size_t critics, const T* q_tm1, size_t critics_t, const T* q_t,
-                           bool huber, T* size, T* slope) {
+inline double critics_loss(const Steps& batch, size_t critics, const float* q_tm1, size_t critics_t, const float* q_t,
+                           bool huber, float* size, float* slope) {
     const size_t rows = batch.rows;
-    const T share = T(-1) / static_cast<T>(rows);
+    const float share = -1.0f / static_cast<float>(rows);
     double loss = 0;
     for (size_t row = 0; row < rows; ++row) {
-        T least = q_t[row];
+        float least = q_t[row];
         for (size_t i = 1; i < critics_t; ++i) {
-            const T q = q_t[i * rows + row];
+            const float q = q_t[i * rows + row];
             least = q < least || std::isnan(q) ? q : least;  // NaN stays
         }
-        const T target = batch.r_t[row] + batch.discount_t[row] * least;
-        T sizes = 0;
+        const float target = batch.r_t[row] + batch.discount_t[row] * least;
+        float sizes = 0;
         for (size_t i = 0; i < critics; ++i) {
-            const T error = target - q_tm1[i * rows + row];
-            const T inside = huber ? std::clamp(error, -T(1), T(1)) : error;
+            const float error = target - q_tm1[i * rows + row];
+            const float inside = huber ? std::clamp(error, -1.0f, 1.0f) : error;
             sizes += std::fabs(error);
             slope[i * rows + row] = inside * batch.weight[row] * share;
-            loss += static_cast<double>(batch.weight[row] * (inside * (error - T(0.5) * inside)));
+            loss += static_cast<double>(batch.weight[row] * (inside * (error - 0.5f * inside)));
         }
-        size[row] = sizes / static_cast<T>(critics);
+        size[row] = sizes / static_cast<float>(critics);
     }
     return loss / static_cast<double>(rows);
 }

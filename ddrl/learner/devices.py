@@ -54,9 +54,9 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
 _torch_alone = False  # set by `without_kernel`
 
 
-def has_kernel(device: torch.device) -> bool:
-    """Whether the C++ kernel's loops compute in the memory of tensors there."""
-    return device.type == "cpu" and not _torch_alone
+def has_kernel(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether the C++ kernel's loops compute in the memory of such tensors there."""
+    return device.type == "cpu" and dtype == torch.float32 and not _torch_alone
 
 
 @contextmanager

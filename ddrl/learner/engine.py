@@ -70,9 +70,7 @@ def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None
     if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
         return None
     flat = isinstance(leaves_of(module)[0], nn.Flatten)
-    if isinstance(x, torch.Tensor) and (
-        x.dtype != layers[0].weight.dtype or not (x.dim() == 2 or (flat and x.dim() > 1))
-    ):
+    if isinstance(x, torch.Tensor) and (x.dtype != torch.float32 or not (x.dim() == 2 or (flat and x.dim() > 1))):
         return None
     (width,) = (len(layer.weight) for layer in [*linears(layers)][-1:])
     return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
@@ -103,12 +101,10 @@ def launches_alike(module: nn.Module) -> bool:
 
 
 @cache
-def gemm_of_torch(dtype: torch.dtype = torch.float32) -> int:
-    """The address of the matrix product (sgemm, dgemm) in the BLAS library that torch itself calls; 0 where it shows
-    none."""
-    name = "dgemm_" if dtype == torch.float64 else "sgemm_"
+def gemm_of_torch() -> int:
+    """The address of the matrix product in the BLAS library that torch itself calls; 0 where it shows none."""
     try:
-        return ctypes.cast(getattr(ctypes.CDLL(torch._C.__file__), name), ctypes.c_void_p).value or 0
+        return ctypes.cast(ctypes.CDLL(torch._C.__file__).sgemm_, ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
         return 0
 
@@ -155,11 +151,7 @@ class Kernel:
         self._slopes: list[tuple[torch.Tensor, torch.Tensor]] = []  # (output, memory of the derivative by it)
         self._inputs: list[_Input] = []
         self._places: dict[str, RowsOf] = {}  # of each evaluation's output; of several nets, the first one's
-        self._dtype = next(linears(batches[0].plain.nets[0])).weight.dtype
-        double = self._dtype == torch.float64
-        made = _kernel.PlainNetworks64 if double else _kernel.PlainNetworks
-        self._rows: Any = _kernel.Rows64 if double else _kernel.Rows
-        self._networks: Any = made(gemm_of_torch(self._dtype), add)
+        self._networks: Any = _kernel.PlainNetworks(gemm_of_torch(), add)
         for batch in batches:
             self._add_batch(batch)
 
@@ -207,9 +199,9 @@ class Kernel:
         back = sum(rows for _, evaluation, rows in evaluations if evaluation.name in differentiated)
         by_input = any(given in differentiated for _, evaluation, _ in evaluations for given in _names(evaluation))
         width = sum(columns.width for columns in plain.columns)
-        x = self._memory(total, width)
-        x_slope = self._memory(back, width) if by_input and back else None
-        noise = self._memory(total, len(cast(Bounds, plain.nets[0][-1]).low)) if plain.noise else None
+        x = _memory(total, width)
+        x_slope = _memory(back, width) if by_input and back else None
+        noise = _memory(total, len(cast(Bounds, plain.nets[0][-1]).low)) if plain.noise else None
         begin = 0
         for index, evaluation, rows in evaluations:
             end = begin + rows
@@ -219,7 +211,7 @@ class Kernel:
                 last = column + columns.width
                 given = evaluation.inputs[columns.input]
                 if isinstance(given, str) and given in self._places:
-                    self._networks.columns(self._given(self._places[given]), self._given((x[begin:end], slope)), column)
+                    self._networks.columns(_given(self._places[given]), _given((x[begin:end], slope)), column)
                 else:
                     named = isinstance(given, str) and given in differentiated
                     of = slope[:, column:last] if slope is not None and named else None
@@ -247,7 +239,7 @@ class Kernel:
         """The operations of each net; the memory of their outputs [nets, rows, width]."""
 
         def memory(*lead: int, width: int) -> RowsOf:
-            return self._memory(*lead, len(x[0]), width), self._memory(*lead, back, width) if back else None
+            return _memory(*lead, len(x[0]), width), _memory(*lead, back, width) if back else None
 
         value, slope = memory(len(plain.nets), width=math.prod(plain.shape))
         for net, layers in enumerate(plain.nets):
@@ -261,7 +253,7 @@ class Kernel:
         return value, slope
 
     def _add_layer(self, layer: Layer, relu: bool, below: RowsOf, out: RowsOf, noise: torch.Tensor | None) -> None:
-        rows = (self._given(below), self._given(out))
+        rows = (_given(below), _given(out))
         if isinstance(layer, Linear | Norm):
             parameters = (layer.weight, layer.bias)
             learn = out[1] is not None
@@ -280,15 +272,17 @@ class Kernel:
             half = 0.5 * (layer.high - layer.low)
             self._networks.bounds(*rows, *map(_numpy, (layer.low + half, half, layer.low, layer.high, noise)))
 
-    def _given(self, rows: RowsOf) -> Any:
-        """Rows as the kernel takes them."""
-        return self._rows(*map(_numpy, rows))
-
-    def _memory(self, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=self._dtype)
-
 
 RowsOf = tuple[torch.Tensor, torch.Tensor | None]  # values [rows, width] and derivatives [back, width]
+
+
+def _memory(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float32)
+
+
+def _given(rows: RowsOf) -> _kernel.Rows:
+    """Rows as the kernel takes them."""
+    return _kernel.Rows(*map(_numpy, rows))
 
 
 def _numpy(tensor: torch.Tensor | None) -> Any:

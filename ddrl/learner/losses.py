@@ -24,7 +24,8 @@ from ddrl import _kernel
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Loss
 
-_losses: Any = _kernel  # each of its losses is for float and for double, which a type checker cannot tell apart here
+_losses: Any = _kernel  # called with lists of arrays, which a type checker cannot count
+
 
 # -- action values -----------------------------------------------------------------------------------------------------
 
@@ -44,10 +45,10 @@ def q_learning(
 
     kind: "huber", l(d) = d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse", l(d) = d^2 / 2. Priorities: |d| [B]."""
     selector = q_t if selector is None else selector
-    if devices.has_kernel(q_tm1.device):
-        size = _empty(q_tm1, len(q_tm1))
-        taken = _empty(q_tm1, len(q_tm1))
-        slope = _empty(q_tm1, *q_tm1.shape)
+    if devices.has_kernel(q_tm1.device, q_tm1.dtype):
+        size = _empty(len(q_tm1))
+        taken = _empty(len(q_tm1))
+        slope = _empty(*q_tm1.shape)
         given = _arrays(q_tm1, action, r_t, discount_t, q_t, selector, weight)
         loss = _losses.q_learning_loss(*given, kind == "huber", size, taken, slope)
         return _by_kernel(loss, size, size, taken, q_tm1, slope)
@@ -82,9 +83,9 @@ def critics(
     (Fujimoto et al. 2018, algorithm 1): q_tm1, q_t [B, critics, 1], the rest [B]. Priorities: mean_i |d_i| [B]."""
     values = q_tm1.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
     values_t = q_t.detach().squeeze(2).t()
-    if devices.has_kernel(q_tm1.device):
-        size = _empty(q_tm1, len(q_tm1))
-        slope = _empty(q_tm1, *values.shape)
+    if devices.has_kernel(q_tm1.device, q_tm1.dtype):
+        size = _empty(len(q_tm1))
+        slope = _empty(*values.shape)
         loss = _losses.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
         return _by_kernel(loss, size, size, values, q_tm1, slope.T[:, :, None])
     error = r_t + discount_t * values_t.amin(dim=0) - values
@@ -155,10 +156,10 @@ def categorical(
     q_mean alone."""
     value, value_t, chooser = _by_row(action, logits_tm1, logits_t, logits_t if selector is None else selector)
     chosen, reward, discount, share = _columns(logits_tm1, action, r_t, discount_t, weight)
-    if devices.has_kernel(value.device):
-        each = _empty(value, len(value))
-        taken = _empty(value, len(value))
-        slope = _empty(value, *value.shape)
+    if devices.has_kernel(value.device, value.dtype):
+        each = _empty(len(value))
+        taken = _empty(len(value))
+        slope = _empty(*value.shape)
         given = _arrays(value, chosen, reward, discount, value_t, chooser, share)
         loss = _losses.categorical_loss(*given, support.v_min, support.v_max, each, taken, slope)
         made = _by_kernel(loss, each, each, taken, logits_tm1, slope.reshape(logits_tm1.shape))
@@ -207,11 +208,11 @@ def quantiles(
     mean prediction| [B]; without an action the losses [B], means over K, and figure q_mean alone."""
     value, value_next, chooser = _by_row(action, value_tm1, value_t, value_t if selector is None else selector)
     chosen, reward, discount, share = _columns(value_tm1, action, r_t, discount_t, weight)
-    if devices.has_kernel(value.device):
-        each = _empty(value, len(value))
-        size = _empty(value, len(value))
-        taken = _empty(value, len(value))
-        slope = _empty(value, *value.shape)
+    if devices.has_kernel(value.device, value.dtype):
+        each = _empty(len(value))
+        size = _empty(len(value))
+        taken = _empty(len(value))
+        slope = _empty(*value.shape)
         given = _arrays(value, fraction, chosen, reward, discount, value_next, chooser, share)
         loss = _losses.quantile_loss(*given, kappa, each, size, taken, slope)
         priority = each if action is None else size
@@ -292,9 +293,9 @@ def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
     return loss._replace(priority=loss.priority.view(r_t.shape).mean(1), figures={"q_mean": values})
 
 
-def _empty(like: torch.Tensor, *shape: int) -> NDArray[Any]:
-    """For what the kernel writes, of the type of `like`."""
-    return np.empty(shape, np.float64 if like.dtype == torch.float64 else np.float32)
+def _empty(*shape: int) -> NDArray[np.float32]:
+    """For what the kernel writes."""
+    return np.empty(shape, np.float32)
 
 
 def _arrays(*tensors: torch.Tensor) -> list[NDArray[Any]]:

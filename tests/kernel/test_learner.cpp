@@ -44,8 +44,8 @@ struct Numbers {
           slope(random_floats(static_cast<size_t>(row_count * columns), seed + 100)),
           rows(row_count),
           width(columns) {}
-    ddrl::Rows<float> all() { return {value.data(), slope.data(), rows, rows, width}; }
-    ddrl::Rows<float> constant() { return {value.data(), nullptr, rows, 0, width}; }
+    ddrl::Rows all() { return {value.data(), slope.data(), rows, rows, width}; }
+    ddrl::Rows constant() { return {value.data(), nullptr, rows, 0, width}; }
 };
 
 static void passes_of_two_layers_are_those_of_their_equations() {
@@ -53,11 +53,9 @@ static void passes_of_two_layers_are_those_of_their_equations() {
     const Floats w1 = random_floats(12, 2), b1 = random_floats(4, 3), w2 = random_floats(8, 4),
                  b2 = random_floats(2, 5);
     Floats w1_slope(12), b1_slope(4), w2_slope(8), b2_slope(2);
-    ddrl::PlainNetworks<float> networks(plain_gemm);
-    networks.add(
-        ddrl::Linear<float>{x.constant(), h.all(), {w1.data(), w1_slope.data()}, {b1.data(), b1_slope.data()}, true});
-    networks.add(
-        ddrl::Linear<float>{h.all(), y.all(), {w2.data(), w2_slope.data()}, {b2.data(), b2_slope.data()}, false});
+    ddrl::PlainNetworks networks(plain_gemm);
+    networks.add(ddrl::Linear{x.constant(), h.all(), {w1.data(), w1_slope.data()}, {b1.data(), b1_slope.data()}, true});
+    networks.add(ddrl::Linear{h.all(), y.all(), {w2.data(), w2_slope.data()}, {b2.data(), b2_slope.data()}, false});
     networks.forward();
     const Floats slope = y.slope;
     networks.backward();
@@ -117,16 +115,15 @@ static void expect_differences(Layer layer, Numbers& below, Numbers& out) {
 static void derivatives_of_every_layer_are_its_differences() {
     Numbers x(4, 6, 1), same(4, 6, 2), narrow(4, 4, 3);
     const Floats weight = random_floats(6, 4), bias = random_floats(6, 5);
-    ddrl::LayerNorm<float> norm{
+    ddrl::LayerNorm norm{
         x.all(),   same.all(), {weight.data(), nullptr, false}, {bias.data(), nullptr, false}, 1e-5f, false,
         Floats(4), Floats(4)};
     expect_differences(norm, x, same);
-    expect_differences(ddrl::Activation<float>{x.all(), same.all(), true}, x, same);
-    expect_differences(ddrl::Dueling<float>{x.all(), narrow.all(), 2, 2}, x, narrow);
+    expect_differences(ddrl::Activation{x.all(), same.all(), true}, x, same);
+    expect_differences(ddrl::Dueling{x.all(), narrow.all(), 2, 2}, x, narrow);
     const Floats low(6, -2), high(6, 4), centre(6, 1), half(6, 3);
-    expect_differences(
-        ddrl::Bounds<float>{x.all(), same.all(), centre.data(), half.data(), low.data(), high.data(), nullptr}, x,
-        same);
+    expect_differences(ddrl::Bounds{x.all(), same.all(), centre.data(), half.data(), low.data(), high.data(), nullptr},
+                       x, same);
 }
 
 static void derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_added() {
@@ -135,14 +132,14 @@ static void derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_
     Floats weight_slope(5, 7), bias_slope(5, 7), once(5);
     for (const bool add : {false, true}) {
         y.slope = slope;
-        ddrl::LayerNorm<float> norm{x.constant(),
-                                    y.all(),
-                                    {weight.data(), weight_slope.data(), add},
-                                    {bias.data(), bias_slope.data(), add},
-                                    1e-5f,
-                                    false,
-                                    Floats(3),
-                                    Floats(3)};
+        ddrl::LayerNorm norm{x.constant(),
+                             y.all(),
+                             {weight.data(), weight_slope.data(), add},
+                             {bias.data(), bias_slope.data(), add},
+                             1e-5f,
+                             false,
+                             Floats(3),
+                             Floats(3)};
         norm.forward(plain_gemm);
         norm.backward(plain_gemm);
         for (size_t i = 0; i < 5; ++i) {
@@ -162,10 +159,10 @@ static void operations_with_the_same_parameter_or_input_add_their_derivatives() 
         Numbers x(3, 3, 1), one(3, 2, 4), other(3, 2, 5);
         Floats w_slope(6, 7), b_slope(2, 7);
         const auto gradients = [&](bool both) {
-            ddrl::PlainNetworks<float> networks(plain_gemm, add && both);
+            ddrl::PlainNetworks networks(plain_gemm, add && both);
             const auto layer = [&](Numbers& out) {
-                networks.add(ddrl::Linear<float>{
-                    x.all(), out.all(), {w.data(), w_slope.data()}, {b.data(), b_slope.data()}, false});
+                networks.add(
+                    ddrl::Linear{x.all(), out.all(), {w.data(), w_slope.data()}, {b.data(), b_slope.data()}, false});
             };
             layer(one);
             if (both) layer(other);
@@ -187,8 +184,8 @@ static void noise_is_added_within_the_bounds() {
     Numbers x(1, 3, 1), y(1, 3, 2);
     x.value = {0, 0.5f, -1};
     const Floats low{-2, -2, -2}, high{2, 2, 2}, centre(3, 0), half(3, 2), noise{0.25f, 3, -3};
-    const ddrl::Bounds<float> bounds{x.constant(), y.constant(), centre.data(), half.data(),
-                                     low.data(),   high.data(),  noise.data()};
+    const ddrl::Bounds bounds{x.constant(), y.constant(), centre.data(), half.data(),
+                              low.data(),   high.data(),  noise.data()};
     bounds.forward(plain_gemm);
     EXPECT(y.value == Floats({0.5f, 2, -2}));
 }
@@ -196,7 +193,7 @@ static void noise_is_added_within_the_bounds() {
 static void columns_of_another_network_get_their_derivative_added() {
     Numbers from(2, 2, 1), to(2, 5, 2);
     const Floats before = from.slope;
-    const ddrl::Columns<float> columns{from.all(), to.all(), 3};
+    const ddrl::Columns columns{from.all(), to.all(), 3};
     columns.forward(plain_gemm);
     columns.backward(plain_gemm);
     for (size_t row = 0; row < 2; ++row)
@@ -211,8 +208,8 @@ static void relu_lets_what_is_not_a_number_through() {
     x.value[0] = std::numeric_limits<float>::quiet_NaN();
     const float w[1] = {1}, b[1] = {0};
     for (const float* bias : {b, static_cast<const float*>(nullptr)}) {
-        ddrl::PlainNetworks<float> networks(plain_gemm);
-        networks.add(ddrl::Linear<float>{x.constant(), y.constant(), {w, nullptr}, {bias, nullptr}, true});
+        ddrl::PlainNetworks networks(plain_gemm);
+        networks.add(ddrl::Linear{x.constant(), y.constant(), {w, nullptr}, {bias, nullptr}, true});
         networks.forward();
         networks.backward();  // there is nothing to differentiate
         EXPECT(std::isnan(y.value[0]));
@@ -229,7 +226,7 @@ static void slopes_are_the_loss_s_derivative_at_the_action_taken() {
     const float r_t[2] = {0.5f, 1}, discount_t[2] = {1, 0.5f}, weight[2] = {1, 2};
     const int64_t action[2] = {0, 2};
     float size[2], taken[2], slope[6];
-    const ddrl::Steps<float> steps{2, action, r_t, discount_t, weight};
+    const ddrl::Steps steps{2, action, r_t, discount_t, weight};
     const auto loss = [&](bool huber) {
         return ddrl::q_learning_loss(steps, 3, q_tm1, q_t, selector, huber, size, taken, slope);
     };
@@ -253,10 +250,10 @@ static void slopes_of_quantiles_are_the_loss_s_derivative_by_the_action_s_quanti
     const float fraction[2] = {0.25f, 0.75f}, r_t[1] = {1}, discount_t[1] = {0.5f}, weight[1] = {2};
     const int64_t action[1] = {1};
     float each[1], size[1], taken[1], slope[4];
-    const ddrl::Steps<float> steps{1, action, r_t, discount_t, weight};
+    const ddrl::Steps steps{1, action, r_t, discount_t, weight};
     const auto loss = [&](float kappa) {
-        ddrl::quantile_loss<float>(steps, 2, {2, value}, {2, value_t}, {1, selector}, fraction, kappa, each, size,
-                                   taken, slope);
+        ddrl::quantile_loss(steps, 2, {2, value}, {2, value_t}, {1, selector}, fraction, kappa, each, size, taken,
+                            slope);
     };
     loss(1.0f);  // targets 1 and 3
     EXPECT(taken[0] == 2 && size[0] == 0);
@@ -272,9 +269,9 @@ static void a_distribution_that_is_its_own_target_has_no_divergence_and_no_slope
     const int64_t action[1] = {0};
     float divergence[1], taken[1];
     Floats slope(7);
-    const ddrl::Values<float> values{7, logits.data()};
-    ddrl::categorical_loss<float>({1, action, r_t, discount_t, weight}, 1, values, values, values, -3, 3, divergence,
-                                  taken, slope.data());
+    const ddrl::Values values{7, logits.data()};
+    ddrl::categorical_loss({1, action, r_t, discount_t, weight}, 1, values, values, values, -3, 3, divergence, taken,
+                           slope.data());
     EXPECT(std::fabs(divergence[0]) < 1e-6f);
     for (const float each : slope) EXPECT(std::fabs(each) < 1e-6f);
 }
@@ -283,7 +280,7 @@ static void the_smallest_critic_is_the_target_of_all() {
     const float q_tm1[4] = {1, 2, 3, 4}, q_t[4] = {5, 1, 4, 9}, r_t[2] = {1, 0}, discount_t[2] = {1, 1},
                 weight[2] = {1, 1};
     float size[2], slope[4];
-    ddrl::critics_loss<float>({2, nullptr, r_t, discount_t, weight}, 2, q_tm1, 2, q_t, false, size, slope);
+    ddrl::critics_loss({2, nullptr, r_t, discount_t, weight}, 2, q_tm1, 2, q_t, false, size, slope);
     const float wanted[4] = {-2, 0.5f, -1, 1.5f};  // targets 5 and 1; -error / rows
     EXPECT(std::memcmp(slope, wanted, sizeof wanted) == 0);
     EXPECT(size[0] == 3 && size[1] == 2);
