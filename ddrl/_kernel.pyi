@@ -64,6 +64,11 @@ class Ring:
     def close(self) -> None:
         """End all waiting, now and later."""
 
+    def hand_over(self) -> bool:
+        """
+        The producer's process has ended: make the ring ready for the next one. False: the ring was damaged.
+        """
+
     def set_bell(self, bell: object | None) -> None:
         """Ring this doorbell after each push; None: none."""
 
@@ -105,7 +110,7 @@ class LaneSet:
 class StepWriter:
     """Turns vector steps into rows of a ring."""
 
-    def __init__(self, *, ring: object, row_nbytes: int, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], observation: tuple[str, Sequence[int]], stack: int, first_stream: int, env_id: str, drop_nonfinite: bool) -> None: ...
+    def __init__(self, *, ring: object, row_nbytes: int, table: Sequence[tuple[str, int, int, int, str, Sequence[int], int]], observation: tuple[str, Sequence[int]], stack: int, first_stream: int, env_id: str, drop_nonfinite: bool, first_step: int = 0) -> None: ...
 
     def write(self, state: object, action: object, reward: object, terminated: object, truncated: object, next_state: object, policy_version: int, columns: Mapping[str, Any] | None = None, timeout: float | None = None) -> int:
         """

@@ -130,6 +130,15 @@ class Lane(Channel):
         self._bell = bell
         self.ring.set_bell(bell)
 
+    def hand_over(self) -> None:
+        """The producer's process was seen to end: make the lane ready for the next one. ChannelError where it was
+        damaged.
+
+        Until then that process was the only writer. A row becomes visible by one atomic store, after all its bytes, so
+        the consumer never sees one that was not finished; those that were finished stay, and are used."""
+        if not self.ring.hand_over():
+            raise ChannelError(f"lane {self.segment.name} was damaged by the process that wrote it")
+
     def close(self) -> None:
         """End it for both ends: a waiting producer wakes, later pushes write nothing; rows inside can still be
         popped."""
@@ -168,6 +177,8 @@ class LaneSet:
 
 # ---- What rollouts write with ----
 
+STEPS_OF_INCARNATION = 1 << 20  # between the first steps of a rollout's incarnations
+
 
 class StepWriter(_kernel.StepWriter):
     """Records the environments `first_stream`, `first_stream` + 1, ... of one rollout; their number N is that of the
@@ -180,6 +191,8 @@ class StepWriter(_kernel.StepWriter):
     `timeout` [s] has passed; then `pending` rows wait here and `flush(timeout) -> bool` tries again (True: none is
     left); writing again before that is a ValueError. TypeError where an array does not fit.
     `cut()`: the environments were reset, the running episodes are over; the next write is step 0 of new ones.
+    `incarnation`: of the process; the first episodes of another one than 0 begin at a step that no reader expects, so
+    that they are never joined to those which its predecessor left.
 
     A reward or state that is NaN or infinite raises EnvError with `env_id`, the environment and the step, nothing
     written; with nonfinite="drop" the row is dropped instead, which leaves a gap in `step`, and counted
@@ -193,6 +206,7 @@ class StepWriter(_kernel.StepWriter):
         *,
         nonfinite: Literal["refuse", "drop"] = "refuse",
         env_id: str = "",
+        incarnation: int = 0,
     ) -> None:
         if lane.dtype != schema.dtype:
             raise ChannelError(
@@ -211,6 +225,7 @@ class StepWriter(_kernel.StepWriter):
             first_stream=first_stream,
             env_id=env_id,
             drop_nonfinite=nonfinite == "drop",
+            first_step=incarnation * STEPS_OF_INCARNATION % (1 << 32),
         )
         self.lane = lane
         self.schema = schema

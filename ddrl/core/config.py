@@ -159,6 +159,20 @@ class RolloutConfig:
         "(1 + max_policy_lag) / (1 + l) of a whole one, its age in replay included.",
         choices=("wait", "drop", "weight"),
     )
+    restarts: int = setting(
+        3,
+        "",
+        "Most times in a row that a rollout, evaluator or collector that died or hangs is started again; a row ends "
+        "once a rollout has recorded for 10 s, or an evaluator has played. One more death ends the run, saved.",
+        ge=0,
+    )
+    on_error: str = setting(
+        "end",
+        "",
+        "A Python exception of an environment: end, of the run, or restart, of the process with new environments, "
+        "as after a death. With --serial it ends the run.",
+        choices=("end", "restart"),
+    )
 
 
 @dataclass(frozen=True)
@@ -329,8 +343,8 @@ class RunConfig:
     silence_limit: float = setting(
         300.0,
         "s",
-        "After so long without a sign of life a rollout or evaluator is started again (local runs), or the run ends, "
-        "saved (mpirun; a silent relay or gradient node too); a warning comes at a tenth of it. More where one "
+        "After so long without a sign of life a rollout or evaluator is ended and started again (rollout.restarts); a "
+        "silent trainer, relay or gradient node ends the run. A warning comes at a tenth of it. More where one "
         "environment step or gradient takes longer.",
         gt=0,
     )

@@ -59,11 +59,12 @@ def _share(role: Role, name: str, doc: str) -> tuple[Across, ...]:
 
 
 class Phase(IntEnum):
-    """What a trainer does between two heartbeats."""
+    """What a process does between two heartbeats."""
 
     RUNNING = 1
     SAVING = 2
-    WAITING = 3  # for a pool's device
+    WAITING = 3  # for a pool's device; of a collector's place: nothing is expected of it
+    STARTING = 4  # a rollout or evaluator that has not acted yet
 
 
 MAX_GPUS = 8  # of a host, reported one by one
@@ -101,10 +102,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("bytes_received", "count", "bytes", "Bytes taken from MPI."),
     Metric("cpu_seconds", "count", "s", "Processor time used, all threads; measured once a host."),
     Metric("memory_bytes", "gauge", "bytes", "Resident memory without pages shared with others; measured once a host."),
-    Metric("ended", "gauge", "", "1 once the process has done its last work."),
-    Metric(
-        "phase", "gauge", "", "What the trainer does, which says how long it may be silent: ddrl.core.metrics.Phase."
-    ),
+    Metric("ended", "gauge", "", "1 while its place has no process: it has done its last work, or has died."),
+    Metric("phase", "gauge", "", "What it does, which says how long it may be silent: ddrl.core.metrics.Phase."),
+    Metric("incarnation", "gauge", "", "Processes that had this place before."),
+    Metric("restarts", "count", "", "Times that a process was started in place of one that died.", _total(None)),
+    Metric("episodes_cut", "count", "episodes", "Episodes cut by the death of their process.", _total(Role.ROLLOUT)),
     # rollout
     Metric(
         "env_steps",

@@ -188,9 +188,9 @@ struct PyStepWriter : ddrl::StepWriter {
     }
 
     PyStepWriter(nb::object ring, size_t row_bytes, const std::vector<ColumnEntry>& table, const Form& observations,
-                 size_t stack, uint32_t first_stream, std::string id, bool drop_nonfinite)
+                 size_t stack, uint32_t first_stream, std::string id, bool drop_nonfinite, uint32_t first_step)
         : ddrl::StepWriter(nb::cast<PyRing*>(ring), format_of(row_bytes, table, stack), first_stream,
-                           drop_nonfinite ? ddrl::NonFinite::drop : ddrl::NonFinite::refuse),
+                           drop_nonfinite ? ddrl::NonFinite::drop : ddrl::NonFinite::refuse, first_step),
           ring_owner(std::move(ring)),
           observation{observations.first, observations.second, 0},
           action(field_of(column_named(table, "action"))),
@@ -359,6 +359,8 @@ static void bind_lanes(nb::module_& module) {
              "Append rows; waits for room at most `timeout` [s] (None: for ever). Returns rows written.")
         .def("pop", &PyRing::pop_into, "out"_a, "Move the oldest rows to `out`; returns how many.")
         .def("close", &ddrl::Ring::close, "End all waiting, now and later.")
+        .def("hand_over", &ddrl::Ring::hand_over,
+             "The producer's process has ended: make the ring ready for the next one. False: the ring was damaged.")
         .def(
             "set_bell",
             [](PyRing& self, std::optional<nb::object> bell) {
@@ -384,9 +386,9 @@ static void bind_lanes(nb::module_& module) {
 static void bind_step_writer(nb::module_& module) {
     nb::class_<PyStepWriter>(module, "StepWriter", "Turns vector steps into rows of a ring.")
         .def(nb::init<nb::object, size_t, const std::vector<ColumnEntry>&, const Form&, size_t, uint32_t, std::string,
-                      bool>(),
+                      bool, uint32_t>(),
              nb::kw_only(), "ring"_a, "row_nbytes"_a, "table"_a, "observation"_a, "stack"_a, "first_stream"_a,
-             "env_id"_a, "drop_nonfinite"_a)
+             "env_id"_a, "drop_nonfinite"_a, "first_step"_a = 0)
         .def("write", &PyStepWriter::write, "state"_a, "action"_a, "reward"_a, "terminated"_a, "truncated"_a,
              "next_state"_a, "policy_version"_a, "columns"_a.none() = nb::none(), "timeout"_a.none() = nb::none(),
              nb::sig("def write(self, state: object, action: object, reward: object, terminated: object, truncated: "

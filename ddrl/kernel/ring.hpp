@@ -70,6 +70,15 @@ public:
         header_->room.ring();
     }
 
+    // Whoever has seen the producer's process end, before another one attaches: make the ring ready for that. Rows that
+    // the dead process did not finish are past `tail`, which nobody reads, and are overwritten. What it leaves that the
+    // next one must not inherit is its place in `room`, where producers alone wait. False: the ring was damaged.
+    bool hand_over() {
+        const uint64_t head = popped();  // first: the consumer may pop meanwhile
+        header_->room.waiters.store(0, std::memory_order_seq_cst);
+        return header_->capacity == capacity_ && header_->row_bytes == row_bytes_ && pushed() - head <= capacity_;
+    }
+
     // Producer: the bell rung after each push; nullptr for none.
     void set_bell(Doorbell* bell) { bell_ = bell; }
 

@@ -62,8 +62,14 @@ struct VectorStep {
 
 class StepWriter {
 public:
-    StepWriter(Ring* ring, RowFormat format, uint32_t first_stream, NonFinite nonfinite)
-        : ring_(ring), format_(std::move(format)), first_stream_(first_stream), nonfinite_(nonfinite) {
+    // first_step: of the first episodes. A writer that follows one that has died takes a number that no reader expects,
+    // so that its first rows are never joined to an episode of the dead one.
+    StepWriter(Ring* ring, RowFormat format, uint32_t first_stream, NonFinite nonfinite, uint32_t first_step = 0)
+        : ring_(ring),
+          format_(std::move(format)),
+          first_stream_(first_stream),
+          nonfinite_(nonfinite),
+          first_step_(first_step) {
         packed_bytes_ = format_.state.offset + format_.state.bytes;
         for (const RowFormat::Further& column : format_.columns)
             packed_bytes_ = std::max(packed_bytes_, column.place.offset + column.place.bytes);
@@ -78,7 +84,7 @@ public:
     uint64_t nonfinite_rows() const { return nonfinite_rows_; }
 
     // Begin with N environments, all at the first observation of an episode.
-    void start(size_t num_envs) { environments_.assign(num_envs, {}); }
+    void start(size_t num_envs) { environments_.assign(num_envs, {.step = first_step_}); }
 
     // Drop the running episodes: with the environments reset, the next step is step 0 of new ones.
     void cut() {
@@ -243,6 +249,7 @@ private:
     RowFormat format_;
     uint32_t first_stream_;
     NonFinite nonfinite_;
+    uint32_t first_step_;
     size_t packed_bytes_;  // of a row, without the padding at its end
     std::vector<Environment> environments_;
     std::vector<byte> staged_;

@@ -498,6 +498,7 @@ def rank_table(processes: Processes, now: float) -> dict[str, Array]:
         "env steps": last["env_steps"],
         "episodes": last["episodes"],
         "waited [s]": np.round(last["wait_seconds"], 1),
+        "restarts": np.nan_to_num(last.get("restarts", np.zeros(len(silent)))),
         "pid": last["pid"],
     }
     order = np.lexsort((last["rank"], -badness))

@@ -31,7 +31,7 @@ from ddrl.pool.prewarm import Corrected, Order, Schedule
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import Child, Keeper, Place
 from ddrl.run.keeper import Ended as ProcessEnded
-from ddrl.run.members import GOING, START_TIMEOUT, make_worker, member_seed
+from ddrl.run.members import GOING, START_TIMEOUT, exit_status, make_worker, member_seed
 from ddrl.run.topology import HostChannels, describe
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -290,10 +290,13 @@ class CollectorForks:
 
     def _begin(self, begin: Begin) -> None:
         self._schedule.begin(begin.round)
+        is_restart = begin.round == self._newest  # of collectors that have died in it
         self._newest = begin.round
         for worker in begin.workers:
             if not any(one.worker == worker and one.round == begin.round for one in self._processes.values()):
                 self._start(begin.round, worker)
+            if is_restart:
+                self._channels.counters.row(self._rows[worker])["restarts"].add(1)
             self._started(self._rows[worker])
             self._set_phase(worker)
 
@@ -375,7 +378,7 @@ class CollectorForks:
             collect(self._channels.in_fork(), rank, sent, decision, self._send_report)
         except BaseException as error:
             print(describe(error, "a collector"), file=sys.stderr)
-            return 1
+            return exit_status(error, self._channels.topology.config)
         return 0
 
     def _send_report(self, sent: Sent) -> None:

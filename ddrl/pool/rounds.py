@@ -10,8 +10,8 @@ A round, whose number is the version that its collectors act with:
      experience gives draws (replay.samples_per_insert, an algorithm's epochs);
   4. the device is given back, then the next parameters are published.
 
-A collector that is killed is replaced, at most MAX_RESTARTS times in a round; it collects the same again, and the
-device is given back until then. One that ends with an error ends the task.
+A collector that dies is replaced, at most rollout.restarts times a worker and round; it collects the same again, and
+the device is given back until then. One that ends with an error ends the task, unless rollout.on_error is restart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import os
 import select
 import signal
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ from ddrl.distribution.membership import Orders, Report
 from ddrl.pool.collectors import COLLECTORS, Begin, Down, Ended, Sent, StarterLink, Starters, Up, earliest, host_clock
 from ddrl.pool.prewarm import Corrected, Order, Planner, Start
 from ddrl.pool.settings import PoolConfig
+from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
 
@@ -234,7 +235,6 @@ def _rows_of(message: Sent | Ended | Corrected) -> int:
 # -- the trainer's end -------------------------------------------------------------------------------------------------
 
 MAX_LINES = 100_000  # of collectors in a trace; the sums count all
-MAX_RESTARTS = 3  # of collectors that are killed in one round
 
 
 @dataclass
@@ -389,13 +389,13 @@ class Rounds:
         self._by_worker = training.config.section(PoolConfig).gradient_order == "worker"
         self._arrived: list[Sent] = []  # this round's, not recorded yet
         self._recorded: set[int] = set()
-        self._restarts = 0
+        self._deaths = Counter[int]()  # of collectors in this round, by worker
         if training.state.policy_version >= 0:  # of a checkpoint, which is published again: its round begins anew
             training.state.policy_version -= 1
 
     def begin(self, version: int) -> None:
         self.number = version
-        self._restarts = 0
+        self._deaths.clear()
         self._recorded.clear()
         self._training.source.cut()  # the next collectors begin new episodes
         self.collectors.begin(version, time.monotonic())
@@ -508,15 +508,21 @@ class Rounds:
 
     def _note_end(self, ended: Ended) -> None:
         """A collector's process has ended: as it should, or it is replaced, or the task fails."""
-        if ended.status > 0:
+        if ended.status > 0 and ended.status != ENVIRONMENT_FAILED:
             raise JobFailed(f"collector {ended.worker} ended with status {ended.status}:\n{ended.words}")
         has_sent = ended.worker in self._recorded or any(sent.worker == ended.worker for sent in self._arrived)
         if ended.round != self.number or has_sent:
             return
-        how = f"was killed by {signal.Signals(-ended.status).name}" if ended.status < 0 else "ended before it had sent"
-        self._restarts += 1
-        if self._restarts > MAX_RESTARTS:
-            raise JobFailed(f"collector {ended.worker} {how}, after {MAX_RESTARTS} others in round {self.number}")
+        if ended.status == ENVIRONMENT_FAILED:
+            how = "had an exception in its environment"
+        else:
+            how = f"was killed by {signal.Signals(-ended.status).name}" if ended.status else "ended before it had sent"
+        self._deaths[ended.worker] += 1
+        limit = self._training.config.rollout.restarts
+        if self._deaths[ended.worker] > limit:
+            words = f":\n{ended.words}" if ended.words else ""
+            after = f"after {limit} others in round {self.number} (rollout.restarts)"
+            raise JobFailed(f"collector {ended.worker} {how}, {after}{words}")
         self._training.empty(self._lanes[ended.worker], record=False)
         if self._training.lender is not None:
             self._training.lender.pause()

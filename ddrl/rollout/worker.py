@@ -23,6 +23,7 @@ from ddrl.channels.mailbox import Pin
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.generators import seed_generators
+from ddrl.core.metrics import Phase
 from ddrl.core.specs import EnvStep, VectorEnv
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
@@ -109,9 +110,11 @@ class RolloutWorker:
                 "fetches",
             )
         }
-        self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon")}
+        self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon", "phase")}
         earlier = {name: counter.value for name, counter in self._counters.items()}  # of a process before this one
         self._counts = {name: 0.0 if math.isnan(value) else value for name, value in earlier.items()}
+        self._dropped_before = self._counts["rows_dropped"]
+        self._waited_before = self._counts["wait_seconds"] - writer.lane.wait_seconds
         self._env_seconds = self._act_seconds = self._env_steps = 0.0
         self._next_report = 0.0
         self._pin: Pin | None = None
@@ -205,6 +208,7 @@ class RolloutWorker:
     def run(self) -> None:
         """Step until the board says neither run nor pause. NetworkError where this process has loaded torch."""
         forbid_torch()
+        self._gauges["phase"].set(Phase.RUNNING)
         board = self._board
         bell = self._board.rollout_bell
         last_ring = bell.value
@@ -233,8 +237,8 @@ class RolloutWorker:
         counts["act_seconds"] += self._act_seconds
         counts["env_seconds"] += self._env_seconds
         self._env_steps = self._act_seconds = self._env_seconds = 0.0
-        counts["wait_seconds"] = self._paused_seconds + self._writer.lane.wait_seconds
-        counts["rows_dropped"] = self._writer.nonfinite
+        counts["wait_seconds"] = self._waited_before + self._paused_seconds + self._writer.lane.wait_seconds
+        counts["rows_dropped"] = self._dropped_before + self._writer.nonfinite
         for name, value in counts.items():
             counters[name].set(value)
         self._gauges["heartbeat"].set(time.time())

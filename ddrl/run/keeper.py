@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import math
 import os
 import random
 import select
@@ -25,7 +26,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,12 +36,18 @@ from numpy.typing import NDArray
 from ddrl.core.errors import KeeperError
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
-from ddrl.run.process import die_with, ignore_interrupts, interrupts_held_back, name_process, step_back
+from ddrl.run.process import (
+    die_with,
+    ignore_interrupts,
+    interrupts_held_back,
+    name_process,
+    offer_to_oom_killer,
+    step_back,
+)
 
 MAX_WORDS = 16_000  # [B] of a child's standard error that are kept
 STACKS_SIGNAL = signal.SIGUSR2
 STACKS_TIMEOUT = 2.0  # [s] for a process to write its stacks
-MAX_RESTARTS = 3  # of one silent process
 KILL_TIMEOUT = 10.0  # [s] for the kernel to end a process that was killed
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
 STATES = {
@@ -71,6 +78,8 @@ class Ended:
         """In words."""
         if self.status < 0:
             return f"was killed by {signal.Signals(-self.status).name}"
+        if self.status == ENVIRONMENT_FAILED:
+            return "had an exception in its environment"
         return f"ended early with status {self.status}"
 
 
@@ -84,6 +93,7 @@ class Child:
         self.place = place
         self.incarnation = incarnation
         self.rank = rank
+        self.hang: tuple[str, str] | None = None  # it was killed for its silence: how it ended in words, and its stacks
         self.pidfd = os.pidfd_open(pid)
         os.set_blocking(errors, False)
         self.errors = errors
@@ -215,34 +225,82 @@ def end_stranger(pid: int) -> None:
 
 # -- what a death leads to ---------------------------------------------------------------------------------------------
 
+MEMBERS = (Role.ROLLOUT, Role.EVALUATOR)  # a collector has the role of the rollout whose place it takes
+ENVIRONMENT_FAILED = 113  # exit status of a member that is to be started again after an exception of its environment
+MIN_WORK = 10.0  # [s] that a rollout records before its deaths no longer count as deaths in a row
+FIRST_PAUSE = 0.5  # [s] before the second restart in a row; it doubles with each further one
+MAX_PAUSE = 30.0  # [s]
+
 
 @dataclass
+class _Row:
+    """The deaths in a row of one member. first: stacks or traceback that the first one left; done: its work when last
+    seen; worked_since: when that was first seen to grow after the last death [s]."""
+
+    deaths: int = 0
+    first: str = ""
+    done: float = 0.0
+    worked_since: float = math.inf
+
+
 class Deaths:
-    """What the end or the silence of a process leads to. Any death ends the job; a silent rollout or evaluator is ended
-    and started again, at most `max_restarts` times each."""
+    """What the death of a process leads to: members are started again, at most `limit` times in a row; any other death
+    ends the job.
 
-    max_restarts: int = 3
-    restarts: dict[int, int] = field(default_factory=dict[int, int])  # by rank
+    A row ends once a rollout or collector has recorded for MIN_WORK seconds, or an evaluator has played. So a crash
+    that comes again each time, at the first step or when the environment is made, ends the job after `limit` restarts.
+    Costs nothing while nobody has died."""
 
-    def after_end(self, child: Child, ended: Ended) -> bool:
-        """Whether to start the process again; else the job ends."""
-        return False
+    def __init__(self, limit: int = 3, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._clock = clock
+        self._rows: dict[int, _Row] = {}  # by rank
 
-    def after_silence(self, child: Child) -> bool:
-        """Whether to start a silent process again; else the job ends."""
-        if child.role is Role.TRAINER:
-            return False
-        self.restarts[child.rank] = self.restarts.get(child.rank, 0) + 1
-        return self.restarts[child.rank] <= self.max_restarts
+    def pause_after(self, child: Child, words: str, done: float) -> float | None:
+        """Seconds until the place of a process that has died gets its next one; None: the job ends. words: what it has
+        left; done: its work, as `work_done` counts it."""
+        if child.role not in MEMBERS:
+            return None
+        row = self._rows.setdefault(child.rank, _Row())
+        row.deaths += 1
+        row.first = row.first or words
+        row.done = done
+        row.worked_since = math.inf
+        if row.deaths > self.limit:
+            return None
+        return min(FIRST_PAUSE * 2.0 ** (row.deaths - 2), MAX_PAUSE) if row.deaths > 1 else 0.0
+
+    def in_row(self, child: Child) -> tuple[int, str]:
+        """How many deaths in a row its place has had, and what the first of them left."""
+        row = self._rows.get(child.rank, _Row())
+        return row.deaths, row.first
+
+    def note_work(self, table: NDArray[np.float64]) -> None:
+        """End the row of each member that has worked since; table: the counters of all processes."""
+        for rank, row in list(self._rows.items()):
+            values = table[table[:, RANK] == rank][0]
+            done = work_done(values)
+            if done > row.done:
+                row.done = done
+                row.worked_since = min(row.worked_since, self._clock())
+                enough = 0.0 if values[ROLE] == EVALUATOR else MIN_WORK
+                if self._clock() - row.worked_since >= enough:
+                    del self._rows[rank]
+
+
+def work_done(values: NDArray[np.float64]) -> float:
+    """What a member has done, of its row of counters: episodes played by an evaluator, steps taken by a rollout."""
+    return float(np.nan_to_num(values[EPISODES if values[ROLE] == EVALUATOR else ENV_STEPS]))
 
 
 # -- silence -----------------------------------------------------------------------------------------------------------
 
 LOOK_PERIOD = 1.0  # [s] between two looks at heartbeats
 WORDS_AFTER = 0.1  # of the limit: the user is told
-RANK, ROLE, HOST, PID, HEARTBEAT, ENDED, PHASE = map(
-    COLUMNS.index, ("rank", "role", "host", "pid", "heartbeat", "ended", "phase")
+RANK, ROLE, HOST, PID, HEARTBEAT, ENDED, PHASE, ENV_STEPS, EPISODES = map(
+    COLUMNS.index, ("rank", "role", "host", "pid", "heartbeat", "ended", "phase", "env_steps", "episodes")
 )
+EVALUATOR = list(Role).index(Role.EVALUATOR)
 WATCHED = [list(Role).index(role) for role in (Role.TRAINER, Role.ROLLOUT, Role.EVALUATOR, Role.RELAY, Role.NODE)]
 LONG_PHASE_LIMIT = 1800.0  # [s] without a heartbeat while saving: a large replay on a slow disk
 
@@ -445,12 +503,6 @@ class Keeper:
                 gone.append((child, ended))
         return gone
 
-    def restart(self, child: Child) -> Child:
-        """Kill a process and start the next incarnation in its place."""
-        self._forget(child)
-        child.end(0.0)
-        return self.start(child.place, child.incarnation + 1)
-
     def end(self, grace: float) -> None:
         """Wait at most `grace` [s] for all of them together, then kill who is left."""
         deadline = time.monotonic() + grace
@@ -518,6 +570,7 @@ def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[i
         die_with(parent)
         ignore_interrupts()
         step_back()
+        offer_to_oom_killer()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(errors, 2)
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 (until the process ends)

@@ -175,6 +175,11 @@ def conclude(result: Result, launcher: str) -> int:
         f"{document['reason']} after {document['wall_seconds']:.1f} s: {document['env_steps']:,} env steps, "
         f"{document['updates']:,} updates, lag when drawn {_text(lag['p50'])}/{_text(lag['p99'])} versions (p50/p99)"
     )
+    if document["restarts"]:
+        print(
+            f"deaths: {document['restarts']} processes were started again, {document['episodes_cut']} episodes cut "
+            "(why: the alarms above, and on the dashboard's page Ranks)"
+        )
     if document["evaluation"] is not None:
         print(f"policy: {_judgment(document['best'])}")
     print(f"play it:  python -m ddrl.evaluate {result.directory}")

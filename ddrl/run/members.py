@@ -6,6 +6,7 @@ board.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,12 +21,15 @@ from ddrl.channels.board import Command, CounterRow
 from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
+from ddrl.core.errors import DdrlError
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
+from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import MetStates, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
+from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.topology import HostChannels, describe, report_failure
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
@@ -52,14 +56,32 @@ def member_process(channels: HostChannels, assignment: Assignment) -> int:
                 counters["ended"].set(1.0)
                 env.close()
     except BaseException as error:
-        report_failure(board, channels.topology.run_id, channels.host, describe(error, f"rank {assignment.rank}"))
-        return 1
+        text = describe(error, f"rank {assignment.rank}")
+        status = exit_status(error, channels.topology.config)
+        if status == ENVIRONMENT_FAILED:
+            print(text, file=sys.stderr)  # for the keeper, which starts another process
+        else:
+            report_failure(board, channels.topology.run_id, channels.host, text)
+        return status
     return 1 if board.command == Command.FAIL else 0
 
 
-def member_seed(seed: int, index: int, cut: int = 0) -> int:
-    """Seed of rollout `index` after `cut` checkpoints: independent streams from one seed."""
-    return int(np.random.SeedSequence([seed, index, cut]).generate_state(1)[0])
+def exit_status(error: BaseException, config: Config) -> int:
+    """Of a member that an error ends: ENVIRONMENT_FAILED where rollout.on_error asks for another process. An error of
+    ours, of settings or a NaN, would come again."""
+    of_environment = isinstance(error, Exception) and not isinstance(error, DdrlError)
+    return ENVIRONMENT_FAILED if of_environment and config.rollout.on_error == "restart" else 1
+
+
+def member_seed(seed: int, index: int, start: int = 0) -> int:
+    """Seed of rollout `index` when it starts anew for the `start`th time (after a death, a round, or with --serial a
+    checkpoint): independent streams from one seed."""
+    return int(np.random.SeedSequence([seed, index, start]).generate_state(1)[0])
+
+
+def incarnation_of(counters: CounterRow) -> int:
+    """Processes that had this place before, as the keeper has written; 0 where there is no keeper."""
+    return int(np.nan_to_num(counters["incarnation"].value))
 
 
 def make_rollout_env(config: Config, assignment: Assignment) -> VectorEnv:
@@ -85,8 +107,9 @@ def make_worker(
     model, mailbox = _policy_of(channels)
     if env is None:
         env = make_rollout_env(config, assignment)
-    seed = member_seed(config.run.seed, assignment.index)
-    writer = _make_writer(channels, assignment.index)
+    incarnation = incarnation_of(counters)
+    seed = member_seed(config.run.seed, assignment.index, incarnation)
+    writer = _make_writer(channels, assignment.index, incarnation)
     if reader is None:
         reader = mailbox.reader(topology.row_of(assignment))
     recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
@@ -95,11 +118,15 @@ def make_worker(
     return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
 
 
-def _make_writer(channels: HostChannels, index: int) -> StepWriter:
+def _make_writer(channels: HostChannels, index: int, incarnation: int) -> StepWriter:
     """The writing end of a rollout's lane, or of its sample area."""
     topology = channels.topology
     config = channels.topology.config
-    options: dict[str, Any] = {"nonfinite": config.env.nonfinite, "env_id": config.env.id}
+    options: dict[str, Any] = {
+        "nonfinite": config.env.nonfinite,
+        "env_id": config.env.id,
+        "incarnation": incarnation,
+    }
     first = index * config.env.num_envs
     schema = topology.schema
     if not topology.area_columns:
@@ -114,8 +141,10 @@ def _make_writer(channels: HostChannels, index: int) -> StepWriter:
 class Evaluator:
     """Plays greedy episodes with a policy version and judges it; the same for a process of its own and a serial run."""
 
-    def __init__(self, config: Config, model: ActingModel) -> None:
+    def __init__(self, config: Config, model: ActingModel, incarnation: int = 0) -> None:
+        """incarnation: of the process; each has seeds of its own."""
         self._config = config
+        self._incarnation = incarnation
         self._policy = ActingPolicy(model, outputs=(), flush_denormals=True)
         most = max(config.evaluation.episodes, config.evaluation.confirm_episodes, 1)
         self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
@@ -136,7 +165,8 @@ class Evaluator:
         """
         config = self._config
         held_out = config.evaluation.held_out  # then alike in runs of other seeds, too
-        seed = member_seed(EVALUATION_SEED, 0) if held_out else member_seed(config.run.seed + EVALUATION_SEED, turn)
+        own = member_seed(config.run.seed + EVALUATION_SEED, turn, self._incarnation)
+        seed = member_seed(EVALUATION_SEED, 0) if held_out else own
         played = self._play(vector, config.evaluation.episodes, seed, stop)
         confirmed = None
         if played.mean >= config.run.target_return and config.evaluation.confirm_episodes:
@@ -171,7 +201,8 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
     results = channels.attach_evaluations()
     reader = mailbox.reader(channels.topology.row_of(assignment))
     forbid_torch()
-    evaluator = Evaluator(config, model)
+    evaluator = Evaluator(config, model, incarnation_of(counters))
+    counters["phase"].set(Phase.RUNNING)
     vector = np.zeros(model.layout.nbytes, np.uint8)
 
     def stopped() -> bool:

@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 # -- process -----------------------------------------------------------------------------------------------------------
 
+MEMBER_OOM_SCORE = 500  # of 1000: half of the machine's memory more than it uses
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_PDEATHSIG = 1
@@ -103,6 +104,13 @@ def spare_collector() -> None:
 def step_back() -> None:
     """Lower the priority of a rollout or evaluator."""
     os.nice(MEMBER_NICENESS)
+
+
+def offer_to_oom_killer() -> None:
+    """Let the kernel end this process, when memory is short, before those that cannot be started again."""
+    path = Path("/proc/self/oom_score_adj")
+    with suppress(OSError):  # raising it takes no privilege; some containers have no such file
+        path.write_text(str(max(MEMBER_OOM_SCORE, int(path.read_text()))))
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:

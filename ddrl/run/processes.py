@@ -30,20 +30,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Board, Command
+from ddrl.channels.board import Board, Command, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import unlink_run
 from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.config import Config
-from ddrl.core.errors import DdrlError, JobFailed
+from ddrl.core.errors import ChannelError, DdrlError, JobFailed
+from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.keeper import (
     HOST,
     LOOK_PERIOD,
+    MEMBERS,
     RANK,
     ROLE,
+    STATES,
     Child,
     Deaths,
     Ended,
@@ -56,6 +59,7 @@ from ddrl.run.keeper import (
     import_for_members,
     report_stacks,
     without_launcher,
+    work_done,
 )
 from ddrl.run.process import SIGNALS, ignore_interrupts, interrupts_held_back, name_process
 from ddrl.run.topology import HostChannels, Topology, board_name, describe, read_failure, report_failure
@@ -194,6 +198,7 @@ class Job:
         self._trainer: Child | None = None
         self._trainer_pidfd = -1  # of a trainer that is no child
         self._silence: Silence | None = None
+        self._due: dict[int, tuple[float, int]] = {}  # by empty place: when its next process starts [s], and which
         self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
         self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
@@ -263,6 +268,7 @@ class Job:
         self.channels = channels
         config = topology.config
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
+        self._deaths.limit = config.rollout.restarts
         ranks = topology.on_host(self.host)
         if cores:
             self.keeper.run_on(os.getpid(), {core for one in cores for core in one})
@@ -275,7 +281,7 @@ class Job:
             elif member.role is Role.EVALUATOR or (member.role is Role.ROLLOUT and not topology.in_rounds):
                 work = partial(_be_member, channels, member)
                 self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
-                self.keeper.start(member.rank)
+                self._start_member(member.rank, 0)
         if topology.in_rounds:
             collectors = slice_module("pool.collectors", "pool.collectors")
             made = collectors.fork_collectors(self.keeper, channels, self._silence.restarted)
@@ -332,8 +338,15 @@ class Job:
         """Sleep until something happens, at most `timeout` [s], and act on it."""
         if self._collectors is not None:
             timeout = min(timeout, self._collectors.timeout())
+        for at, _ in self._due.values():
+            timeout = max(0.0, min(timeout, at - time.monotonic()))
         for child, ended in self.keeper.look(timeout):
             self._note_end(child, ended)
+        for place, (at, incarnation) in list(self._due.items()):
+            if time.monotonic() >= at:
+                del self._due[place]
+                if self.board.command in GOING:
+                    self._start_member(place, incarnation)
         if self._collectors is not None:
             self._collectors.start_due()
         if self.channels is None:
@@ -341,7 +354,9 @@ class Job:
         if self.host == 0 and self._trainer is None:
             self._watch_other_trainer(self.channels)
         if self._silence is not None and self.board.command in GOING and self._silence.due():
-            for silent in self._silence.look(self._table(self.channels)):
+            table = self._table(self.channels)
+            self._deaths.note_work(table)
+            for silent in self._silence.look(table):
                 self._note_silence(silent)
 
     def fail(self, text: str) -> None:
@@ -375,12 +390,71 @@ class Job:
             return
         if self._collectors is not None and self._collectors.note_end(child, ended):
             return  # the trainer decides
-        if ended.status == 0 or self.board.command in (Command.STOP, Command.FAIL):
+        self._note_member_end(child, ended)
+
+    # -- members that die
+
+    def _row_of(self, rank: int) -> int:
+        assert self.channels is not None
+        topology = self.channels.topology
+        return topology.row_of(topology.ranks[rank])
+
+    def _counters_of(self, rank: int) -> CounterRow:
+        assert self.channels is not None
+        return self.channels.counters.row(self._row_of(rank))
+
+    def _start_member(self, place: int, incarnation: int) -> None:
+        """Start the evaluator or a rollout. It finds its incarnation on the board, of which its seeds follow."""
+        row = self._counters_of(place)
+        row["incarnation"].set(incarnation)
+        row["phase"].set(Phase.STARTING)
+        if incarnation:
+            row["restarts"].add(1)
+            row["ended"].set(0.0)
+            assert self._silence is not None
+            self._silence.restarted(self._row_of(place))
+        self.keeper.start(place, incarnation)
+
+    def _note_member_end(self, child: Child, ended: Ended) -> None:
+        """Empty the place of a member that has ended, and start the next one there, now or later; or end the job.
+
+        Its process was waited for, so nobody writes to its lane, its row of counters and its place in the mailbox
+        until the next one starts: the lane is handed over as it is, with the rows that were finished. Nobody waits for
+        a place while it is empty (`ended`)."""
+        row = self._counters_of(child.rank)
+        row["ended"].set(1.0)
+        if self.board.command not in GOING:
             return
-        if self._deaths.after_end(child, ended):
-            self.keeper.start(child.place, child.incarnation + 1)
+        assert self.channels is not None
+        row["pid"].set(float("nan"))
+        if child.role is Role.ROLLOUT and row["phase"].value == Phase.RUNNING:
+            row["episodes_cut"].add(self.channels.topology.config.env.num_envs)
+        if child.role is Role.ROLLOUT and not self.channels.topology.area_columns:
+            try:
+                self.channels.lanes[self.channels.topology.ranks[child.rank].index].hand_over()
+            except ChannelError as error:
+                self.fail(f"{child.name} {ended.how}: {error}{_below(ended.words)}")
+                return
+        pause = self._judge_death(child, child.hang or (ended.how, ended.words))
+        if pause is not None:
+            self._due[child.place] = time.monotonic() + pause, child.incarnation + 1
+
+    def _judge_death(self, child: Child, death: tuple[str, str]) -> float | None:
+        """Tell the user how a member has died (in words, and what it has left); seconds until its place gets the next
+        one, None where the job ends."""
+        how, words = death
+        assert self.channels is not None
+        done = work_done(self.channels.counters.table()[self._row_of(child.rank)])
+        pause = self._deaths.pause_after(child, words, done)
+        count, first = self._deaths.in_row(child)
+        limit = self._deaths.limit
+        if pause is None:
+            times = f", {count} times in a row (rollout.restarts = {limit})" if limit else ""
+            self.fail(f"{child.name} {how}{times}{_below(words or first)}")
         else:
-            self.fail(f"{child.name} {ended.how}{_below(ended.words)}")
+            text = f"{child.name} {how}: it was started again ({count} of {limit} times in a row){_below(words)}"
+            self.note(text, child.rank)
+        return pause
 
     @property
     def _go_on(self) -> str:
@@ -467,23 +541,16 @@ class Job:
             self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
             return
         child = self._child_of(silent)
+        setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
+        if child is not None and child.role in MEMBERS:
+            self._end_silent_member(child, silent, setting)
+            return
         stacks = "" if child is None else f"\n{child.name}:\n{child.stacks()}"
         if silent.role is Role.NODE and silent.pid > 0:  # a rank, which its launcher ends
             stacks = f"\nprocess {silent.pid} on {socket.gethostname()}: {ask_for_stacks(silent.pid)}"
-        if child is not None and self._deaths.after_silence(child):
-            if child.place in self.keeper.places:
-                self.keeper.restart(child)
-            else:  # a collector: the trainer orders another one
-                child.send(signal.SIGKILL)
-            assert self._silence is not None
-            self._silence.restarted(silent.row)
-            times = f"({self._deaths.restarts[child.rank]} of {self._deaths.max_restarts} times)"
-            self.note(f"{silent.words}: it was started again {times}{stacks}", silent.rank)
-            return
         saved = "what was learned is saved"
         if silent.role in (Role.TRAINER, Role.NODE):  # without a node's gradient the trainer is not between two draws
             saved = "what was learned since the last checkpoint is lost"
-        setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
         text = (
             f"{silent.words} ({setting}): {what} hangs, or its host; {saved}. Longer environment steps need a higher "
             f"limit{stacks}"
@@ -498,6 +565,21 @@ class Job:
             else:
                 print(f"ddrl: {text}", file=sys.stderr, flush=True)
             end_stranger(silent.pid)
+
+    def _end_silent_member(self, child: Child, silent: Silent, setting: str) -> None:
+        """Kill a member that hangs; its end is that of any other member."""
+        assert self._silence is not None
+        if child.hang is not None:
+            self.fail(f"{child.name} was killed and does not end: it {STATES['D']}")
+            return
+        how = (
+            f"has shown no sign of life for {silent.seconds:.0f} s ({setting}): its environment hangs, or its host "
+            "(longer environment steps need a higher limit)"
+        )
+        child.hang = how, child.stacks()
+        self._silence.restarted(silent.row)
+        if child.place in self.keeper.places or self._judge_death(child, child.hang) is not None:
+            child.send(signal.SIGKILL)  # of a collector, the trainer orders another one
 
     def _child_of(self, silent: Silent) -> Child | None:
         if self._collectors is not None and silent.role is Role.ROLLOUT:

@@ -66,7 +66,7 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     mailbox = channels.create_policy(model)
     lanes = LaneSet(channels.drained_lanes())
     ends = TrainerEnds(lanes, mailbox, channels.board, counters, topology.schema.dtype)
-    lag_bound = LagBound.of(config, topology.rollouts, state.policy_version)
+    lag_bound = LagBound.of(config, topology.rollouts, state.policy_version, channels.absent_rollouts)
     training = Training(config, learner, source, ends, state, live, lag_bound)
     progress = ProgressLine(config)
     figures = topology.declaration.figures
@@ -340,7 +340,7 @@ class Task:
         self.steering = steering
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = checkpoints.save  # what a due checkpoint calls
-        self._channels = channels
+        self.channels = channels
         self._control = control
         self._sampler = sampler
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
@@ -475,7 +475,7 @@ class Task:
         state = training.state
         self.recorder.record_event("end", self.reason.value, env_steps=state.env_steps)
         document = summarize(
-            self._channels.tables(),
+            self.channels.tables(),
             wall_seconds=training.seconds,
             evaluation=None if self.best.evaluation is None else self.best.evaluation.best,
             base=self.recorder.base,
@@ -512,7 +512,7 @@ class Task:
     def _settle(self) -> None:
         """Record what is still on its way, until every relay has sent its last row and its last counters."""
         host = self.topology.on_host(0)
-        relays = [self._channels.counters.row(row)["ended"] for row, rank in enumerate(host) if rank.role is Role.RELAY]
+        relays = [self.channels.counters.row(row)["ended"] for row, rank in enumerate(host) if rank.role is Role.RELAY]
         deadline = time.monotonic() + SETTLE_TIMEOUT
         bell = self.board.trainer_bell
         while any(ended.value != 1.0 for ended in relays) and time.monotonic() < deadline:

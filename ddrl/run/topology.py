@@ -159,7 +159,8 @@ def report_failure(board: Board, run_id: str, host: int, text: str) -> None:
     try:
         blob = Blob.create(segment_name(run_id, host, "failure"), text.encode())
     except ChannelError:
-        return  # another process of this host failed first, and its command is on the board or about to be
+        board.command = Command.FAIL  # another process of this host failed first; it may have died before it said so
+        return
     board.command = Command.FAIL
     try:
         Board.attach(board_name(run_id, host))
@@ -398,6 +399,16 @@ class HostChannels:
     def tables(self) -> NDArray[np.float64]:
         """In the trainer: the counters of all processes on all hosts [ranks, columns]."""
         return np.concatenate([self.counters.table(), *(mirror.table() for mirror in self.mirrors)])
+
+    def absent_rollouts(self) -> NDArray[np.bool_]:
+        """In the trainer: which rollouts of the job have no process now [rollouts], by index."""
+        ended = self.tables()[:, self.counters.columns.index("ended")] == 1.0
+        ranks = [rank for host in range(self.topology.hosts) for rank in self.topology.on_host(host)]
+        absent = np.zeros(self.topology.rollouts, np.bool_)
+        for row, rank in enumerate(ranks):
+            if rank.role is Role.ROLLOUT:
+                absent[rank.index] = ended[row]
+        return absent
 
     def drained_lanes(self) -> Sequence[Lane]:
         """The lanes that the creator drains: its own rollouts', and at the trainer those of the other hosts."""

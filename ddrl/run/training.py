@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -263,9 +263,13 @@ class LagMeter:
 
 
 class LagBound:
-    """Keeps the lag of what arrives within bounds. `newest`: the version that a resumed run begins after."""
+    """Keeps the lag of what arrives within bounds. `newest`: the version that a resumed run begins after; `absent`:
+    which rollouts have no process now [rollouts], for which nothing waits."""
 
-    def __init__(self, config: Config, rollouts: int, newest: int) -> None:
+    def __init__(
+        self, config: Config, rollouts: int, newest: int, absent: Callable[[], NDArray[np.bool_]] | None = None
+    ) -> None:
+        self._absent = absent or (lambda: np.zeros(rollouts, np.bool_))
         rollout = config.rollout
         self._most = rollout.max_policy_lag
         self._drops = rollout.at_max_lag == "drop" and math.isfinite(self._most)
@@ -274,9 +278,11 @@ class LagBound:
         self._acted = np.full(rollouts, newest + 1, np.int64)  # the newest version seen in each rollout's rows
 
     @classmethod
-    def of(cls, config: Config, rollouts: int, newest: int) -> LagBound | None:
+    def of(
+        cls, config: Config, rollouts: int, newest: int, absent: Callable[[], NDArray[np.bool_]] | None = None
+    ) -> LagBound | None:
         """None where the lag is not bounded."""
-        return cls(config, rollouts, newest) if math.isfinite(config.rollout.max_policy_lag) else None
+        return cls(config, rollouts, newest, absent) if math.isfinite(config.rollout.max_policy_lag) else None
 
     def admit(self, rows: NDArray[Any], newest: int) -> NDArray[Any]:
         """The rows that may be recorded, of those that arrived while version `newest` was the newest. O(rows)."""
@@ -289,7 +295,10 @@ class LagBound:
 
     def allows(self, version: int) -> bool:
         """Whether this version may be published now."""
-        return not self._waits or version - int(self._acted.min(initial=version)) <= self._most
+        if not self._waits:
+            return True
+        late = version - self._acted > self._most
+        return not late.any() or not (late & ~self._absent()).any()
 
 
 # -- training ----------------------------------------------------------------------------------------------------------

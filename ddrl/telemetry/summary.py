@@ -91,6 +91,8 @@ def summarize(
         "model_nbytes": count(trainer, "model_nbytes"),
         "checksum_failures": count(table, "checksum_failures") or 0,
         "rows_dropped": count(rollouts, "rows_dropped") or 0,
+        "restarts": count(table, "restarts") or 0,
+        "episodes_cut": count(table, "episodes_cut") or 0,
         "hosts": hosts,
         "trainer_shares": {name: _share(trainer, column, elapsed) for name, column in _SHARES.items()},
         **more,

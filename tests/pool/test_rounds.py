@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -23,7 +24,7 @@ from ddrl.pool import prewarm
 from ddrl.pool.collectors import Sent, earliest
 from ddrl.pool.policies import Fifo
 from ddrl.pool.prewarm import Order, Schedule, Start
-from ddrl.pool.rounds import MAX_RESTARTS, Collectors
+from ddrl.pool.rounds import Collectors
 from ddrl.run.cli import parse
 from ddrl.run.local import run_here
 from ddrl.run.members import member_seed
@@ -298,7 +299,7 @@ def test_a_killed_collector_gives_the_device_back_and_its_round_goes_on_with_the
 
 
 def test_a_collector_that_is_killed_again_and_again_ends_the_task(tmp_path):
-    with pytest.raises(JobFailed, match=f"was killed by SIGKILL, after {MAX_RESTARTS} others in round 0"):
+    with pytest.raises(JobFailed, match="was killed by SIGKILL, after 3 others in round 0"):
         run(tmp_path / "run", *COLD, *settings("env.id=tests.run.environments:doomed"))
 
 
@@ -327,7 +328,7 @@ def test_a_collector_that_hangs_is_named_with_its_stacks_and_replaced(tmp_path):
     assert hung.exists(), "no collector hung"
     with Run(folder) as finished:
         (said,) = [text for text in finished.events()["text"] if "was started again" in text]
-    assert "(rollout of host 0) has shown no sign of life for" in said
+    assert re.search(r"\(rollout, process \d+ on \S+\) has shown no sign of life for \d+ s \(run.silence_limit\)", said)
     assert "environments.py" in said, "where it hung"
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import gymnasium
@@ -141,6 +142,41 @@ class Orders(gymnasium.Env):
 def orders() -> gymnasium.Env:
     """A queue of varying length."""
     return Orders()
+
+
+class Mortal(Walk):
+    """A corridor that sends its process the next of `signals` (0: it raises instead) after `at` steps of this one,
+    where the process's name ends with `who`; `forever`: the last one again and again. `folder` gets a file for each
+    signal, and one with the seed of each process. Episodes have at most 40 steps."""
+
+    def __init__(self, who: str, signals: Sequence[int], folder: str, at: int = 20, forever: bool = False) -> None:
+        super().__init__()
+        self._at = at
+        self._signals = list(signals)
+        self._folder = Path(folder)
+        self._forever = forever
+        self._is_victim = Path("/proc/self/comm").read_text().strip().endswith(who)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None and self._is_victim:
+            (self._folder / f"seed {seed}").touch(exist_ok=False)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self._is_victim and self.steps == self._at:
+            sent = len(list(self._folder.glob("signal *")))
+            if self._forever or sent < len(self._signals):
+                number = self._signals[min(sent, len(self._signals) - 1)]
+                (self._folder / f"signal {sent}").touch()
+                if number == 0:
+                    raise RuntimeError("the corridor collapsed")
+                os.kill(os.getpid(), number)
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, self.steps % 40 == 0 and not terminated, info
+
+
+def mortal(who: str, signals: Sequence[int], folder: str, at: int = 20, forever: bool = False) -> Mortal:
+    return Mortal(who, signals, folder, at, forever)
 
 
 class Doomed(Walk):

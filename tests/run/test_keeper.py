@@ -22,7 +22,7 @@ from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithms.dqn import DQN
-from ddrl.run.keeper import MAX_WORDS, Child, Deaths, Ended, Keeper, Place, without_launcher
+from ddrl.run.keeper import MAX_WORDS, Child, Ended, Keeper, Place, without_launcher
 from ddrl.run.preparation import probe_in_fork
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
@@ -123,14 +123,16 @@ def test_a_program_has_a_session_of_its_own_and_writes_its_stacks(keeper: Keeper
     assert "deep_inside" in child.stacks()
 
 
-def test_a_silent_fork_is_restarted_with_another_seed_and_the_same_place(keeper: Keeper) -> None:
+def test_the_next_incarnation_of_a_fork_has_another_seed_and_the_same_place(keeper: Keeper) -> None:
     def draw() -> int:
         os.write(2, f"{random.random()} {np.random.random()}\n".encode())
         return hang()
 
     first = fork(keeper, draw)
     drawn = wait_until(first.words, "nothing was drawn")
-    second = keeper.restart(first)
+    first.end(0.0)
+    keeper.look(0.0)
+    second = keeper.start(1, first.incarnation + 1)
     assert (second.place, second.incarnation) == (1, 1)
     assert first.ended() is not None
     other = wait_until(second.words, "nothing was drawn again")
@@ -138,15 +140,6 @@ def test_a_silent_fork_is_restarted_with_another_seed_and_the_same_place(keeper:
     again = Keeper({1: Place(1, Role.ROLLOUT, draw)}, seed=3)
     assert wait_until(again.start(1).words, "nothing was drawn") == drawn  # by seed, place and incarnation alone
     again.end(0.0)
-
-
-def test_by_default_any_death_ends_the_job_and_silence_restarts_a_rollout_three_times(keeper: Keeper) -> None:
-    child = fork(keeper, hang)
-    deaths = Deaths()
-    assert not deaths.after_end(child, Ended(-9, "", 0.0, 0.0))
-    assert [deaths.after_silence(child) for _ in range(4)] == [True, True, True, False]
-    keeper.places[0] = Place(0, Role.TRAINER, hang)
-    assert not deaths.after_silence(keeper.start(0))
 
 
 def test_descriptors_are_watched_in_the_same_sleep(keeper: Keeper) -> None:

@@ -62,8 +62,6 @@ def kill(name: str, job: subprocess.Popen[bytes], run: Path, log: Path) -> None:
         ("slot 4", SAVED),
         ("ddrl 3 relay", None),
         pytest.param("ddrl 0 relay", SAVED, marks=pytest.mark.long),
-        pytest.param("ddrl 2 evaluator", None, marks=pytest.mark.long),
-        pytest.param("ddrl 4 rollout", None, marks=pytest.mark.long),
     ],
 )
 def test_a_process_that_is_killed_is_named_and_nothing_is_left(name: str, reason: str | None, tmp_path: Path) -> None:

@@ -113,6 +113,18 @@ def test_waiting_holds_the_next_version_back_until_every_rollout_is_recent_enoug
     assert not waits.allows(5)
 
 
+def test_waiting_leaves_out_rollouts_that_have_no_process() -> None:
+    absent = np.zeros(2, np.bool_)
+    waits = LagBound(load_config(None, ["env.num_envs=2", "rollout.max_policy_lag=3"]), 2, -1, lambda: absent)
+    waits.admit(rows(1, stream=2), 3)
+    assert not waits.allows(4)
+    absent[0] = True
+    assert waits.allows(4)
+    assert not waits.allows(5)
+    absent[:] = True
+    assert waits.allows(5)
+
+
 def test_rows_beyond_the_bound_are_dropped_and_ends_of_episodes_stay() -> None:
     drops = bound("rollout.at_max_lag=drop")
     assert drops.admit(rows(1, 2, 3, 4, 5), 5)["policy_version"].tolist() == [2, 3, 4, 5]

@@ -96,24 +96,6 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
     assert segments_of(tmp_path / "run") == []
 
 
-def test_a_rollout_that_dies_ends_the_job_and_is_named(tmp_path):
-    done = ddrl(
-        *TINY,
-        *WALK,
-        "--set",
-        "env.kwargs={die_at = 40}",
-        "--set",
-        "evaluation.period=0",
-        "--set",
-        f"run.dir={tmp_path / 'run'}",
-    )
-    assert done.returncode != 0
-    assert "SIGKILL" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert any((tmp_path / "run" / "checkpoints").glob("0*"))  # the trainer is whole, and what it learned is kept
-    assert segments_of(tmp_path / "run") == []
-
-
 def test_under_nohup_a_closed_terminal_stops_nothing():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -1,0 +1,257 @@
+"""Rollouts and evaluators that die, hang or fail are started again, and the run does what it was asked to."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddrl.channels.lane import Lane, StepWriter
+from ddrl.core.errors import ChannelError
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Role
+from ddrl.core.rows import row_schema
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.run.keeper import MIN_WORK, Deaths
+from ddrl.telemetry import Run
+from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, summary
+from tests.waiting import wait_until
+
+KILL, CRASH, STOP, ERROR = signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, 0
+ALL = (KILL, CRASH, STOP)  # names of processes have 15 letters: "ddrl 1 evaluato"
+WORDS = {
+    KILL: ["was killed by SIGKILL"],
+    CRASH: ["was killed by SIGSEGV", "Fatal Python error: Segmentation fault", "environments.py"],
+    STOP: ["has shown no sign of life for", "(run.silence_limit)", "is stopped by a signal"],
+    ERROR: ["had an exception in its environment", "RuntimeError: the corridor collapsed"],
+}
+
+
+def dying(run: Path, who: str, signals: Sequence[int], *more: str, **kwargs: Any) -> list[str]:
+    """The arguments of a run, one of whose processes is sent these signals in turn by its environment."""
+    folder = run.with_name("sent")
+    folder.mkdir()
+    given = {"who": who, "signals": list(map(int, signals)), "folder": str(folder), **kwargs}
+    words = ", ".join(f"{name} = {str(value).lower() if value is True else value!r}" for name, value in given.items())
+    return [
+        *TINY,
+        *settings("env.id=tests.run.environments:mortal", "env.num_envs=1", f"env.kwargs={{{words}}}"),
+        *settings(f"run.dir={run}", "run.processes=1", "run.silence_limit=6", "evaluation.episodes=1", *more),
+    ]
+
+
+def went_well(run: Path, said: str, output: str, signals: Sequence[int], reason: str) -> None:
+    """The run ended as it was asked to, every death is counted and its cause was said."""
+    document = summary(run)
+    assert document["reason"] == reason
+    assert document["restarts"] == len(signals)
+    assert f"deaths: {len(signals)} processes were started again" in output
+    for number in signals:
+        for words in WORDS[number]:
+            assert words in said, said
+    assert segments_of(run) == []
+
+
+@pytest.mark.parametrize("signals", [ALL, (ERROR, ERROR)], ids=["signals", "exceptions"])
+def test_a_local_rollout_that_dies_is_started_again_with_other_episodes(signals: Sequence[int], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = ddrl(*dying(run, "rollout", signals, *(() if signals is ALL else ("rollout.on_error=restart",))))
+    assert done.returncode == 0, done.stderr
+    with Run(run) as finished:
+        alarms = "\n".join(finished.events(kinds=["alarm"])["text"])
+    went_well(run, alarms, done.stdout, signals, "run.max_env_steps reached")
+    assert summary(run)["env_steps"] == 3000
+    assert summary(run)["episodes_cut"] == len(signals)
+    assert len(list((tmp_path / "sent").glob("seed *"))) == len(signals) + 1  # a file that exists is an error
+
+
+def test_a_local_evaluator_that_dies_is_started_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    endless = ("run.max_env_steps=100000000", "run.patience=2", "evaluation.period=200")
+    done = ddrl(*dying(run, "evaluato", ALL, *endless, at=2))
+    assert done.returncode == 0, done.stderr
+    went_well(run, done.stderr, done.stdout, ALL, "run.patience evaluations without a better one")
+
+
+@pytest.mark.parametrize("who", ["4 rollout", pytest.param("2 evaluato", marks=pytest.mark.long)])
+def test_under_mpirun_members_are_started_again_too(who: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = ("cluster.relays=2", *(("run.max_env_steps=100000000", "run.patience=2") if "evaluato" in who else ()))
+    done = mpirun(5, *dying(run, who, ALL, *more, at=2))  # rank 4 is the only rollout, on the host of relay 3
+    assert done.returncode == 0, done.stderr
+    reason = "run.patience evaluations without a better one" if "evaluato" in who else "run.max_env_steps reached"
+    went_well(run, done.stderr, done.stdout, ALL, reason)
+
+
+@pytest.mark.parametrize(
+    ("number", "setting", "deaths"), [(CRASH, "rollout.restarts=3", 4), (KILL, "rollout.restarts=0", 1)]
+)
+def test_a_rollout_that_always_dies_ends_the_run_saved(number: int, setting: str, deaths: int, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = ddrl(*dying(run, "rollout", [number], setting, forever=True))
+    assert done.returncode == 1
+    assert len(list((tmp_path / "sent").glob("signal *"))) == deaths
+    error = done.stderr[done.stderr.rindex("ddrl: rank") :]
+    assert "4 times in a row (rollout.restarts = 3)" in error if deaths > 1 else "in a row" not in error
+    for words in WORDS[number]:
+        assert words in error
+    assert any((run / "checkpoints").glob("0*"))
+    assert segments_of(run) == []
+
+
+def test_without_on_error_an_exception_of_an_environment_ends_the_run(tmp_path: Path) -> None:
+    done = ddrl(*dying(tmp_path / "run", "rollout", [ERROR]))
+    assert done.returncode == 1
+    assert "RuntimeError: the corridor collapsed" in done.stderr
+    assert "started again" not in done.stderr
+
+
+# -- which deaths are in a row -----------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Deaths of one member, and a clock that is moved by hand."""
+
+    def __init__(self, role: Role, limit: int = 2) -> None:
+        self.now = 0.0
+        self.deaths = Deaths(limit, lambda: self.now)
+        self.child: Any = SimpleNamespace(role=role, rank=4)
+        self.table = np.full((2, len(COLUMNS)), np.nan)
+        self.set("rank", 4)
+        self.set("role", list(Role).index(role))
+
+    def set(self, name: str, value: float) -> None:
+        self.table[1, COLUMNS.index(name)] = value
+
+    def die(self, words: str = "") -> float | None:
+        column = "episodes" if self.child.role is Role.EVALUATOR else "env_steps"
+        return self.deaths.pause_after(self.child, words, float(np.nan_to_num(self.table[1, COLUMNS.index(column)])))
+
+    def work(self, name: str, value: float, seconds: float) -> None:
+        self.set(name, value)
+        self.deaths.note_work(self.table)
+        self.now += seconds
+
+
+def test_pauses_double_and_after_the_limit_the_job_ends_with_what_the_first_left() -> None:
+    watch = Watch(Role.ROLLOUT, 4)
+    assert [watch.die(words) for words in ("", "first", "second", "", "")] == [0.0, 0.5, 1.0, 2.0, None]
+    assert watch.deaths.in_row(watch.child) == (5, "first")
+
+
+def test_a_rollout_that_has_recorded_for_a_while_begins_a_new_row() -> None:
+    watch = Watch(Role.ROLLOUT)
+    watch.die()
+    watch.now += 100.0
+    watch.work("env_steps", 5, MIN_WORK / 2)
+    watch.work("env_steps", 6, MIN_WORK / 2)
+    assert watch.die() == 0.5  # it has worked for half the time when last seen
+    watch.work("env_steps", 7, MIN_WORK)
+    watch.work("env_steps", 7, MIN_WORK)  # no growth is no work
+    assert watch.deaths.in_row(watch.child)[0] == 2
+    watch.work("env_steps", 8, 0.0)
+    assert watch.deaths.in_row(watch.child) == (0, "")
+    assert watch.die() == 0.0
+
+
+def test_an_evaluator_that_has_played_begins_a_new_row() -> None:
+    watch = Watch(Role.EVALUATOR)
+    watch.die()
+    watch.work("env_steps", 5, MIN_WORK)
+    assert watch.deaths.in_row(watch.child)[0] == 1
+    watch.work("episodes", 1, 0.0)
+    assert watch.deaths.in_row(watch.child)[0] == 0
+
+
+def test_the_death_of_a_trainer_ends_the_job() -> None:
+    assert Watch(Role.TRAINER).die() is None
+
+
+# -- the lane of a rollout that dies -----------------------------------------------------------------------------------
+
+WIDTH = 20_000  # values of a state: most of a producer's time is inside a row
+SPEC = EnvSpec("deaths", ArraySpec((WIDTH,), "float32"), 2)
+
+
+def produce(name: str, incarnation: int) -> None:
+    """In a fork: one endless episode, in whose rows each value is the step's number."""
+    schema = row_schema(SPEC)
+    writer = StepWriter(Lane.attach(name, schema.dtype), schema, 0, incarnation=incarnation)
+    no = np.zeros(1, np.bool_)
+    for step in range(1 << 20):
+        state = np.full((1, WIDTH), step, np.float32)
+        reward = np.full(1, step, np.float32)
+        writer.write(state, np.zeros(1, np.int64), reward, no, no, state + 1, incarnation)
+
+
+def test_rows_of_a_rollout_killed_at_any_moment_are_whole_and_its_successor_begins_a_new_episode() -> None:
+    schema = row_schema(SPEC)
+    name = f"ddrl-test-deaths-{os.getpid()}"
+    lane = Lane.create(name, schema.dtype, 8)
+    rows = np.zeros(8, schema.dtype)
+    expected = 0
+    try:
+        for incarnation in range(60):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    produce(name, incarnation)
+                finally:
+                    os._exit(1)
+            seen = 0
+            while seen < 1 + incarnation % 7 or (incarnation % 10 == 9 and len(lane) < 8):  # or it waits at a full lane
+                count = 0 if incarnation % 10 == 9 and seen > 6 else lane.pop(rows)
+                seen += count
+                expected = check_rows(rows[:count], incarnation, expected)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            lane.hand_over()
+            while count := lane.pop(rows):
+                expected = check_rows(rows[:count], incarnation, expected)
+    finally:
+        lane.unlink()
+
+
+def check_rows(rows: np.ndarray, incarnation: int, expected: int) -> int:
+    """Each row is whole and the next of its episode; the step that would follow. The first of an incarnation follows
+    nothing."""
+    for row in rows:
+        step = int(row["step"])
+        number = step % (1 << 20)
+        assert row["policy_version"] == incarnation
+        assert step == expected if number else step != expected or step == 0
+        assert row["reward"] == number
+        assert (row["state"] == number).all()
+        expected = step + 1
+    return expected
+
+
+def test_a_lane_that_its_producer_has_damaged_is_refused() -> None:
+    lane = Lane.create(None, np.dtype("u8"), 4)
+    lane.push(np.arange(3, dtype="u8"))
+    lane.hand_over()
+    memory = lane.segment.array.view(np.uint64)
+    memory[(memory == 3).nonzero()[0][0]] = 1 << 40  # rows ever pushed
+    with pytest.raises(ChannelError, match="was damaged"):
+        lane.hand_over()
+
+
+def test_members_offer_themselves_to_the_kernel_when_memory_is_short() -> None:
+    from ddrl.run.keeper import Keeper, Place
+
+    keeper = Keeper({1: Place(1, Role.ROLLOUT, lambda: signal.pause() or 0)})
+    child = keeper.start(1)
+    try:
+        score = Path(f"/proc/{child.pid}/oom_score_adj")
+        wait_until(lambda: int(score.read_text()) >= 500, "the score was not raised")
+    finally:
+        keeper.end(0.0)
+        keeper.close()
+    assert math.isfinite(child.end(0.0).cpu_seconds)
