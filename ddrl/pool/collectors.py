@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from ddrl.channels.board import Board
-from ddrl.channels.mailbox import Mailbox, MailboxReader, Pin
+from ddrl.channels.mailbox import Mailbox, MailboxReader
 from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import Phase
@@ -106,34 +105,6 @@ KEEPER_ENDED = "the keeper of this host has ended, and with it the collectors"
 COMMAND_PERIOD = 1.0  # [s] in which the board's command is read; its bell is rung too
 
 
-class LateReader:
-    """A place in the mailbox that is taken with the round's parameters: until then the worker's collector of the round
-    before may have it."""
-
-    def __init__(self, mailbox: Mailbox, index: int) -> None:
-        self._mailbox = mailbox
-        self._index = index
-        self._reader: MailboxReader | None = None
-
-    def take(self) -> None:
-        """Take the place."""
-        self._reader = self._mailbox.reader(self._index)
-
-    def release(self) -> None:
-        """Give it back."""
-        if self._reader is not None:
-            self._reader.release()
-            self._reader = None
-
-    def pin(self) -> Pin | None:
-        """The newest version, as `MailboxReader` gives it; None without the place."""
-        return None if self._reader is None else self._reader.pin()
-
-    def unpin(self) -> None:
-        if self._reader is not None:
-            self._reader.unpin()
-
-
 def collect(
     channels: HostChannels, assignment: Assignment, sent: Sent, decision: int, report: Callable[[Sent], None]
 ) -> None:
@@ -143,7 +114,8 @@ def collect(
     mailbox = channels.mailbox
     config = channels.topology.config
     assert mailbox is not None
-    reader = LateReader(mailbox, channels.topology.row_of(assignment))
+    place = channels.topology.row_of(assignment)
+    reader = MailboxReader(mailbox, place)
     worker = make_worker(channels, assignment, channels.counters_row(assignment), reader)
     round = sent.round
     stays = True
@@ -153,7 +125,7 @@ def collect(
             ready = time.monotonic()
             if not _await_parameters(board, mailbox, round):
                 return
-            reader.take()
+            mailbox.reader(place)  # taken only now: the worker's collector of the round before may have had it
             worker.refresh()
             for _ in range(config.section(PoolConfig).collect_steps):
                 if board.command not in GOING:
@@ -399,26 +371,6 @@ def fork_collectors(
 
 
 # -- the other end -----------------------------------------------------------------------------------------------------
-
-
-class Starters(Protocol):
-    """What starts a task's collectors: the keeper of this host, or those of all hosts."""
-
-    def send(self, message: Down) -> None:
-        """Send a message; JobFailed where nobody receives it."""
-        ...
-
-    def receive(self) -> list[Up]:
-        """Messages since the last call, without waiting. JobFailed where a keeper has ended."""
-        ...
-
-    def wait(self, timeout: float) -> object:
-        """Sleep until there may be a message, at most `timeout` [s]."""
-        ...
-
-    def stop(self) -> list[Up]:
-        """End all collectors; the messages that were left."""
-        ...
 
 
 class StarterLink:

@@ -25,7 +25,7 @@ _COLLECTS = -0.3
 _GRAY = "#808080"
 
 
-def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MAX_LEASES) -> go.Figure:
+def pool_gantt(record: PoolRecord, *, last: float | None = None) -> go.Figure:
     """Leases, waits and collectors over time, a row a task. last [s]: only so much before the newest lease's end."""
     figure = new_figure(
         "Leases and waits of each task", "s since the pool's start", "", height=140 + 56 * len(record.tasks)
@@ -33,7 +33,7 @@ def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MAX
     if not record.leases:
         return say_nothing_yet(figure, "no lease has ended yet")
     begin = 0.0 if last is None else max(lease.released for lease in record.leases) - last
-    leases = [lease for lease in record.leases if lease.released >= begin][-most:]
+    leases = [lease for lease in record.leases if lease.released >= begin][-MAX_LEASES:]
     row = {task: float(index) for index, task in enumerate(record.tasks)}
     for index, device in enumerate(record.devices):
         held = [lease for lease in leases if lease.device == index]
@@ -43,7 +43,7 @@ def pool_gantt(record: PoolRecord, *, last: float | None = None, most: int = MAX
     waits = [(lease.asked, lease.granted, row[lease.task] - _WAITS) for lease in leases]
     _add_spans(figure, waits, "waits for a device", COLORS[5], 5)
     begin = min(lease.asked for lease in leases)
-    collectors = [one for one in record.collectors if one.sent >= begin][-most:]
+    collectors = [one for one in record.collectors if one.sent >= begin][-MAX_LEASES:]
     if collectors:
         acts = [(one.ready if one.parameters is None else max(one.ready, one.parameters), one) for one in collectors]
         rows = {task: place - _COLLECTS for task, place in row.items()}

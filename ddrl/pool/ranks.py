@@ -6,13 +6,11 @@ A task's process is no rank: rank 0 starts it, and it meets its relay of that ho
 
 from __future__ import annotations
 
-import contextlib
 import os
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,9 +20,9 @@ from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed, PoolError
 from ddrl.core.roles import Role
-from ddrl.core.settings import apply_overrides, load_config
+from ddrl.core.settings import apply_overrides
 from ddrl.distribution.relay import Membership
-from ddrl.pool.mode import run_tasks, setup_of
+from ddrl.pool.mode import agreed, run_tasks, setup_of, task_configs
 from ddrl.pool.records import PoolSetup
 from ddrl.run import cli
 from ddrl.run.local import local_ranks
@@ -138,7 +136,7 @@ class TaskRelays:
     def __init__(
         self, world: MPI.Intracomm, setup: PoolSetup, machines: Sequence[str], launcher: str, parent: int
     ) -> None:
-        configs = _settings_of(setup)
+        configs = task_configs(setup.tasks, setup.overrides)
         self._relays = _agreed_relays(configs, setup)
         places = assign_relays(machines, len(setup.tasks), self._relays)
         self.hosts = len(places[0])
@@ -220,25 +218,11 @@ class TaskRelays:
             unlink_run(run_id)
 
 
-def _settings_of(setup: PoolSetup) -> dict[str, Config]:
-    """Of the tasks whose files can be read; the others end alone, with their reason."""
-    configs: dict[str, Config] = {}
-    for task in setup.tasks:
-        with contextlib.suppress(ConfigError):
-            configs[task.name] = load_config(Path(task.file), setup.overrides)
-    return configs
-
-
 def _agreed_relays(configs: dict[str, Config], setup: PoolSetup) -> int:
     """cluster.relays of all tasks."""
-    values = {name: config.cluster.relays for name, config in configs.items()}
-    if len(set(values.values())) > 1:
-        listed = ", ".join(f"{name}: {value}" for name, value in values.items())
-        raise ConfigError(
-            f"the tasks do not agree on cluster.relays ({listed}): give it once, by --set cluster.relays=..."
-        )
     given = [text for text in setup.overrides if text.startswith("cluster.relays")]
-    return next(iter(values.values()), apply_overrides(Config(), given).cluster.relays)
+    default = apply_overrides(Config(), given).cluster.relays
+    return agreed("cluster.relays", {name: config.cluster.relays for name, config in configs.items()}, default)
 
 
 # -- other ranks -------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import JobFailed
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Orders, Report
-from ddrl.pool.collectors import COLLECTORS, Begin, Down, Ended, Sent, StarterLink, Starters, Up, earliest, host_clock
+from ddrl.pool.collectors import COLLECTORS, Begin, Down, Ended, Sent, StarterLink, Up, earliest, host_clock
 from ddrl.pool.prewarm import Corrected, Order, Planner, Start
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import ENVIRONMENT_FAILED
@@ -112,7 +112,7 @@ class Clocks:
 
 
 class HostStarters:
-    """`Starters` of a task with several hosts. own: of this host."""
+    """Starts the collectors of a task with several hosts, as `StarterLink` does those of one. own: of this host."""
 
     def __init__(self, channels: HostChannels, own: StarterLink) -> None:
         topology = channels.topology
@@ -274,7 +274,7 @@ class Collectors:
     """The trainer's end of its collectors: orders to those who start them, and what they did. `trace` may be replaced
     before the first round."""
 
-    def __init__(self, starter: Starters, config: PoolConfig, workers: int, trace: Trace) -> None:
+    def __init__(self, starter: StarterLink | HostStarters, config: PoolConfig, workers: int, trace: Trace) -> None:
         self.workers = workers
         self.trace = trace
         self.planner = Planner(workers, config.collectors, config.delay_cost)
@@ -365,7 +365,7 @@ def go_in_rounds(task: Task, collectors: int) -> Collectors:
     """Let a task learn in rounds; its collectors, which the caller closes. `collectors`: descriptor of the socket that
     orders those of this host."""
     link = StarterLink(collectors)
-    starters: Starters = link
+    starters: StarterLink | HostStarters = link
     lanes: Sequence[Rows] = list(task.channels.lanes.values())
     if task.channels.orders is not None:
         hosts = HostStarters(task.channels, link)

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -25,11 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.segment import unlink_run
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, RunDirError
 from ddrl.pool.devices import CpuSlot, Device, group_name, make_group
 from ddrl.pool.leases import LeaseHolder
-from ddrl.pool.mode import command_of
 from ddrl.pool.records import INTERRUPTED, PoolSetup, PoolTask, TaskEnd
+from ddrl.run.cli import Command
 from ddrl.run.directory import write_json
 from ddrl.run.keeper import report_stacks
 from ddrl.run.process import SIGNALS, die_with, is_orphan, keep_off
@@ -134,6 +135,22 @@ class Lender:
             return math.nan
         left = run.max_env_steps - self._training.state.env_steps
         return max(1.0, left * self.rounds / steps)
+
+
+def command_of(setup: PoolSetup, task: PoolTask) -> Command:
+    """What a task's process runs: the task anew, or from its newest checkpoint if it has one.
+
+    A run that was killed before its first checkpoint is renamed."""
+    folder = Path(task.directory)
+    home = f"learner.device={HOME}"
+    if any(folder.glob("checkpoints/[0-9]*/state.json")):
+        return Command(Path(task.file), (*setup.resumed_with, home), setup.serial, folder, False, False, setup.trust)
+    if (folder / "config.toml").exists():
+        if not setup.resumed:
+            raise RunDirError(f"task '{task.name}': {folder} holds a run already: name another directory")
+        folder.rename(f"{folder}.cut-{uuid.uuid4().hex[:6]}")
+    overrides = (*setup.overrides, f"run.dir={folder}", home)
+    return Command(Path(task.file), overrides, setup.serial, None, False, False, setup.trust)
 
 
 def run_task(setup: PoolSetup, task: PoolTask, run_id: str, hosts: int) -> tuple[dict[str, Any], dict[str, float]]:
