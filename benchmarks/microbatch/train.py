@@ -24,13 +24,14 @@ from safetensors.numpy import save_file
 from torch import nn
 
 from ddrl.balance.ddqn import (
+    ACTION_COUNT,
     CONTEXT_FEATURES,
     FIRST,
-    FORMS,
+    FORM,
     NODE_FEATURES,
     OBJECTIVES,
+    SHAPES,
     NodeState,
-    shapes,
 )
 from ddrl.balance.simulator import Simulation, make_scenario
 from ddrl.balance.sizers import apply_actions, best_actions, first_of
@@ -49,19 +50,18 @@ ITERATIONS = 150
 BATCH = 64
 CAPACITY = 8_000
 TAU = 0.01
-# An iteration's sizes hardly touch the next one, but p_i that was multiplied stays so.
-DISCOUNTS = {"regimes": 0.1, "steps": 0.9}
+DISCOUNT = 0.1  # an iteration's sizes hardly touch the next one
 GRADIENT_FEATURES = ("norm", "cosine", "loss", "staleness")
-HIDE = {"regimes": (), "steps": (), "no_gradients": GRADIENT_FEATURES}
+HIDE = {"regimes": (), "no_gradients": GRADIENT_FEATURES}
 
 
 class Network(nn.Module):
     """`ddrl.balance.ddqn.ValueNetwork` in torch."""
 
-    def __init__(self, form: str, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
-        self.names = list(shapes(form))
-        for name, shape in shapes(form).items():
+        self.names = list(SHAPES)
+        for name, shape in SHAPES.items():
             scale = (2.0 / shape[0]) ** 0.5 if len(shape) == 2 else 0.0
             scale *= 0.01 if name in ("values.weight", "first2.weight") else 1.0
             parameter = nn.Parameter(scale * torch.randn(shape, generator=generator))
@@ -119,12 +119,11 @@ class Memory:
 class Agent:
     """Online and target network, Adam, and the double-Q step."""
 
-    def __init__(self, form: str, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.online = Network(form, generator)
-        self.target = Network(form, generator)
+        self.online = Network(generator)
+        self.target = Network(generator)
         self.target.load_state_dict(self.online.state_dict())
-        self.discount = DISCOUNTS[form]
         self.optimizer = torch.optim.Adam(self.online.parameters(), lr=1e-3)
 
     def update(self, batch: dict[str, torch.Tensor], lr: float) -> float:
@@ -136,8 +135,8 @@ class Agent:
             later, later_first = self.target(*inputs)
             best = (chosen @ weights[:, None]).squeeze(-1).argmax(-1)
             best_first = (chosen_first @ weights).squeeze(-1).argmax(-1)
-            target = batch["rewards"] + self.discount * _at(later, best)
-            target_first = batch["first_rewards"] + self.discount * _at(later_first, best_first)
+            target = batch["rewards"] + DISCOUNT * _at(later, best)
+            target_first = batch["first_rewards"] + DISCOUNT * _at(later_first, best_first)
         values, values_first = self.online(batch["features"], batch["context"])
         loss = (_at(values, batch["actions"]) - target).square().sum(-1).mean()
         loss = loss + 0.3 * (_at(values_first, batch["first"]) - target_first).square().sum(-1).mean()
@@ -165,23 +164,20 @@ def _at(values: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
     return values.gather(-2, index).squeeze(-2)
 
 
-def level_inputs(state: NodeState, slowness: Floats, form: str) -> tuple[Floats, Floats]:
+def level_inputs(state: NodeState, slowness: Floats) -> tuple[Floats, Floats]:
     """Overhead and speed [..., N] whose water level gives real-valued sizes: what training compares actions by."""
-    if form == "steps":
-        speed = state.cluster.speed * state.step_factor / slowness
-        return np.zeros_like(speed), speed
     return state.filter.overhead * slowness, state.filter.speed / slowness
 
 
 def gains(
-    simulation: Simulation, state: NodeState, taken: np.ndarray, tried: np.ndarray, first: np.ndarray, form: str
+    simulation: Simulation, state: NodeState, taken: np.ndarray, tried: np.ndarray, first: np.ndarray
 ) -> np.ndarray:
     """Difference rewards [C, N, objectives] of the actions `tried`, each alone among the actions `taken`."""
     cluster = state.cluster
     nodes = taken.shape[1]
     alone = np.eye(nodes, dtype=np.bool_)[:, None, :]  # [tried node, 1, N]
     both = np.stack([np.where(alone, tried, taken), np.where(alone, 0, taken)])  # [2, N, C, N]
-    overhead, speed = level_inputs(state, state.slowness(both, form), form)
+    overhead, speed = level_inputs(state, state.slowness(both))
     level = water_level(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)
     sizes = fractions_at(level, overhead, speed, cluster.min_size, cluster.max_size)
     reward = simulation.reward(sizes, first)
@@ -191,11 +187,10 @@ def gains(
 def train(seed: int, updates: int, variant: str, path: Path, command: str) -> dict[str, Any]:
     """Train one agent and write it to `path`.
 
-    `variant`: regimes; steps (p_i is multiplied); no_gradients (nothing of the gradients is seen)."""
+    `variant`: regimes; no_gradients (nothing of the gradients is seen)."""
     torch.set_num_threads(1)
-    form = "steps" if variant == "steps" else "regimes"
     rng = np.random.default_rng(seed)
-    agent = Agent(form, seed)
+    agent = Agent(seed)
     memories = {nodes: Memory(nodes) for nodes in NODES}
     seen = np.array([name not in HIDE[variant] for name in NODE_FEATURES], np.float32)
     begin = time.monotonic()
@@ -217,7 +212,7 @@ def train(seed: int, updates: int, variant: str, path: Path, command: str) -> di
         state = NodeState(scenario.cluster, FilterSettings())
         state.update(simulation.blank())
         taken = np.zeros((clusters, nodes), np.int64)
-        _, observation = simulation.step(apply_actions(state, taken, form))
+        _, observation = simulation.step(apply_actions(state, taken))
         row: dict[str, np.ndarray] = {}
         for _ in range(ITERATIONS - 1):
             state.update(observation)
@@ -227,13 +222,13 @@ def train(seed: int, updates: int, variant: str, path: Path, command: str) -> di
                 memories[nodes].write({**row, "next_features": features, "next_context": context})
             values, values_first = agent.values(features, context)
             taken = best_actions((values @ weights[:, None, :, None]).squeeze(-1), 0.002)
-            tried = np.where(rng.random(taken.shape) < 0.5, rng.integers(0, FORMS[form], taken.shape), taken)
+            tried = np.where(rng.random(taken.shape) < 0.5, rng.integers(0, ACTION_COUNT, taken.shape), taken)
             best_first = best_actions((values_first @ weights[..., None]).squeeze(-1), 0.002)
             best_first[::2] = 0  # half the clusters await all
             first = first_of(best_first, nodes)
             tried_first = rng.integers(0, len(FIRST), clusters)
-            reward = gains(simulation, state, taken, tried, first, form)
-            sizes = apply_actions(state, taken, form)
+            reward = gains(simulation, state, taken, tried, first)
+            sizes = apply_actions(state, taken)
             first_reward = simulation.reward(sizes, first_of(tried_first, nodes)) - simulation.reward(sizes, all_nodes)
             row = {"features": features, "context": context, "actions": tried, "rewards": np.clip(reward, -5, 5)}
             row |= {"first": tried_first, "first_rewards": np.clip(first_reward, -5, 5)}
@@ -245,7 +240,7 @@ def train(seed: int, updates: int, variant: str, path: Path, command: str) -> di
         episode += 1
         if episode % 20 == 0:
             print(f"{path.name}: {done} updates, loss {np.mean(losses[-1000:]):.4f}", file=sys.stderr, flush=True)
-    about = {"form": form, "hidden": list(HIDE[variant]), "seed": seed, "updates": done, "command": command}
+    about = {"form": FORM, "hidden": list(HIDE[variant]), "seed": seed, "updates": done, "command": command}
     tensors = {name: np.ascontiguousarray(tensor.detach().numpy()) for name, tensor in agent.online.tensors().items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, path, {"ddqn": json.dumps(about)})

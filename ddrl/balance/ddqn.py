@@ -21,7 +21,6 @@ from ddrl.balance.sizes import (
     Observation,
     Sizes,
     balanced_sizes,
-    proportional_sizes,
 )
 from ddrl.core.errors import CheckpointError, ConfigError, shortened
 from ddrl.core.files import decode
@@ -69,8 +68,8 @@ def check_weights(weights: Sequence[float]) -> Floats:
 # One action a node. The first keeps the filter's size, the next multiply it, the last three choose another regime.
 FACTORS = (1.0, 0.6, 0.8, 0.95, 1.05, 1.25)
 REGIMES = ("last", "average", "switch")
-STEPS = (1.0, 0.8, 0.95, 1.05, 1.25)  # form "steps": p_i is multiplied, and stays so (M7)
-FORMS = {"regimes": len(FACTORS) + len(REGIMES), "steps": len(STEPS)}
+FORM = "regimes"  # what a file of the network says of its actions
+ACTION_COUNT = len(FACTORS) + len(REGIMES)
 FIRST = (1.0, 0.9, 0.75)  # share of the nodes whose gradients are awaited
 
 NODE_FEATURES = (
@@ -116,7 +115,6 @@ class NodeState:
         shape = cluster.speed.shape
         self.cluster = cluster
         self.filter = AffineFilter(cluster, settings)
-        self.step_factor = np.ones(shape)  # p_i of the form "steps", beside the given one
         self._mean = np.zeros(shape)
         self._square = np.full(shape, settings.jitter**2)
         self._slow = np.zeros(shape, np.bool_)
@@ -249,10 +247,8 @@ class NodeState:
         context = np.stack([np.asarray(np.broadcast_to(column, shape), np.float32) for column in columns], -1)
         return np.concatenate([context, np.broadcast_to(np.asarray(weights, np.float32), (*shape, 4))], -1)
 
-    def slowness(self, actions: NDArray[np.int64], form: str) -> Floats:
+    def slowness(self, actions: NDArray[np.int64]) -> Floats:
         """How many times longer than the filter says a node with an action [..., N] is taken to need."""
-        if form == "steps":
-            return 1.0 / np.asarray(STEPS)[actions]
         switch = np.where(self._slow, -self._fall, self._fall)
         regimes = np.exp([np.clip(self._last, -2.0, 2.0), self._level_average - self._level, switch])
         factors = np.broadcast_to(
@@ -282,26 +278,22 @@ class Values(NamedTuple):
     first: NDArray[np.float32]
 
 
-def shapes(form: str) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the network, as it is multiplied: [inputs, outputs]."""
-    features = len(NODE_FEATURES)
-    pooled = 2 * WIDTH + len(CONTEXT_FEATURES)
-    objectives = len(OBJECTIVES)
-    return {
-        "encode1.weight": (features, WIDTH),
-        "encode1.bias": (WIDTH,),
-        "encode2.weight": (WIDTH, WIDTH),
-        "encode2.bias": (WIDTH,),
-        "node.weight": (WIDTH, HIDDEN),
-        "pool.weight": (pooled, HIDDEN),
-        "node.bias": (HIDDEN,),
-        "values.weight": (HIDDEN, FORMS[form] * objectives),
-        "values.bias": (FORMS[form] * objectives,),
-        "first1.weight": (pooled, HIDDEN),
-        "first1.bias": (HIDDEN,),
-        "first2.weight": (HIDDEN, len(FIRST) * objectives),
-        "first2.bias": (len(FIRST) * objectives,),
-    }
+POOLED = 2 * WIDTH + len(CONTEXT_FEATURES)
+SHAPES: dict[str, tuple[int, ...]] = {  # of every tensor, as it is multiplied: [inputs, outputs]
+    "encode1.weight": (len(NODE_FEATURES), WIDTH),
+    "encode1.bias": (WIDTH,),
+    "encode2.weight": (WIDTH, WIDTH),
+    "encode2.bias": (WIDTH,),
+    "node.weight": (WIDTH, HIDDEN),
+    "pool.weight": (POOLED, HIDDEN),
+    "node.bias": (HIDDEN,),
+    "values.weight": (HIDDEN, ACTION_COUNT * len(OBJECTIVES)),
+    "values.bias": (ACTION_COUNT * len(OBJECTIVES),),
+    "first1.weight": (POOLED, HIDDEN),
+    "first1.bias": (HIDDEN,),
+    "first2.weight": (HIDDEN, len(FIRST) * len(OBJECTIVES)),
+    "first2.bias": (len(FIRST) * len(OBJECTIVES),),
+}
 
 
 class _About(msgspec.Struct, frozen=True):
@@ -312,8 +304,7 @@ class _About(msgspec.Struct, frozen=True):
 class ValueNetwork:
     """Loaded once; `__call__` takes features [..., N, F] and context [..., G]."""
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], form: str, hidden_features: tuple[str, ...]) -> None:
-        self.form = form
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], hidden_features: tuple[str, ...]) -> None:
         self._tensors = dict(tensors)
         self._seen = np.array([name not in hidden_features for name in NODE_FEATURES], np.float32)
 
@@ -328,11 +319,11 @@ class ValueNetwork:
         except (OSError, SafetensorError, ValueError, TypeError) as error:
             raise CheckpointError(f"{path}: cannot be read as the network of a sizer: {shortened(error)}") from None
         about = decode(metadata, _About, CheckpointError, f"{path}: cannot be read as the network of a sizer")
-        if about.form not in FORMS or {name: tensor.shape for name, tensor in tensors.items()} != shapes(about.form):
+        if about.form != FORM or {name: tensor.shape for name, tensor in tensors.items()} != SHAPES:
             raise CheckpointError(
                 f"{path} holds another network: train it anew, python -m benchmarks.microbatch --train"
             )
-        return ValueNetwork(tensors, about.form, about.hidden)
+        return ValueNetwork(tensors, about.hidden)
 
     def __call__(self, features: NDArray[np.float32], context: NDArray[np.float32]) -> Values:
         """Action values for every objective."""
@@ -364,14 +355,10 @@ def first_of(actions: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
     return np.ceil(np.asarray(FIRST)[actions] * nodes).astype(np.int64)
 
 
-def apply_actions(state: NodeState, actions: NDArray[np.int64], form: str) -> Sizes:
-    """Sizes for actions [..., N]; in the form "steps" p_i keeps what it was multiplied by."""
+def apply_actions(state: NodeState, actions: NDArray[np.int64]) -> Sizes:
+    """Sizes for actions [..., N]."""
     cluster = state.cluster
-    slowness = state.slowness(actions, form)
-    if form == "steps":
-        state.step_factor = np.clip(state.step_factor / slowness, 1e-3, 1e3)
-        speed = cluster.speed * state.step_factor
-        return proportional_sizes(cluster.total, speed, cluster.min_size, cluster.max_size)
+    slowness = state.slowness(actions)
     overhead = state.filter.overhead * slowness
     speed = state.filter.speed / slowness
     return balanced_sizes(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)

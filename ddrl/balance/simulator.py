@@ -339,6 +339,6 @@ def values_in_a_rhythm(
         state.update(observation)
         node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, 0, :, 0]
         values.append(node - node[0])
-        _, observation = simulation.step(apply_actions(state, keep, "regimes"))
+        _, observation = simulation.step(apply_actions(state, keep))
     last = 2 * (slow_for + fast_for)
     return {"values": np.array(values)[-last:], "slow": slow[-last:], "actions": np.array(ACTIONS)}

@@ -391,7 +391,6 @@ class Ddqn:
 
     def propose(self, observation: Observation) -> Sizes:
         state = self._state
-        form = self._network.form
         nodes = self._cluster.nodes
         observation = observation if self.reads_gradients else observation.times_alone()
         state.update(observation)
@@ -402,8 +401,8 @@ class Ddqn:
             if self._settings.choose_first:
                 chosen = best_actions(values.first @ self._weights, self._settings.margin)
                 self._first = first_of(chosen, nodes)
-        self._filter = apply_actions(state, np.zeros_like(self.actions), "regimes")
-        self._agent = apply_actions(state, self.actions, form)
+        self._filter = apply_actions(state, np.zeros_like(self.actions))
+        self._agent = apply_actions(state, self.actions)
         return np.where(self.used[..., None], self._agent, self._filter)
 
     def _judge(self, observation: Observation) -> None:

@@ -6,15 +6,15 @@ from safetensors.numpy import save_file
 
 from ddrl.balance import Cluster, Observation, make_sizer
 from ddrl.balance.ddqn import (
+    ACTION_COUNT,
     CONTEXT_FEATURES,
     FACTORS,
     FIRST,
-    FORMS,
     NODE_FEATURES,
+    SHAPES,
     SHIPPED,
     NodeState,
     ValueNetwork,
-    shapes,
 )
 from ddrl.balance.simulator import Simulation, make_scenario, regret, simulate
 from ddrl.balance.sizers import apply_actions, best_actions, first_of
@@ -24,8 +24,8 @@ from ddrl.core.errors import CheckpointError
 KEEP, SWITCH = 0, len(FACTORS) + 2
 
 
-def tensors(form="regimes", **given):
-    return {name: given.get(name, np.zeros(shape, np.float32)) for name, shape in shapes(form).items()}
+def tensors(**given):
+    return {name: given.get(name, np.zeros(shape, np.float32)) for name, shape in SHAPES.items()}
 
 
 def write(path, values, form="regimes", hidden=()):
@@ -33,11 +33,11 @@ def write(path, values, form="regimes", hidden=()):
     return str(path)
 
 
-def favor(action, form="regimes"):
+def favor(action):
     """A network that promises one action's time, everywhere."""
-    bias = np.zeros((FORMS[form], 4), np.float32)
+    bias = np.zeros((ACTION_COUNT, 4), np.float32)
     bias[action, 0] = 1.0
-    return tensors(form, **{"values.bias": bias.ravel()})
+    return tensors(**{"values.bias": bias.ravel()})
 
 
 def run(scenario, **settings):
@@ -73,29 +73,28 @@ def test_a_network_that_prefers_nothing_leaves_the_filter_its_sizes(tmp_path):
     np.testing.assert_array_equal(course.sizes, filter_alone.sizes)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_any_number_of_nodes_in_any_order_is_valued_by_the_same_network(form):
+def test_any_number_of_nodes_in_any_order_is_valued_by_the_same_network():
     rng = np.random.default_rng(1)
-    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes(form).items()}
-    network = ValueNetwork(values, form, ())
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    network = ValueNetwork(values, ())
     context = rng.normal(size=len(CONTEXT_FEATURES)).astype(np.float32)
     for nodes in (2, 7, 64):
         features = rng.normal(size=(nodes, len(NODE_FEATURES))).astype(np.float32)
         order = rng.permutation(nodes)
         whole, shuffled = network(features, context), network(features[order], context)
-        assert whole.nodes.shape == (nodes, FORMS[form], 4)
+        assert whole.nodes.shape == (nodes, ACTION_COUNT, 4)
         np.testing.assert_allclose(shuffled.nodes, whole.nodes[order], rtol=1e-3, atol=1e-2)
         np.testing.assert_allclose(shuffled.first, whole.first, rtol=1e-3, atol=1e-2)
 
 
 def test_hidden_features_change_nothing():
     rng = np.random.default_rng(1)
-    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes("regimes").items()}
+    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
     features = rng.normal(size=(5, len(NODE_FEATURES))).astype(np.float32)
     context = np.zeros(len(CONTEXT_FEATURES), np.float32)
     other = features.copy()
     other[:, NODE_FEATURES.index("norm")] += 1.0
-    blind, seeing = ValueNetwork(values, "regimes", ("norm",)), ValueNetwork(values, "regimes", ())
+    blind, seeing = ValueNetwork(values, ("norm",)), ValueNetwork(values, ())
     np.testing.assert_array_equal(blind(features, context).nodes, blind(other, context).nodes)
     assert (seeing(features, context).nodes != seeing(other, context).nodes).any()
 
@@ -150,23 +149,13 @@ def test_a_regular_slow_down_is_due_in_the_very_iteration_before_it_comes_and_be
 def test_the_action_switch_expects_the_other_regime():
     state, seen = square_wave()
     slow_now = seen[-1][1]
-    factor = state.slowness(np.array([SWITCH, KEEP, KEEP]), "regimes")
+    factor = state.slowness(np.array([SWITCH, KEEP, KEEP]))
     assert factor[0] == pytest.approx(0.25 if slow_now else 4.0, rel=0.15)
     np.testing.assert_array_equal(factor[1:], 1.0)
-    sizes = apply_actions(state, np.array([SWITCH, KEEP, KEEP]), "regimes")
-    kept = apply_actions(state, np.zeros(3, int), "regimes")
+    sizes = apply_actions(state, np.array([SWITCH, KEEP, KEEP]))
+    kept = apply_actions(state, np.zeros(3, int))
     assert (sizes[0] > kept[0]) == slow_now
     assert sizes[0] != kept[0]
-
-
-def test_steps_multiply_p_for_good():
-    cluster = Cluster.of(200, np.array([1.0, 1.0]))
-    state = NodeState(cluster, FilterSettings())
-    state.update(Observation.blank(cluster))
-    down = np.array([1, 0])  # 0.8
-    np.testing.assert_array_equal(apply_actions(state, down, "steps"), [89, 111])
-    np.testing.assert_array_equal(apply_actions(state, down, "steps"), [78, 122])
-    np.testing.assert_array_equal(apply_actions(state, 0 * down, "steps"), [78, 122])
 
 
 def test_an_agent_that_loses_against_the_filter_is_not_used(tmp_path):
@@ -181,12 +170,12 @@ def test_an_agent_that_loses_against_the_filter_is_not_used(tmp_path):
 def favor_some_nodes():
     """Promises 1 / 0.6 of the load to nodes of high speed."""
     values = favor(FACTORS.index(1.25))
-    values["encode1.weight"] = np.zeros(shapes("regimes")["encode1.weight"], np.float32)
+    values["encode1.weight"] = np.zeros(SHAPES["encode1.weight"], np.float32)
     values["encode1.weight"][NODE_FEATURES.index("speed"), 0] = 1.0
     values["encode2.weight"] = np.eye(len(values["encode1.bias"]), dtype=np.float32)
-    values["node.weight"] = np.zeros(shapes("regimes")["node.weight"], np.float32)
+    values["node.weight"] = np.zeros(SHAPES["node.weight"], np.float32)
     values["node.weight"][0, 0] = 10.0
-    values["values.weight"] = np.zeros(shapes("regimes")["values.weight"], np.float32)
+    values["values.weight"] = np.zeros(SHAPES["values.weight"], np.float32)
     values["values.weight"][0, FACTORS.index(1.25) * 4] = 1.0
     values["values.bias"] = np.zeros_like(values["values.bias"])
     return values

@@ -8,21 +8,20 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 import torch
 
 from benchmarks.microbatch import train as training
-from ddrl.balance.ddqn import CONTEXT_FEATURES, FORMS, NODE_FEATURES, NodeState, ValueNetwork
+from ddrl.balance.ddqn import ACTION_COUNT, CONTEXT_FEATURES, NODE_FEATURES, NodeState, ValueNetwork
 from ddrl.balance.simulator import Simulation, make_scenario
 from ddrl.balance.sizes import FilterSettings, fractions_at, water_level
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_the_torch_network_and_the_numpy_one_give_the_same_values(form):
-    agent, rng = training.Agent(form, 3), np.random.default_rng(1)
+def test_the_torch_network_and_the_numpy_one_give_the_same_values():
+    agent, rng = training.Agent(3), np.random.default_rng(1)
     with torch.no_grad():
         for parameter in agent.online.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     tensors = {name: tensor.detach().numpy() for name, tensor in agent.online.tensors().items()}
     features = rng.normal(size=(4, 9, len(NODE_FEATURES))).astype(np.float32)
     context = rng.normal(size=(4, len(CONTEXT_FEATURES))).astype(np.float32)
-    mine, theirs = ValueNetwork(tensors, form, ())(features, context), agent.values(features, context)
+    mine, theirs = ValueNetwork(tensors, ())(features, context), agent.values(features, context)
     np.testing.assert_allclose(mine.nodes, theirs[0], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(mine.first, theirs[1], rtol=1e-4, atol=1e-4)
 
@@ -33,7 +32,7 @@ def warm() -> tuple[Simulation, NodeState]:
     observation = simulation.blank()
     for _ in range(30):
         state.update(observation)
-        _, observation = simulation.step(training.apply_actions(state, np.zeros((3, 5), int), "regimes"))
+        _, observation = simulation.step(training.apply_actions(state, np.zeros((3, 5), int)))
     state.update(observation)
     return simulation, state
 
@@ -41,14 +40,14 @@ def warm() -> tuple[Simulation, NodeState]:
 def test_a_difference_reward_is_what_one_nodes_action_changes_and_keeping_changes_nothing():
     simulation, state = warm()
     rng = np.random.default_rng(2)
-    taken, tried = rng.integers(0, FORMS["regimes"], (2, 3, 5))
+    taken, tried = rng.integers(0, ACTION_COUNT, (2, 3, 5))
     all_nodes = np.full(3, 5)
-    assert (training.gains(simulation, state, taken, np.zeros_like(taken), all_nodes, "regimes") == 0).all()
-    found = training.gains(simulation, state, taken, tried, all_nodes, "regimes")
+    assert (training.gains(simulation, state, taken, np.zeros_like(taken), all_nodes) == 0).all()
+    found = training.gains(simulation, state, taken, tried, all_nodes)
 
     def reward(actions):
         cluster = state.cluster
-        inputs = training.level_inputs(state, state.slowness(actions, "regimes"), "regimes")
+        inputs = training.level_inputs(state, state.slowness(actions))
         level = water_level(cluster.total, *inputs, cluster.min_size, cluster.max_size)
         return simulation.reward(fractions_at(level, *inputs, cluster.min_size, cluster.max_size), all_nodes)
 
@@ -59,7 +58,7 @@ def test_a_difference_reward_is_what_one_nodes_action_changes_and_keeping_change
 
 
 def test_the_double_q_target_takes_the_online_choice_and_the_target_value():
-    agent = training.Agent("regimes", 0)
+    agent = training.Agent(0)
     rows = {
         "features": torch.zeros(2, 3, len(NODE_FEATURES)),
         "next_features": torch.ones(2, 3, len(NODE_FEATURES)),
@@ -82,13 +81,13 @@ def test_the_double_q_target_takes_the_online_choice_and_the_target_value():
     assert loss == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("variant", ["regimes", "steps", "no_gradients"])
+@pytest.mark.parametrize("variant", ["regimes", "no_gradients"])
 def test_training_writes_a_file_that_acts_and_the_same_seed_writes_the_same_bits(variant, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "ITERATIONS", 12)
     monkeypatch.setattr(training, "NODES_AT_ONCE", 20)
     for name in "ab":
         training.train(4, 15, variant, tmp_path / name, "none")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert ValueNetwork.load(tmp_path / "a").form == ("steps" if variant == "steps" else "regimes")
+    ValueNetwork.load(tmp_path / "a")
     training.train(5, 15, variant, tmp_path / "c", "none")
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
