@@ -44,6 +44,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.envs.admix.making": "ddrl.admix.environment",
     "ddrl.envs.admix": "ddrl.admix",
     "ddrl.run.serving": "ddrl.admix.serving",
+    "ddrl.serve.__main__": "ddrl.admix.serving",  # python -m ddrl.serve
     "ddrl.serve": "ddrl.admix",
     "ddrl.pool." + "policy": "ddrl.pool.policies",
     **{

@@ -516,3 +516,7 @@ def _rows_into(path: Path, suffix: str) -> Generator[Callable[[list[Scored]], ob
     )
     with package.parquet.ParquetWriter(path, schema) as writer:
         yield lambda rows: writer.write_table(package.Table.from_pylist(msgspec.to_builtins(rows), schema))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
