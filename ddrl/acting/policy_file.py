@@ -109,7 +109,7 @@ def save_policy(
     `env` makes the environment again (default: the spec's id with default settings); `evaluation` is kept as it is.
     """
     env_config = env if isinstance(env, EnvConfig) else EnvConfig(**({"id": model.spec.env_id} if env is None else env))
-    tensors = {name: np.ascontiguousarray(view) for name, view in model.layout.views(vector).items()}
+    tensors = {name: view.copy() for name, view in model.layout.views(vector).items()}  # a scalar keeps its shape ()
     parameters = safetensors.numpy.save(tensors, {"format": FORMAT})
     manifest = _Manifest(
         FORMAT,

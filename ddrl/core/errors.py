@@ -43,25 +43,29 @@ _ROOT = Path(__file__).parents[1]
 
 
 def user_frame(error: BaseException) -> str:
-    """Where an exception left the user's code, as "step (my_env.py, line 12: x = 1 / y)"; "" where it passed through
-    none: it is the library's own."""
+    """Where an exception left the user's code, as "(my_env.py, line 12, in step: x = 1 / y)"; "" for the library's
+    own."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if not path.is_relative_to(_ROOT) and not frame.filename.startswith("<") and not _is_library(path):
+        if is_of_user(path):
             line = f": {frame.line[:80]}" if frame.line else ""
-            return f"{frame.name} ({path.name}, line {frame.lineno}{line})"
+            return f"({path.name}, line {frame.lineno}, in {frame.name}{line})"
     return ""
 
 
 def user_error(error: BaseException) -> str:
     """An exception that left the user's code in one line: type, first words, and where."""
-    return f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]} in {user_frame(error)}"
+    frame = user_frame(error)
+    return f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]} {frame}".rstrip()
 
 
-def _is_library(path: Path) -> bool:
+def is_of_user(path: Path) -> bool:
+    """Whether a file is the user's code, or a package that it uses: not ddrl, what ddrl is made of, or Python's own."""
+    if path.is_relative_to(_ROOT) or path.name.startswith("<"):
+        return False
     if "site-packages" in path.parts:
-        return path.parts[path.parts.index("site-packages") + 1] in _LIBRARIES
-    return path.is_relative_to(_STANDARD)
+        return path.parts[path.parts.index("site-packages") + 1] not in _LIBRARIES
+    return not path.is_relative_to(_STANDARD)
 
 
 class DdrlError(Exception):

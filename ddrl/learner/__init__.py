@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ddrl.core.errors import MissingExtraError
@@ -49,6 +50,8 @@ def import_torch() -> None:
     try:
         for name in ("torch", "torch.onnx"):
             importlib.import_module(name)
+        # The fused attention of evaluation mode cannot be exported, and computes what the layers themselves do.
+        sys.modules["torch"].backends.mha.set_fastpath_enabled(False)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

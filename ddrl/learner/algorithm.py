@@ -222,6 +222,11 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
             state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
             columns.setdefault(declared.name, state)
     unread = _unread(config, algorithm, declaration)
+    if "learner.network" in unread and ":" in config.learner.network:
+        raise ConfigError(
+            f"learner.network = {config.learner.network} would have no effect: {declaration.algorithm} makes its own "
+            "networks; leave it out, or use dqn, qrdqn or c51, or an algorithm of your own"
+        )
     return replace(declaration, chooser=name, columns=tuple(columns.values()), unread=unread)
 
 

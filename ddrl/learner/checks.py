@@ -22,7 +22,7 @@ from torch import nn
 from ddrl.acting.choosers import chooser_class
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, DdrlError, first_line
+from ddrl.core.errors import ConfigError, DdrlError, user_error, user_frame
 from ddrl.core.generators import generators_kept
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.settings import plugin_settings
@@ -148,10 +148,8 @@ def _named(where: str, method: str) -> Generator[None]:
         raise
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"{where}: {method} fails on a batch of random rows: {type(error).__name__}: {first_line(error)} "
-            f"({Path(frame.filename).name}, line {frame.lineno})"
-        ) from error
+        place = "" if user_frame(error) else f" ({Path(frame.filename).name}, line {frame.lineno})"
+        raise ConfigError(f"{where}: {method} fails on a batch of random rows: {user_error(error)}{place}") from error
 
 
 class CheckedAlgorithm:

@@ -6,11 +6,13 @@ few kilobytes. Every export is checked: ONNX Runtime must compute what torch com
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +23,7 @@ from torch import nn
 
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput, Declaration
-from ddrl.core.errors import MissingExtraError, NetworkError
+from ddrl.core.errors import MAX_WORDS, MissingExtraError, NetworkError, first_line, is_of_user, user_error
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Acting
@@ -52,23 +54,55 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
         module = _OfArrays(module, tuple(spec.observation.arrays)).eval()
     inputs = declaration.inputs
     names = (*spec.observation.arrays, *(declared.name for declared in inputs))
-    if taken := sorted({entry.name for entry in layout.entries}.intersection(names)):
-        raise NetworkError(f"{what} has a parameter or buffer {taken[0]!r}, and an input has that name: rename it")
+    if taken := sorted({entry.name for entry in layout.entries}.intersection((*names, *acting.outputs))):
+        raise NetworkError(
+            f"{what} has a parameter or buffer {taken[0]!r}, and an input or output of the acting network has that "
+            "name: rename it"
+        )
+    _refuse_hidden_state(module, inputs, spec, what)
     outputs = _outputs(module, acting.outputs, inputs, spec, what)
     shorter = _shorter_lengths(module, inputs, spec)
-    traced = _trace(module, acting, inputs, spec, what, dynamic=bool(shorter))
+    traced, branches = _trace(module, acting, inputs, spec, what, dynamic=bool(shorter))
     graph = _parameters_as_inputs(traced, module, owner, layout, names, spec.observation.arrays, what)
-    _check(graph, module, owner, acting.outputs, inputs, spec, what, [{}, shorter] if shorter else [{}])
+    _check(graph, module, owner, acting.outputs, inputs, spec, what + branches, [{}, shorter] if shorter else [{}])
     return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
 
 
 def _tensors(module: nn.Module) -> Iterable[torch.Tensor]:
-    return itertools.chain(module.parameters(), module.buffers())
+    """Parameters, buffers, and what forward has kept in attributes, which torch does not copy."""
+    attributes = (value for each in module.modules() for value in vars(each).values())
+    kept = (value for value in attributes if isinstance(value, torch.Tensor))
+    return itertools.chain(module.parameters(), module.buffers(), kept)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     copied = tensor.detach().to("cpu", copy=True)
     return nn.Parameter(copied, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copied
+
+
+def _refuse_hidden_state(module: nn.Module, inputs: Sequence[ActingInput], spec: EnvSpec, what: str) -> None:
+    """NetworkError where forward keeps something that is no parameter or persistent buffer, and computes otherwise
+    afterwards: rollouts would act with what it was at the export."""
+    generator = np.random.default_rng(2)
+    first, other = ([*map(torch.from_numpy, random_inputs(spec, inputs, CHECKED_BATCHES[1], generator))] for _ in "ab")
+    module = copy.deepcopy(module).eval()
+    known = copy.deepcopy(module.state_dict())
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = _tensors_of(module(*(each.clone() for each in first)))
+        with contextlib.suppress(Exception):  # what fails in training mode is named where it learns
+            module.train()(*(each.clone() for each in other))
+        module.load_state_dict(known)
+        module.eval()(*(each.clone() for each in other))
+        after = _tensors_of(module(*(each.clone() for each in first)))
+    if not all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
+        raise NetworkError(
+            f"{what} gives other outputs for the same observations the second time: its forward must keep no state in "
+            "attributes (register_buffer keeps it for rollouts too), nor draw random numbers in evaluation mode"
+        )
+
+
+def _tensors_of(given: Any) -> tuple[torch.Tensor, ...]:
+    return (given,) if isinstance(given, torch.Tensor) else tuple(given)
 
 
 class _OfArrays(nn.Module):
@@ -145,7 +179,7 @@ def _run(module: nn.Module, arrays: list[NDArray[Any]], names: tuple[str, ...], 
     """What torch computes, by name."""
     with torch.no_grad():
         given = module(*map(torch.from_numpy, arrays))
-    tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
+    tensors = _tensors_of(given)
     if len(tensors) != len(names):
         raise NetworkError(f"{what} gives {len(tensors)} outputs to act with, but they are named {', '.join(names)}")
     return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
@@ -175,16 +209,17 @@ def random_observations(observation: ArraySpec, count: int, generator: np.random
 
 def _trace(
     module: nn.Module, acting: Acting, inputs: Sequence[ActingInput], spec: EnvSpec, what: str, *, dynamic: bool
-) -> bytes:
+) -> tuple[bytes, str]:
+    """The graph, and where forward branches in Python on a value, as " (line 12 of net.py)"."""
     example = tuple(map(torch.from_numpy, random_inputs(spec, inputs, TRACED_BATCH, np.random.default_rng(0))))
     names = [*spec.observation.arrays, *(declared.name for declared in inputs)]
     named = _named_axes(spec) if dynamic else {}
     file: Any = io.BytesIO()  # torch writes to files too, though it does not say so
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(record=True) as caught:
         # The TorchScript exporter is the one that keeps parameters as inputs by name and needs no further package.
         warnings.filterwarnings("ignore", "You are using the legacy TorchScript-based ONNX export", DeprecationWarning)
         warnings.filterwarnings("ignore", "The feature will be removed", DeprecationWarning)
-        warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)  # what it warns of is what `_check` tests
+        warnings.filterwarnings("always", category=torch.jit.TracerWarning)  # what it warns of is what `_check` tests
         try:
             with torch.no_grad():
                 torch.onnx.export(
@@ -207,14 +242,15 @@ def _trace(
             raise _export_error(what, error) from error
         except Exception as error:
             raise _export_error(what, error) from error
-    return file.getvalue()
+    branching = [one for one in caught if "Python" in str(one.message) and is_of_user(Path(one.filename))]
+    lines = [f" (line {one.lineno} of {Path(one.filename).name})" for one in branching]
+    return file.getvalue(), lines[0] if lines else ""
 
 
 def _export_error(what: str, error: BaseException) -> NetworkError:
-    first = next(iter(str(error).strip().splitlines()), "no message")
     return NetworkError(
-        f"{what} cannot be exported to ONNX, which rollouts act with: {type(error).__name__}: {first}; write its "
-        "forward with operations that torch.onnx exports"
+        f"{what} cannot be exported to ONNX, which rollouts act with: {user_error(error)}; write its forward with "
+        "operations that torch.onnx exports"
     )
 
 
@@ -265,6 +301,14 @@ def _parameters_as_inputs(
     return model.SerializeToString()
 
 
+def _variants(arrays: list[NDArray[Any]]) -> Iterable[list[NDArray[Any]]]:
+    """The arrays as they are, and with numbers that are all zero, all large, all negative."""
+    yield arrays
+    yield [array if array.dtype == np.bool_ else np.zeros_like(array) for array in arrays]
+    for factor in (100, -100):
+        yield [np.abs(array) * array.dtype.type(factor) if array.dtype.kind == "f" else array for array in arrays]
+
+
 def _check(
     graph: bytes,
     module: nn.Module,
@@ -289,21 +333,23 @@ def _check(
         order = (*spec.observation.arrays, *(declared.name for declared in inputs))
         for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
             arrays = random_inputs(spec, inputs, rows, generator, chosen)
-            feed = views | dict(zip(order, arrays, strict=True))
-            given: Any = session.run(list(names), {name: feed[name] for name in taken})  # arrays: no output is a map
-            for (name, expected), array in zip(_run(module, arrays, names, what).items(), given, strict=True):
-                scale = 1.0 + float(np.abs(expected).max())
-                if array.shape != expected.shape or not np.allclose(array, expected, rtol=1e-3, atol=1e-4 * scale):
-                    raise NetworkError(
-                        f"{what} computes something else after its export to ONNX ({name}, for {rows} observations: "
-                        f"torch gives {expected.ravel()[:3]}, ONNX Runtime {np.ravel(array)[:3]}): its forward must "
-                        "not branch in Python on the values or the number of observations, nor draw random numbers in "
-                        "evaluation mode"
-                    )
+            for variant in _variants(arrays):
+                feed = views | dict(zip(order, variant, strict=True))
+                given: Any = session.run(list(names), {name: feed[name] for name in taken})  # no output is a map
+                for (name, expected), array in zip(_run(module, variant, names, what).items(), given, strict=True):
+                    scale = 1.0 + float(np.abs(expected).max())
+                    if array.shape != expected.shape or (
+                        np.isfinite(scale) and not np.allclose(array, expected, rtol=1e-3, atol=1e-4 * scale)
+                    ):
+                        raise NetworkError(
+                            f"{what} computes something else after its export to ONNX ({name} for {rows} observations: "
+                            f"{expected.ravel()[0]:.4g} by torch, {np.ravel(array)[0]:.4g} by ONNX Runtime): its "
+                            "forward must not branch in Python on the values or the number of observations, nor draw "
+                            "random numbers in evaluation mode"
+                        )
     except NetworkError:
         raise
     except Exception as error:
         raise NetworkError(
-            f"{what} was exported to ONNX, but ONNX Runtime cannot run it: "
-            f"{next(iter(str(error).strip().splitlines()), type(error).__name__)}"
+            f"{what} was exported to ONNX, but ONNX Runtime cannot run it: {first_line(error)[-2 * MAX_WORDS :]}"
         ) from error

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
-from ddrl.core.errors import NetworkError, first_line
+from ddrl.core.errors import NetworkError, first_line, user_error
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
@@ -379,10 +379,12 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) 
     except Exception as error:
         raise NetworkError(
             f"{what} fails on observations {_describe(spec.observation)} as {spec.env_id} gives them: "
-            f"{type(error).__name__}: {first_line(error)}"
+            f"{user_error(error)}"
         ) from error
     finally:
         network.train(training)
+    if any(tensor._version for tensor in (zeros.values() if spec.observation.fields else (zeros,))):
+        network.register_forward_pre_hook(_with_own_inputs)  # it writes into what it is given
     wanted = [2, spec.num_actions] if atoms == 1 else [2, spec.num_actions, atoms]
     if not isinstance(q, torch.Tensor):
         raise NetworkError(
@@ -394,6 +396,14 @@ def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) 
             f"{what} returns {list(q.shape)} {str(q.dtype).removeprefix('torch.')} for a batch of 2 observations of "
             f"{spec.env_id}: its forward must return action values {wanted} float32"
         )
+
+
+def _with_own_inputs(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs of forward, copied: what was drawn from replay, or is an output of another evaluation, stays."""
+    return tuple(
+        {name: array.clone() for name, array in given.items()} if isinstance(given, dict) else given.clone()
+        for given in inputs
+    )
 
 
 def _user_network(name: str, spec: EnvSpec) -> nn.Module:
@@ -415,7 +425,7 @@ def _user_network(name: str, spec: EnvSpec) -> nn.Module:
     try:
         network = made(spec)
     except Exception as error:
-        raise NetworkError(f"{what}: {class_name}(spec) fails: {type(error).__name__}: {first_line(error)}") from error
+        raise NetworkError(f"{what}: {class_name}(spec) fails: {user_error(error)}") from error
     if not isinstance(network, nn.Module):
         raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
     return network

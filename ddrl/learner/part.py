@@ -84,7 +84,9 @@ class FlatParameters:
     def settle(self, vector: torch.Tensor) -> None:
         """Let `vector`, which holds the same values wherever it lies, be the module's memory from here on."""
         tensors = named_tensors(self.module)
-        homes = dict(zip(map(id, tensors.values()), self.split(vector), strict=True))
+        # .data: views of one vector share a counter of changes, and a normalization's second layer would seem to
+        # change what autograd has kept of the first.
+        homes = {id(tensor): home.data for tensor, home in zip(tensors.values(), self.split(vector), strict=True)}
 
         def home_of(tensor: torch.Tensor) -> torch.Tensor:
             return homes.get(id(tensor), tensor).to(vector.device)
