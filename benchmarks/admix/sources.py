@@ -20,20 +20,22 @@ from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.files import replacement
 from ddrl.core.rows import RowKind, RowSchema, TransitionBuilder
 from ddrl.replay.batches import Transitions, as_transitions
-from ddrl.replay.sources import AreaSource, TransitionSource
+from ddrl.replay.sources import AreaSource
 
 FILE = "pool.npz"
 
 
-class RandomPool(TransitionSource):
+class RandomPool(AreaSource):
     """Draws from replay.capacity single transitions: filled first, then each new one replaces a random one."""
 
     name = "random_pool"
+    through_areas: ClassVar[bool] = False
 
     def __init__(
         self, config: Config, schema: RowSchema, experience: Experience, areas: Sequence[SampleArea] = ()
     ) -> None:
-        super().__init__(config, schema, experience, stream=0x9001)
+        super().__init__(config, schema, experience, areas)
+        self._rng = np.random.default_rng([config.run.seed, 0x9001])
         if config.rollout.at_max_lag == "weight":
             raise ConfigError("rollout.at_max_lag = weight: the transitions of a random pool have no weights")
         n_step = config.replay.n_step if experience.n_step is None else experience.n_step
@@ -58,10 +60,6 @@ class RandomPool(TransitionSource):
         steps = int((rows["kind"] == RowKind.STEP).sum())
         self._limiter.inserted(steps)
         return steps
-
-    def arrived(self) -> int:
-        """Everything comes through lanes."""
-        return 0
 
     def sample(self) -> Transitions:
         """One draw. ValueError where nothing can be drawn."""

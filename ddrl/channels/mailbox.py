@@ -268,7 +268,3 @@ class Mailbox(Channel):
         """The data of a slot, uint8 [nbytes], 64-byte aligned: what MPI sends from and receives into."""
         begin = self.kernel.data_offset(slot)
         return self.segment.array[begin : begin + self.nbytes]
-
-    def data_address(self, slot: int) -> int:
-        """Address of a slot's data in this process."""
-        return int(self.slot_view(slot).ctypes.data)

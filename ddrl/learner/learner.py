@@ -287,21 +287,13 @@ class Learner:
     def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
         """Continue from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of
         another network."""
-        hosts: dict[tuple[str, str], NDArray[np.uint8]] = {}
-        wanted: dict[str, NDArray[Any]] = {}
-        for part in self.parts.values():
-            for kind in part.vectors():
-                host = hosts[part.name, kind] = np.zeros(part.online.layout.nbytes, np.uint8)
-                views = part.online.layout.views(host)
-                wanted.update({f"{part.name}.{kind}.{name}": view for name, view in views.items()})
-            wanted[f"{part.name}.updates"] = np.zeros((), np.int64)
-        wanted |= {"lr": np.zeros((), np.float64), "torch_rng": np.zeros_like(self._random[0].numpy())}
-        snapshot.check_fits(state, wanted, optional=("cuda_rng",), source=source)
-        for name, view in wanted.items():
-            view[...] = state[name]
+        snapshot.check_fits(state, self.state(), optional=("cuda_rng",), source=source)
         for part in self.parts.values():
             for kind, vector in part.vectors().items():
-                vector.copy_(torch.from_numpy(hosts[part.name, kind]))
+                host = np.zeros(part.online.layout.nbytes, np.uint8)
+                for name, view in part.online.layout.views(host).items():
+                    view[...] = state[f"{part.name}.{kind}.{name}"]
+                vector.copy_(torch.from_numpy(host))
             part.set_updates(int(state[f"{part.name}.updates"]))
         self.lr = float(state["lr"])
         self._random[0] = torch.from_numpy(np.array(state["torch_rng"]))

@@ -119,16 +119,6 @@ class FlatParameters:
         self._check(vector)
         np.copyto(vector, self.host_view())
 
-    def copy_from(self, vector: NDArray[np.uint8]) -> None:
-        """Replace every parameter and buffer by those in `vector` (uint8 [layout.nbytes])."""
-        self._check(vector)
-        if self._staging is None:
-            np.copyto(self.vector.numpy(), vector)
-            return
-        np.copyto(self._staging.numpy(), vector)
-        self.vector.copy_(self._staging, non_blocking=True)
-        wait_for(self.vector.device)  # the staging memory is free for the next caller
-
     def host_view(self) -> NDArray[np.uint8]:
         """The vector in host memory, without a further copy (on a device: the staging memory, refilled); read it before
         the next update."""

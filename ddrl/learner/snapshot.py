@@ -68,6 +68,8 @@ def check_fits(
     """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones
     aside."""
     for name, array in wanted.items():
+        if name in optional:
+            continue
         if name not in state:
             raise CheckpointError(f"{source} was written for another network: it lacks {name}")
         found = np.asarray(state[name])

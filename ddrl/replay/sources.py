@@ -445,50 +445,7 @@ class TrajectorySource(Experience):
         return array
 
 
-class TransitionSource(Experience):
-    """What sources of single transitions share: batches of learner.batch_size of them, each as likely as any other, as
-    often as replay.samples_per_insert allows. The sources add where transitions are held."""
-
-    def __init__(self, config: Config, schema: RowSchema, experience: algorithm.Experience, stream: int) -> None:
-        """`stream` separates the random draws of one kind of source from another's. ConfigError where the experience is
-        more than single transitions."""
-        if experience.source != "replay" or experience.pick_len > 1:
-            raise ConfigError(
-                f"replay.source = {config.replay.source} gives single transitions, but learner.algorithm = "
-                f"{config.learner.algorithm} learns from trajectories or sequences: set replay.source = auto"
-            )
-        self._schema = schema
-        self._batch_size = config.learner.batch_size
-        self._limiter = rate_limiter(config, self._batch_size, self._available)
-        self._rng = np.random.default_rng([config.run.seed, stream])
-
-    def _available(self) -> bool:
-        """Whether there is anything to draw."""
-        raise NotImplementedError
-
-    @property
-    def pacing(self) -> RateLimiter:
-        """The rate limiter."""
-        return self._limiter
-
-    def learned(self, batch: Transitions, priority: NDArray[Any] | None) -> Used:
-        """Count the batch; there are no priorities."""
-        self._limiter.sampled(len(batch.pick_epi))
-        return Used(len(batch.pick_epi), batch.policy_version)
-
-    def _state(self) -> dict[str, Any]:
-        """The rate limiter's, and the state of the random draws."""
-        return self._limiter.state() | {"rng": json.dumps(self._rng.bit_generator.state)}
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        self._limiter.load_state(state)
-        try:
-            self._rng.bit_generator.state = json.loads(state["rng"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"the state of the random draws cannot be used ({error!r})") from None
-
-
-class AreaSource(TransitionSource):
+class AreaSource(Experience):
     """Experience that rollouts write into sample areas (ddrl/channels/area.py). Each batch is drawn from one area, the
     areas in turn; neither side waits for the other.
 
@@ -502,7 +459,15 @@ class AreaSource(TransitionSource):
     def __init__(
         self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea]
     ) -> None:
-        super().__init__(config, schema, experience, stream=0xA5EA)
+        if experience.source != "replay" or experience.pick_len > 1:
+            raise ConfigError(
+                f"replay.source = {config.replay.source} gives single transitions, but learner.algorithm = "
+                f"{config.learner.algorithm} learns from trajectories or sequences: set replay.source = auto"
+            )
+        self._schema = schema
+        self._batch_size = config.learner.batch_size
+        self._limiter = rate_limiter(config, self._batch_size, self._available)
+        self._rng = np.random.default_rng([config.run.seed, 0xA5EA])
         self._areas = areas
         self._min_blocks = max(1, round(config.areas.min_fill * config.areas.blocks))
         self._turn = 0  # index of the area to draw from next
@@ -510,6 +475,11 @@ class AreaSource(TransitionSource):
         self.drawn = [0] * len(areas)  # batches by area
         self.repeated = 0
         self.torn = 0  # batches that a source derived from this one has learned from
+
+    @property
+    def pacing(self) -> RateLimiter:
+        """The rate limiter."""
+        return self._limiter
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Areas take no rows."""
@@ -536,6 +506,11 @@ class AreaSource(TransitionSource):
 
     def _readable(self, area: SampleArea) -> bool:
         return area.update() >= self._min_blocks
+
+    def learned(self, batch: Transitions, priority: NDArray[Any] | None) -> Used:
+        """Count the batch; there are no priorities."""
+        self._limiter.sampled(len(batch.pick_epi))
+        return Used(len(batch.pick_epi), batch.policy_version)
 
     def sample(self) -> Transitions:
         """A batch of the area whose turn it is, or, where rollouts have overwritten too much of it since, of the next
@@ -594,3 +569,14 @@ class AreaSource(TransitionSource):
         self._counted = [area.written for area in self._areas]
         self._load_state(state)
         self._turn = int(state.get("turn", 0)) % max(len(self._areas), 1)
+
+    def _state(self) -> dict[str, Any]:
+        """The rate limiter's, and the state of the random draws."""
+        return self._limiter.state() | {"rng": json.dumps(self._rng.bit_generator.state)}
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        self._limiter.load_state(state)
+        try:
+            self._rng.bit_generator.state = json.loads(state["rng"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the state of the random draws cannot be used ({error!r})") from None

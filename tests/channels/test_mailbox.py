@@ -25,7 +25,7 @@ def test_a_reader_pins_the_newest_version_without_a_copy(name):
     assert pin.values == (1.5, 2.5, 0, 0, 0, 0, 0, 0)
     assert pin.checksum == checksum(vector(5)) == checksum(pin.data)
     np.testing.assert_array_equal(pin.data, vector(5))
-    assert pin.data.ctypes.data == other.data_address(pin.slot)
+    assert pin.data.ctypes.data == other.slot_view(pin.slot).ctypes.data
     assert pin.data.ctypes.data % 64 == 0
     assert not pin.data.flags.writeable
     assert reader.pin() is pin

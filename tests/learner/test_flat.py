@@ -35,7 +35,7 @@ def test_writing_the_vector_changes_the_network_and_training_changes_the_vector(
     flat = FlatParameters(network)
     vector = np.zeros_like(flat.numpy())
     flat.layout.views(vector)["norm.running_var"][:] = 4.0
-    flat.copy_from(vector)
+    flat.vector.copy_(torch.from_numpy(vector))
     assert torch.equal(network.norm.running_var, torch.full((4,), 4.0))
     network.train()(torch.randn(16, 4))
     after = flat.layout.views(flat.numpy())
@@ -68,8 +68,6 @@ def test_the_check_notices_a_parameter_that_left_the_vector() -> None:
 
 def test_a_vector_of_another_network_is_refused() -> None:
     flat = FlatParameters(Plain(VECTOR))
-    with pytest.raises(CheckpointError, match="another network"):
-        flat.copy_from(np.zeros(flat.layout.nbytes + 64, np.uint8))
     with pytest.raises(CheckpointError, match="another network"):
         flat.copy_to(np.zeros(flat.layout.nbytes // 4, np.float32))
 

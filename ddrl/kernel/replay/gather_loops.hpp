@@ -8,6 +8,19 @@ __attribute__((always_inline)) inline void copy_lane(byte* to, const byte* from)
     *reinterpret_cast<Lane*>(to) = *reinterpret_cast<const Lane*>(from);
 }
 
+// Copies fewer than 2 W bytes, in two vectors that may overlap.
+template <size_t W>
+__attribute__((always_inline)) inline void copy_few(byte* to, const byte* from, size_t bytes) {
+    if (bytes >= W) {
+        copy_lane<W>(to, from);
+        if (bytes > W) copy_lane<W>(to + bytes - W, from + bytes - W);
+    } else if constexpr (W > 4) {
+        copy_few<W / 2>(to, from, bytes);
+    } else {
+        for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
+    }
+}
+
 // Copies of a few hundred bytes, whose sizes repeat: branches are predicted, and a call to memcpy would cost more.
 __attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from, size_t bytes) {
     constexpr size_t W = DDRL_REPLAY_LANE;
@@ -20,20 +33,8 @@ __attribute__((always_inline)) inline void copy_bytes(byte* to, const byte* from
             at += W;
         } while (at + W <= bytes);
         if (at < bytes) copy_lane<W>(to + bytes - W, from + bytes - W);
-    } else if (W > 32 && bytes >= 32) {
-        copy_lane<32>(to, from);
-        if (bytes > 32) copy_lane<32>(to + bytes - 32, from + bytes - 32);
-    } else if (W > 16 && bytes >= 16) {
-        copy_lane<16>(to, from);
-        if (bytes > 16) copy_lane<16>(to + bytes - 16, from + bytes - 16);
-    } else if (bytes >= 8) {
-        copy_lane<8>(to, from);
-        if (bytes > 8) copy_lane<8>(to + bytes - 8, from + bytes - 8);
-    } else if (bytes >= 4) {
-        copy_lane<4>(to, from);
-        if (bytes > 4) copy_lane<4>(to + bytes - 4, from + bytes - 4);
     } else {
-        for (size_t i = 0; i < bytes; ++i) to[i] = from[i];
+        copy_few<W / 2>(to, from, bytes);
     }
 }
 

@@ -40,9 +40,8 @@ public:
         if (__builtin_popcountll(step_ ^ (step_ >> 1)) < 24) step_ ^= 0xAAAAAAAAAAAAAAAAULL;
     }
     u64 next() { return mix(counter_ += step_); }
-    // An integer below `bound` (Lemire's multiplication; the bias is below bound / 2^64).
-    u32 below(u32 bound) { return static_cast<u32>((static_cast<unsigned __int128>(next()) * bound) >> 64); }
-    // The same for a whole batch, in the widest vectors at hand: number i needs none of those before it.
+    // Integers below `bound` (Lemire's multiplication; the bias is below bound / 2^64), in the widest vectors at hand:
+    // number i needs none of those before it.
     void below(u32 bound, std::span<u32> out) {
 #if DDRL_REPLAY_WIDE
         if (lane_bytes() == 64)

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <span>
 #include <utility>
@@ -48,21 +49,14 @@ public:
     void find(std::span<double> target, std::span<u32> index) {
         repair();
         for (u32& node : index) node = 0;
-        for (size_t level = sums_.size(); level-- > 0;) {
-            if (level) {
-                const double* children = sums_[level - 1].data();
-                for (size_t i = 0; i < index.size(); ++i) {
-                    if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
-                    index[i] = descend(children, index[i], target[i]);
-                }
-            } else {
-                const float* children = leaves_.data();
-                for (size_t i = 0; i < index.size(); ++i) {
-                    if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
-                    index[i] = descend(children, index[i], target[i]);
-                }
+        const auto descend_all = [&](const auto* children) {
+            for (size_t i = 0; i < index.size(); ++i) {
+                if (i + 8 < index.size()) prefetch_group(children, index[i + 8]);
+                index[i] = descend(children, index[i], target[i]);
             }
-        }
+        };
+        for (size_t level = sums_.size() - 1; level > 0; --level) descend_all(sums_[level - 1].data());
+        descend_all(leaves_.data());
     }
 
     size_t nbytes() const {
@@ -104,13 +98,19 @@ private:
         for (size_t i = 0; i < FAN; i += 64 / sizeof(Number)) __builtin_prefetch(first + i);
     }
 
+    // The sums of each four of a node's children.
+    template <class Number>
+    static std::array<double, 4> quarters(const Number* c) {
+        std::array<double, 4> q;
+        for (size_t k = 0; k < 4; ++k)
+            q[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
+        return q;
+    }
+
     template <class Number>
     static double sum(const Number* children, size_t node) {
-        const Number* c = children + node * FAN;
-        double quarter[4];
-        for (int k = 0; k < 4; ++k)
-            quarter[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
-        return (quarter[0] + quarter[1]) + (quarter[2] + quarter[3]);
+        const auto q = quarters(children + node * FAN);
+        return (q[0] + q[1]) + (q[2] + q[3]);
     }
 
     // The child of `node` that spans `target`, which becomes the rest within it: first the quarter, then the child,
@@ -118,9 +118,7 @@ private:
     template <class Number>
     static u32 descend(const Number* children, u32 node, double& target) {
         const Number* c = children + size_t{node} * FAN;
-        double q[4];
-        for (int k = 0; k < 4; ++k)
-            q[k] = (double(c[4 * k]) + double(c[4 * k + 1])) + (double(c[4 * k + 2]) + double(c[4 * k + 3]));
+        const auto q = quarters(c);
         const double q1 = q[0], q2 = q[0] + q[1], q3 = q2 + q[2];
         const unsigned quarter = unsigned(target >= q1) + unsigned(target >= q2) + unsigned(target >= q3);
         const double start[4] = {0.0, q1, q2, q3};
