@@ -263,10 +263,10 @@ class LearnerConfig:
     """Algorithm, network, loss and optimizer."""
 
     algorithm: str = setting(
-        "dqn",
+        "",
         "",
         "Learning algorithm: one of the library's, or package.module:Class of your own; its own settings are the table "
-        "[learner.NAME].",
+        "[learner.NAME]. Empty: dqn for discrete actions, td3 for continuous ones.",
         plugin="ddrl.learner.algorithms",
     )
     device: str = setting("auto", "", "torch device of the learner; auto: cuda where there is one, else cpu.")
@@ -361,10 +361,11 @@ class EnvConfig:
         [], "", "Further keyword arguments by rollout, over kwargs: rollout i takes entry i modulo their number."
     )
     observation: str = setting(
-        "flat",
+        "auto",
         "",
-        "A Dict space of observations: flat, one vector; named, its arrays by name.",
-        choices=("flat", "named"),
+        "A Dict space of observations: flat, one vector; named, its arrays by name; auto, named where one of them is a "
+        "picture, which convolutions see beside the rest, else flat.",
+        choices=("auto", "flat", "named"),
     )
     max_lengths: dict[str, int] = setting(
         {}, "entries", "Most entries of each Sequence space in a named observation, by its name; the rest is padding."

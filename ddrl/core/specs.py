@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 # By the name of an axis: the module with the networks (make_actor, make_critics) for arrays that have it, as settings
 # name modules. The learner imports it when it is asked for.
 NETWORKS = {"queue": "ddrl.admix.networks"}
+SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
 # numpy arrays by dtype, as annotations name them; a comment or docstring gives the shape.
 Array = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -28,6 +29,17 @@ Floats32 = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
 _DTYPE = re.compile(r"[<>=|]?[A-Za-z_]+[0-9]{0,4}_?")
+
+
+class Image(NamedTuple):
+    """An array as an image network takes it."""
+
+    channels: int
+    height: int
+    width: int
+    channels_last: bool = False
+    add_channel: bool = False
+    stacked: bool = False  # [frames, H, W, C]
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,27 @@ class ArraySpec:
     def arrays(self) -> dict[str, ArraySpec]:
         """The named arrays; {"observation": self} where there are no fields."""
         return dict(self.fields) or {"observation": self}
+
+    @property
+    def image(self) -> Image | None:
+        """[C, H, W], [H, W, C], [H, W] or [frames, H, W, C] as an image: of three axes the smallest holds the
+        channels."""
+        shape = self.shape
+        if len(shape) == 2:
+            return Image(1, *shape, add_channel=True)
+        if len(shape) == 3 and shape[2] < min(shape[:2]):
+            return Image(shape[2], *shape[:2], channels_last=True)
+        if len(shape) == 3:
+            return Image(*shape)
+        if len(shape) == 4 and shape[3] < min(shape[1:3]):
+            return Image(shape[0] * shape[3], *shape[1:3], stacked=True)
+        return None
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether it is an image that the Nature network can take."""
+        image = self.image
+        return image is not None and min(image.height, image.width) >= SMALLEST_SCREEN
 
     @property
     def size(self) -> int:

@@ -22,7 +22,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.specs import EnvSpec, VectorEnv
-from ddrl.envs.spaces import shown
+from ddrl.envs.spaces import has_picture, shown
 from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
 
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
@@ -60,7 +60,7 @@ def _loop(config: EnvConfig, environments: list[gymnasium.Env[Any, Any]]) -> Loo
         config.id,
         environments,
         config.reward_clip,
-        named=config.observation == "named",
+        named=config.observation == "named" or (config.observation == "auto" and has_picture(environments[0])),
         max_lengths=config.max_lengths,
     )
 

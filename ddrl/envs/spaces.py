@@ -91,6 +91,13 @@ def first_action(space: object) -> int:
     return int(cast(Any, space).start) if isinstance(space, spaces.Discrete) else 0
 
 
+def has_picture(env: Any) -> bool:
+    """Whether an environment observes a Dict with a picture in it."""
+    space: Any = getattr(env, "observation_space", None)
+    boxes = [part for _, part in _parts(space) if is_box(part)] if is_dict(space) else []
+    return any(ArraySpec(box.shape, "float32").is_picture for box in boxes)
+
+
 def require_space(env_id: str, env: Any, name: str) -> Any:
     """The space `name` of an environment or vector; EnvError where it is none of Gymnasium's."""
     space = getattr(env, name, None)

@@ -19,7 +19,7 @@ from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
+from ddrl.core.specs import SMALLEST_SCREEN, ArraySpec, Column, ColumnRole, EnvSpec, Image
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +151,8 @@ class ValueAlgorithm:
 
 
 PACKAGE = "ddrl.learner.algorithms"
+FOR_DISCRETE = "dqn"  # where none is named
+FOR_CONTINUOUS = "td3"
 METHODS = {  # of an algorithm, with their arguments
     "describe": "config, spec",
     "modules": "",
@@ -163,9 +165,16 @@ METHODS = {  # of an algorithm, with their arguments
 SHARED = ("network", "hidden", "dueling", "double", "loss")  # settings of [learner] that some algorithms read
 
 
+def with_algorithm(config: Config, spec: EnvSpec) -> Config:
+    """The settings with an algorithm that fits the actions, where none is named."""
+    if config.learner.algorithm:
+        return config
+    return replace(config, learner=replace(config.learner, algorithm=FOR_DISCRETE if spec.discrete else FOR_CONTINUOUS))
+
+
 def algorithm_class(config: Config) -> Any:
     """The class that learner.algorithm names; ConfigError where there is none, or where it lacks a method."""
-    found = plugins.load("learner.algorithm", PACKAGE, config.learner.algorithm)
+    found = plugins.load("learner.algorithm", PACKAGE, config.learner.algorithm or FOR_DISCRETE)
     for method, arguments in METHODS.items():
         if not callable(getattr(found, method, None)):
             raise ConfigError(
@@ -207,6 +216,7 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
     that is set, and with the columns of the chooser and of recurrent states.
 
     Raises ConfigError where settings, algorithm, chooser and environment do not fit."""
+    config = with_algorithm(config, spec)
     algorithm = algorithm_class(config)
     plugin_settings(config, "learner", algorithm)
     declaration: Declaration = algorithm.describe(config, spec)
@@ -270,9 +280,6 @@ def require_linear_dueling(config: Config, name: str, what: str) -> None:
 # Read by `networks`, which builds them, and by algorithms that must declare sizes before torch is loaded.
 
 
-SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
-
-
 class Convolutions(NamedTuple):
     """Layers (channels, kernel, stride) of an image network, and the width of its two streams."""
 
@@ -287,45 +294,30 @@ CNN_KINDS = {
 }
 
 
-class Image(NamedTuple):
-    """An observation as an image network takes it."""
-
-    channels: int
-    height: int
-    width: int
-    channels_last: bool
-    add_channel: bool
-
-
 def network_kind(name: str, observation: ArraySpec) -> str:
-    """What learner.network means: `auto` is nature_cnn for images that are large enough, else mlp."""
+    """What learner.network means: `auto` is nature_cnn for images that are large enough, by themselves or among named
+    arrays, else mlp."""
     if name != "auto":
         return name
-    shape = observation.shape
-    image = (len(shape) == 3 and min(sorted(shape)[1:]) >= SMALLEST_SCREEN) or (
-        len(shape) == 2 and min(shape) >= SMALLEST_SCREEN
-    )
-    return "nature_cnn" if image else "mlp"
+    return "nature_cnn" if any(array.is_picture for array in observation.arrays.values()) else "mlp"
 
 
 def image_of(kind: str, observation: ArraySpec) -> Image:
-    """[C, H, W], [H, W, C] or [H, W] as an image; NetworkError for what is none, or too small for `kind`."""
-    shape = observation.shape
+    """An observation as an image; NetworkError for what is none, or too small for `kind`."""
+    shape = list(observation.shape)
     smallest = CNN_KINDS[kind].smallest
-    if len(shape) not in (2, 3):
+    image = observation.image
+    if image is None:
         raise NetworkError(
-            f"learner.network = {kind} needs an image [C, H, W] or [H, W], but the observation is {list(shape)}: "
-            "set learner.network = mlp, or name a module of your own"
+            f"learner.network = {kind} needs an image [C, H, W], [H, W, C], [H, W] or [frames, H, W, C], but the "
+            f"observation is {shape}: set learner.network = mlp, or name a module of your own"
         )
-    channels_last = len(shape) == 3 and shape[2] <= 4 < shape[0]
-    add_channel = len(shape) == 2
-    channels, height, width = (1, *shape) if add_channel else ((shape[2], *shape[:2]) if channels_last else shape)
-    if min(height, width) < smallest:
+    if min(image.height, image.width) < smallest:
         raise NetworkError(
             f"learner.network = {kind} needs at least {smallest} x {smallest} pixels, but the "
-            f"observation is {list(shape)}: set learner.network = mlp, or a larger env.screen_size"
+            f"observation is {shape}: set learner.network = mlp, or a larger env.screen_size"
         )
-    return Image(channels, height, width, channels_last, add_channel)
+    return image
 
 
 def image_features(kind: str, image: Image) -> int:
@@ -347,6 +339,11 @@ def linear_widths(config: LearnerConfig, spec: EnvSpec, atoms: int = 1) -> list[
         dueling = atoms
     if kind == "mlp":
         return list(itertools.pairwise([spec.observation.size, *config.hidden, rows + dueling]))
+    if spec.observation.fields:
+        raise NetworkError(
+            f"env.id = {spec.env_id}: a network of pictures beside other arrays has no noisy layers: set "
+            "learner.c51.sigma = 0"
+        )
     width = CNN_KINDS[kind].stream_width
     features = image_features(kind, image_of(kind, spec.observation))
     if not dueling:

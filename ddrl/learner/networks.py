@@ -266,8 +266,45 @@ class NormalizedMLP(nn.Module):
         return Plain(self._inputs.columns(), [layers], (len(self.head.weight),))
 
 
-class CNN(nn.Module):
-    """Convolutions over [C, H, W] (or [H, W, C], or [H, W]), then a stream each for V and A. Bytes become [0, 1].
+class Convolved(nn.Module):
+    """Convolutions over an image [C, H, W] ([H, W, C], [H, W], [frames, H, W, C]): its features [B, F]."""
+
+    def __init__(self, observation: ArraySpec, kind: str) -> None:
+        super().__init__()
+        self._image = image_of(kind, observation)
+        self.scale = input_scale(observation).shaped(observation.shape)
+        self._bytes = observation.dtype == "uint8"
+        channels = self._image.channels
+        layers: list[nn.Module] = []
+        for outputs, kernel, stride in CNN_KINDS[kind].layers:
+            layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
+            channels = outputs
+        self.trunk = nn.Sequential(*layers, nn.Flatten())
+        self.width = image_features(kind, self._image)
+
+    def features(self, observation: torch.Tensor) -> torch.Tensor:
+        """[B, F], F = `width`."""
+        x = observation
+        scale = self.scale
+        if not scale.identity and (scale.shifts or not self._bytes):
+            x = scale(x.float())
+            scale = Scale()
+        if self._image.stacked:
+            x = x.permute(0, 1, 4, 2, 3).flatten(1, 2)
+        elif self._image.channels_last:
+            x = x.permute(0, 3, 1, 2)
+        elif self._image.add_channel:
+            x = x.unsqueeze(1)
+        # The CPU's convolutions are differentiated a sixth faster where a pixel's channels lie together.
+        together = x.device.type == "cpu" and torch.is_grad_enabled()
+        x = x.to(torch.float32, memory_format=torch.channels_last if together else torch.preserve_format)
+        if not scale.identity:
+            x = x.mul_(scale.factor)  # bytes, so x is a copy; fresh memory would cost as much as the product
+        return self.trunk(x)
+
+
+class CNN(Convolved):
+    """Convolutions, then a stream each for V and A.
 
     `nature_cnn` is the network of Mnih et al. (2015); `small_cnn` that of van Hasselt et al. (2019, data-efficient
     Rainbow), which costs a seventh of it: what a trainer without an accelerator can afford."""
@@ -281,20 +318,8 @@ class CNN(nn.Module):
         atoms: int = 1,
         epsilon: float = 0.0,
     ) -> None:
-        super().__init__()
-        image = image_of(kind, observation)
-        chosen = CNN_KINDS[kind]
-        self.scale = input_scale(observation).shaped(observation.shape)
-        self._bytes = observation.dtype == "uint8"
-        self.channels_last = image.channels_last
-        self.add_channel = image.add_channel
-        channels = image.channels
-        layers: list[nn.Module] = []
-        for outputs, kernel, stride in chosen.layers:
-            layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU(inplace=True)]
-            channels = outputs
-        self.trunk = nn.Sequential(*layers, nn.Flatten())
-        self.head = ValueHead(image_features(kind, image), num_actions, form, chosen.stream_width, atoms, epsilon)
+        super().__init__(observation, kind)
+        self.head = ValueHead(self.width, num_actions, form, CNN_KINDS[kind].stream_width, atoms, epsilon)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """q [B, num_actions] or [B, num_actions, atoms]."""
@@ -304,23 +329,40 @@ class CNN(nn.Module):
         """q and the two streams (`ValueHead.outputs`)."""
         return self.head.outputs(self.features(observation))
 
-    def features(self, observation: torch.Tensor) -> torch.Tensor:
+
+class PicturesAndVector(nn.Module):
+    """Named arrays: convolutions of each picture, beside the numbers of the others, then streams as those of `CNN`."""
+
+    def __init__(
+        self, observation: ArraySpec, num_actions: int, form: str, kind: str, atoms: int, epsilon: float
+    ) -> None:
+        super().__init__()
+        pictures = {name: array for name, array in observation.fields if array.is_picture}
+        self._names = list(pictures)
+        self.pictures = nn.ModuleList(Convolved(array, kind) for array in pictures.values())
+        rest = [(name, array) for name, array in observation.fields if name not in pictures]
+        self._rest = FlatInputs(ArraySpec((), "void", tuple(rest))) if rest else None
+        width = sum(picture.width for picture in self._convolved()) + sum(array.size for _, array in rest)
+        self.head = ValueHead(width, num_actions, form, CNN_KINDS[kind].stream_width, atoms, epsilon)
+
+    def _convolved(self) -> list[Convolved]:
+        return list(self.pictures)  # type: ignore[arg-type]
+
+    def forward(self, observation: Observation) -> torch.Tensor:
+        """q [B, num_actions] or [B, num_actions, atoms]."""
+        return self.head(self.features(observation))
+
+    def outputs(self, observation: Observation) -> dict[str, torch.Tensor]:
+        """q and the two streams (`ValueHead.outputs`)."""
+        return self.head.outputs(self.features(observation))
+
+    def features(self, observation: Observation) -> torch.Tensor:
         """What the head is given [B, F]."""
-        x = observation
-        scale = self.scale
-        if not scale.identity and (scale.shifts or not self._bytes):
-            x = scale(x.float())
-            scale = Scale()
-        if self.channels_last:
-            x = x.permute(0, 3, 1, 2)
-        elif self.add_channel:
-            x = x.unsqueeze(1)
-        # The CPU's convolutions are differentiated a sixth faster where a pixel's channels lie together.
-        together = x.device.type == "cpu" and torch.is_grad_enabled()
-        x = x.to(torch.float32, memory_format=torch.channels_last if together else torch.preserve_format)
-        if not scale.identity:
-            x = x.mul_(scale.factor)  # bytes, so x is a copy; fresh memory would cost as much as the product
-        return self.trunk(x)
+        seen = zip(self._convolved(), self._names, strict=True)
+        features = [picture.features(observation[name]) for picture, name in seen]
+        if self._rest is not None:
+            features.append(self._rest(observation))
+        return torch.cat(features, dim=1)
 
 
 class Form(nn.Module):
@@ -339,7 +381,7 @@ class Form(nn.Module):
 def acting_values(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The module that acts for a network of action values, and its outputs: "q", and where it is the library's and
     dueling also "value" and "advantage"."""
-    if type(network) in (MLP, CNN) and network.head.form != "none":  # type: ignore[union-attr]
+    if type(network) in (MLP, CNN, PicturesAndVector) and network.head.form != "none":  # type: ignore[union-attr]
         form = Form(network, lambda library, observation: tuple(library.outputs(observation).values()))
         return form, ("q", "value", "advantage")
     return network, ("q",)
@@ -359,6 +401,8 @@ def make_network(
     name = network_kind(config.network, spec.observation)
     if name == "mlp":
         network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling, atoms, epsilon)
+    elif name in CNN_KINDS and spec.observation.fields:
+        network = PicturesAndVector(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     elif name in CNN_KINDS:
         network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     else:

@@ -77,7 +77,7 @@ def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
             "task.toml\n"
         )
     return (
-        f"ddrl {__version__}: {verb} {config.env.id} by {config.learner.algorithm}, {processes}\n"
+        f"ddrl {__version__}: {verb} {config.env.id} by {config.learner.algorithm or 'dqn'}, {processes}\n"
         f"run:      {shown}\n"
         f"watch it: {dashboard}\n"
         f"{neutral}starting ..."
@@ -198,7 +198,12 @@ class Preparation:
 
     @cached_property
     def _probed(self) -> tuple[EnvSpec, Declaration]:
-        return self._probe(self.config)
+        from ddrl.learner.algorithm import with_algorithm
+
+        probed = self._probe(self.config)
+        self._unnamed = not self.config.learner.algorithm
+        self.config = with_algorithm(self.config, probed[0])
+        return probed
 
     @property
     def spec(self) -> EnvSpec:
@@ -214,6 +219,7 @@ class Preparation:
         """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
         from ddrl.distribution.schemes import check_cluster
 
+        spec = self.spec  # asks the environment, on which the settings depend
         self.config.check_source()
         if self.config.uses("pool"):
             self._check_rounds()
@@ -227,7 +233,9 @@ class Preparation:
                 f"are {topology.hosts}; "
                 "set replay.source = auto, or start everything on one host with cluster.relays = 0"
             )
-        lines = [*self.spec.notes, *check_cluster(self.config, max(topology.hosts - 1, 0))]
+        lines = [*spec.notes, *check_cluster(self.config, max(topology.hosts - 1, 0))]
+        if self._unnamed and not spec.discrete:
+            lines = [f"learner.algorithm = {self.config.learner.algorithm}: actions are continuous", *lines]
         if self.declaration.unread:
             names = ", ".join(self.declaration.unread)
             lines = [*lines, f"without effect with learner.algorithm = {self.config.learner.algorithm}: {names}"]
