@@ -106,7 +106,7 @@ COMMAND_PERIOD = 1.0  # [s] in which the board's command is read; its bell is ru
 
 
 def collect(
-    channels: HostChannels, assignment: Assignment, sent: Sent, decision: int, report: Callable[[Sent], None]
+    channels: HostChannels, assignment: Assignment, sent: Sent, decision: int, report: Callable[[Sent], object]
 ) -> None:
     """Collect the round that `sent` names, and those after it while `decision`, a pipe, gives a byte for each; end of
     file ends it. `report` is called once a round's data are sent."""
@@ -347,14 +347,11 @@ class CollectorForks:
     def _collect(self, rank: Assignment, sent: Sent, decision: int) -> int:
         """In a fork: the exit status."""
         try:
-            collect(self._channels.in_fork(), rank, sent, decision, self._send_report)
+            collect(self._channels.in_fork(), rank, sent, decision, self._report.send)
         except BaseException as error:
             print(describe(error, "a collector"), file=sys.stderr)
             return exit_status(error, self._channels.topology.config)
         return 0
-
-    def _send_report(self, sent: Sent) -> None:
-        self._report.send(sent)
 
     def _close_decision(self, process: _Process) -> None:
         if process.decision >= 0:

@@ -175,12 +175,11 @@ class QuotaGroup:
                 (controller.base / "cgroup.subtree_control").write_text("+cpu")
             self.path.mkdir(exist_ok=True)
             if controller.version == 2:
-                (self.path / "cpu.max").write_text(f"{quota} {PERIOD_US}")
-                (self.path / "cpu.weight").write_text("10000")
+                files = {"cpu.max": f"{quota} {PERIOD_US}", "cpu.weight": "10000"}
             else:
-                (self.path / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                (self.path / "cpu.cfs_quota_us").write_text(str(quota))
-                (self.path / "cpu.shares").write_text("262144")
+                files = {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(quota), "cpu.shares": "262144"}
+            for name, value in files.items():
+                (self.path / name).write_text(value)
         except OSError as error:
             raise ConfigError(
                 f"a share of a core needs a cpu quota, and {self.path} cannot be set up ({error.strerror}): run as "

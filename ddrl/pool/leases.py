@@ -148,10 +148,6 @@ class _Member:
     owner: tuple[int, int] = (0, 0)  # process watched, or the last one
     pidfd: int = -1  # of the process; -1: none lives
     lease: int = 0  # newest number that was read from the slot
-    request: Request | None = None  # of that lease
-    part: int = 0
-    device: int = -1
-    granted: float = math.nan
 
 
 class LeaseMaster:
@@ -221,8 +217,6 @@ class LeaseMaster:
             self._read(member, now)
         for grant in self.queue.grants(now):
             member = self._members[grant.request.task]
-            member.device = grant.device
-            member.granted = now
             member.slot.answer[()] = np.array((grant.device, now), ANSWER)
             member.slot.grant.set(member.lease)
 
@@ -251,16 +245,15 @@ class LeaseMaster:
         number = member.slot.request.value
         if member.pidfd < 0 or number == member.lease:
             return
-        if member.device >= 0:
+        if member.task in self.queue.holders:
             self._release(member, now, expired=False)
         self.queue.cancel(member.task)
         member.lease = number
         if number % 2:
             wish = member.slot.wish
             asked = min(float(wish["asked"]), now)
-            member.request = Request(member.task, asked, int(wish["round"]), float(wish["remaining"]))
-            member.part = int(wish["part"])
-            self.queue.request(member.request)
+            round = int(wish["round"])
+            self.queue.request(Request(member.task, asked, round, float(wish["remaining"]), int(wish["part"])))
 
     def _watch(self, member: _Member) -> None:
         """A process has taken the slot. One that has ended already never joins the queue."""
@@ -286,25 +279,22 @@ class LeaseMaster:
         if member.pidfd < 0:
             return
         self._forget(member)
-        if member.device >= 0:
+        if member.task in self.queue.holders:
             gave_back = member.slot.request.value == member.lease + 1  # a new process begins beyond that
             self._release(member, now, expired=not gave_back)
         self.queue.leave(member.task, now)
 
     def _release(self, member: _Member, now: float, *, expired: bool) -> None:
-        assert member.request is not None
-        self.queue.release(member.task, now)
-        request = member.request
-        device = member.device
-        member.device = -1
+        grant = self.queue.release(member.task, now)
+        request = grant.request
         busy = 0.0
         released = now
         if not expired:  # the task's own time: this process reads of it a little later
             place = member.lease // 2 % 2
             busy = float(member.slot.wish["busy"][place])
-            released = min(now, member.granted + float(member.slot.wish["held"][place]))
+            released = min(now, grant.at + float(member.slot.wish["held"][place]))
         self._on_lease(
-            Lease(member.task, request.round, device, request.at, member.granted, released, busy, member.part, expired)
+            Lease(member.task, request.round, grant.device, request.at, grant.at, released, busy, request.part, expired)
         )
 
 

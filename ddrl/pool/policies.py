@@ -24,12 +24,13 @@ class Request:
     """A task's request for a device.
 
     at: when it was made [s]; round: the task's round; remaining: rounds until the task ends, this one included (nan:
-    not known)."""
+    not known); part: of the round, where a task gives its device back between gradients."""
 
     task: str
     at: float
     round: int = 0
     remaining: float = math.nan
+    part: int = 0
 
 
 class Policy:
@@ -315,17 +316,16 @@ class BetweenGradients(Fair):
 
 @dataclass(frozen=True)
 class Grant:
-    """A device for a request; `waited` [s] since it was made."""
+    """A device for a request, from the time `at` [s] on."""
 
     request: Request
     device: int
-    waited: float
+    at: float
 
-
-@dataclass(frozen=True)
-class _Hold:
-    device: int
-    since: float
+    @property
+    def waited(self) -> float:
+        """Seconds since the request was made."""
+        return self.at - self.request.at
 
 
 class DeviceQueue:
@@ -341,7 +341,7 @@ class DeviceQueue:
         """Device seconds of each task that ever joined, of holds that have ended (`device_seconds` adds the others)."""
         self._devices = set(range(devices))
         self._tasks: set[str] = set()
-        self._holds: dict[str, _Hold] = {}
+        self._holds: dict[str, Grant] = {}
         self._waiting: dict[str, Request] = {}
         self._kept: dict[str, float] = {}  # since when a policy that keeps devices has kept one for the task
         policy.use(range(devices))
@@ -384,14 +384,15 @@ class DeviceQueue:
         """Drop the task's request, if it waits."""
         self._waiting.pop(task, None)
 
-    def release(self, task: str, now: float) -> None:
-        """Take the task's device back. PoolError where it holds none."""
+    def release(self, task: str, now: float) -> Grant:
+        """Take the task's device back: the grant that ends. PoolError where it holds none."""
         hold = self._holds.pop(task, None)
         if hold is None:
             raise PoolError(f"task '{task}' gives back a device that it does not hold")
         if task not in self._kept:
-            self.held_seconds[task] += now - hold.since
-        self.policy.released(task, hold.device, now - hold.since, now)
+            self.held_seconds[task] += now - hold.at
+        self.policy.released(task, hold.device, now - hold.at, now)
+        return hold
 
     def grants(self, now: float) -> list[Grant]:
         """Hand idle devices out until the policy gives no more."""
@@ -406,11 +407,11 @@ class DeviceQueue:
             waiting.remove(request)
             idle.remove(device)
             del self._waiting[request.task]
-            self._holds[request.task] = _Hold(device, now)
+            self._holds[request.task] = grant = Grant(request, device, now)
             if self.policy.keeps_devices:
                 self._kept.setdefault(request.task, now)
             self.policy.granted(request, device, now)
-            given.append(Grant(request, device, now - request.at))
+            given.append(grant)
         return given
 
     def next_time(self, now: float) -> float:
@@ -419,7 +420,7 @@ class DeviceQueue:
 
     def device_seconds(self, now: float) -> float:
         """Device seconds held by all tasks until now, idle or busy."""
-        running = (now - hold.since for task, hold in self._holds.items() if task not in self._kept)
+        running = (now - hold.at for task, hold in self._holds.items() if task not in self._kept)
         return sum(self.held_seconds.values()) + sum(running) + sum(now - since for since in self._kept.values())
 
     @property

@@ -47,14 +47,12 @@ class TaskTrace:
 
     def __post_init__(self) -> None:
         shape = (self.rounds, self.workers)
-        for name in ("startup", "collect", "gradient"):
+        by_worker = ("startup", "collect", "gradient")
+        for name in (*by_worker, "update", "send"):
             values = np.array(getattr(self, name), dtype=np.float64)
-            if values.shape != shape or not np.all(values >= 0):
-                raise PoolError(f"trace of task '{self.name}': {name} must be {shape} seconds, none of them negative")
-        for name in ("update", "send"):
-            values = np.array(getattr(self, name), dtype=np.float64)
-            if values.shape != shape[:1] or not np.all(values >= 0):
-                raise PoolError(f"trace of task '{self.name}': {name} must be {shape[:1]} seconds, none negative")
+            wanted = shape if name in by_worker else shape[:1]
+            if values.shape != wanted or not np.all(values >= 0):
+                raise PoolError(f"trace of task '{self.name}': {name} must be {wanted} seconds, none of them negative")
 
     @property
     def rounds(self) -> int:
@@ -278,10 +276,8 @@ class _Task:
         self.sent = [0.0] * trace.workers
         self.pending: list[tuple[float, int]] = []  # data not yet worked on: arrival, worker
         self.computed = 0  # gradients of this round
-        self.asked = 0.0
-        self.granted = 0.0
+        self.holds = False  # a device
         self.working = False  # the device computes, or moves state
-        self.device = -1
         self.resident = -1  # device that holds the task's state
         self.busy = 0.0
 
@@ -372,19 +368,17 @@ class Simulator:
         task.planner.note_sent(task.round, worker, task.started[worker], task.ready[worker], now)
         task.planner.note_end(worker, now)
         task.pending.append((now, worker))
-        if task.device >= 0 and not task.working:
+        if task.holds and not task.working:
             self._compute(task, now)
-        elif task.device < 0 and len(task.pending) == 1:
+        elif not task.holds and len(task.pending) == 1:
             self._ask(task, now)
 
     def _ask(self, task: _Task, now: float) -> None:
-        task.asked = now
         self._queue.request(Request(task.trace.name, now, task.round, task.trace.rounds - task.round))
 
     def _granted(self, grant: Grant, now: float) -> None:
         task = self._tasks[grant.request.task]
-        task.device = grant.device
-        task.granted = now
+        task.holds = True
         task.busy = 0.0
         stays = self._tenants.get(grant.device) == task.trace.name and task.resident == grant.device
         self._tenants[grant.device] = task.trace.name
@@ -415,10 +409,10 @@ class Simulator:
 
     def _released(self, task: _Task, now: float, _: int) -> None:
         trace = task.trace
-        lease = Lease(trace.name, task.round, task.device, task.asked, task.granted, now, task.busy)
-        self.outcome.leases.append(lease)
-        self._queue.release(trace.name, now)
-        task.device = -1
+        grant = self._queue.release(trace.name, now)
+        asked = grant.request.at
+        self.outcome.leases.append(Lease(trace.name, task.round, grant.device, asked, grant.at, now, task.busy))
+        task.holds = False
         task.working = False
         if task.computed < trace.workers:
             if task.pending:

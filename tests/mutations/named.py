@@ -369,7 +369,7 @@ _NAMED = {
             "if request.task in self._holds or request.task in self._waiting:",
             "if False:",
         ),
-        ("seconds held are not counted", "self.held_seconds[task] += now - hold.since", "pass"),
+        ("seconds held are not counted", "self.held_seconds[task] += now - hold.at", "pass"),
         ("nobody is ever due", "if account.due <= now:", "if False:"),
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),

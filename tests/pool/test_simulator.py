@@ -178,7 +178,7 @@ def test_collectors_that_start_slowly_are_ready_because_they_begin_rounds_before
 def test_traces_of_other_shapes_or_negative_seconds_are_refused():
     with pytest.raises(PoolError, match="gradient must be"):
         TaskTrace("a", [[0.0]], [[1.0]], [[1.0, 2.0]], [0.0], [0.0])
-    with pytest.raises(PoolError, match="none negative"):
+    with pytest.raises(PoolError, match="none of them negative"):
         TaskTrace("a", [[0.0]], [[1.0]], [[1.0]], [-1.0], [0.0])
 
 
