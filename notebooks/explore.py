@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cost_model  # beside this file
 import numpy as np
+import plotly.graph_objects as go
 from numpy.typing import NDArray
 
+from ddrl import plots
 from ddrl.core.errors import MissingExtraError
 from ddrl.core.specs import ArraySpec
 from ddrl.distribution import simulator as costs
 from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, Simulation, simulate
+from ddrl.plots.frame import COLORS, LEGEND_AT_RIGHT, add_line, new_figure, say_nothing_yet
 from ddrl.replay import ExperienceReplay
 
+NOT_MEASURED = "not measured yet: python -m benchmarks.{}"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 _STATE = ArraySpec((4,), "float32")
 _ACTION = ArraySpec((), "int64")
@@ -236,6 +240,133 @@ def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: flo
     return simulate(make_plan(scheme, hosts, nbytes, **parameters), network, trace=True)
 
 
+# -- figures of what was measured --------------------------------------------------------------------------------------
+# Of documents in benchmarks/results. What one lacks is left out.
+
+
+def measured_schemes(document: Mapping[str, Any], mode: str = "sealed loop", *, most: int = 16) -> go.Figure:
+    """Efficiency (bound / measured) of the best `most` schemes that a benchmark ran, the simulator's word for it, and
+    MPI's own ways; best first.
+
+    `document`: benchmarks/results/distribution.json (`measured`): rows with scheme, mode, efficiency, and
+    where known seconds, low, high, simulated. Rows that lack them are left out."""
+    rows = [row for row in document.get("rows", []) if isinstance(row, Mapping) and row.get("mode") == mode]
+    rows = sorted((row for row in rows if _is_positive(row.get("efficiency"))), key=lambda row: -row["efficiency"])
+    rows = rows[:most]
+    about = f", {document['hosts']} hosts at {document['rate']}" if "hosts" in document and "rate" in document else ""
+    size = f", {document['bytes'] / 1e6:g} MB" if _is_positive(document.get("bytes")) else ""
+    height = 110 + 24 * max(len(rows), 4)
+    figure = new_figure(f"Measured, {mode}{about}{size}", "efficiency: least possible time / time", "", height=height)
+    if not rows:
+        return say_nothing_yet(figure, NOT_MEASURED.format("distribution"))
+    ours = [row for row in rows if _is_positive(row.get("simulated"))]
+    others = [row for row in rows if not _is_positive(row.get("simulated"))]
+    for kept, name, color in ((ours, "ddrl", COLORS[0]), (others, "MPI, gloo", "#808080")):
+        figure.add_bar(
+            y=[row["scheme"] for row in kept],
+            x=[row["efficiency"] for row in kept],
+            orientation="h",
+            name=name,
+            text=[f"{row['seconds'] * 1e3:.0f} ms" if _is_positive(row.get("seconds")) else "" for row in kept],
+            textposition="inside",
+            insidetextanchor="start",
+            insidetextfont={"color": "white"},
+            marker={"color": color},
+            hovertemplate="%{y}: %{x:.0%} (%{text})<extra></extra>",
+        )
+    timed = [row for row in ours if _is_positive(row.get("seconds"))]
+    figure.add_scatter(
+        y=[row["scheme"] for row in timed],
+        x=[row["efficiency"] * row["seconds"] / row["simulated"] for row in timed],
+        mode="markers",
+        name="simulated",
+        marker={"symbol": "diamond-open", "size": 9, "color": COLORS[1], "line": {"width": 2}},
+    )
+    order = [row["scheme"] for row in reversed(rows)]
+    figure.update_xaxes(range=[0, 1.05], tickformat=".0%")
+    figure.update_yaxes(categoryorder="array", categoryarray=order, automargin=True, showgrid=False)
+    return figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay")
+
+
+def measured_gantt(found: tuple[NDArray[np.float64], Any] | None) -> go.Figure:
+    """`ddrl.plots.gantt` of what `measured_trace` gives: the simulation of a plan, and the same plan as it really
+    ran."""
+    if found is None or not len(found[0]):
+        figure = new_figure("One model, simulated and measured", "ms", "host that sends (0: root)", height=340)
+        return say_nothing_yet(figure, NOT_MEASURED.format("distribution"))
+    sends, simulation = found
+    title = f"One model: simulated {simulation.seconds * 1e3:.0f} ms, measured {sends[:, 2].max() * 1e3:.0f} ms"
+    return plots.gantt(simulation.trace, title, measured=sends)
+
+
+def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000") -> go.Figure:
+    """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the
+    same bytes take.
+
+    `document`: benchmarks/results/replay.json (`measured`); its part "grid" is a list of cells with
+    records and, by contestant, the operation's median."""
+    titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
+    figure = new_figure(titles.get(what, what), "records held", "us", height=340)
+    cells = [cell for cell in _part(document, "grid") or [] if isinstance(cell, Mapping) and "records" in cell]
+    points = _by_contestant((float(cell["records"]), cell.get(what)) for cell in cells)
+    for index, (name, found) in enumerate(points.items()):
+        sizes = sorted({records for records, _ in found})
+        medians = [np.median([time for records, time in found if records == size]) for size in sizes]
+        marker = {"symbol": index, "size": 7}
+        add_line(figure, np.array(sizes), np.array(medians), name, index, marker=marker)
+        figure.data[-1].mode = "lines+markers"
+    figure.update_xaxes(type="log", dtick=1)
+    figure.update_yaxes(type="log", dtick=1)
+    figure.update_layout(legend=LEGEND_AT_RIGHT)
+    return figure if points else say_nothing_yet(figure, NOT_MEASURED.format("replay"))
+
+
+def operations_beside_peers(document: Mapping[str, Any]) -> go.Figure:
+    """Microseconds of each operation on a replay of a million records: ours, plain copies of the same bytes, and other
+    libraries.
+
+    `document`: benchmarks/results/replay.json; its part "rows" is {operation: {contestant: {"median": us}}}."""
+    rows = _part(document, "rows")
+    points = _by_contestant(rows.items() if isinstance(rows, Mapping) else ())
+    operations = {operation for found in points.values() for operation, _ in found}
+    height = 130 + 46 * max(len(operations), 2)
+    figure = new_figure("A million records, measured", "us, lower is better", "", height=height)
+    for index, (name, found) in enumerate(points.items()):
+        figure.add_scatter(
+            x=[time for _, time in found],
+            y=[operation for operation, _ in found],
+            mode="markers",
+            name=name,
+            marker={"symbol": index, "size": 11, "color": COLORS[index % len(COLORS)]},
+            hovertemplate="%{y}: %{x:.3g} us<extra>" + name + "</extra>",
+        )
+    figure.update_xaxes(type="log", dtick=1)
+    figure.update_yaxes(autorange="reversed", automargin=True)
+    figure.update_layout(hovermode="closest")
+    return figure if points else say_nothing_yet(figure, NOT_MEASURED.format("replay"))
+
+
+def _part(document: Mapping[str, Any], name: str) -> Any:
+    """A part of a benchmark's figures, which may have a frame of its own."""
+    part = document.get(name)
+    return part.get("figures", part) if isinstance(part, Mapping) else part
+
+
+def _by_contestant(cells: Iterable[tuple[Any, Any]]) -> dict[str, list[tuple[Any, float]]]:
+    """Contestant -> (place, median) of cells (place, {contestant: {"median": us}}); ratios are no contestants."""
+    points: dict[str, list[tuple[Any, float]]] = {}
+    for place, timings in cells:
+        for name, timing in timings.items() if isinstance(timings, Mapping) else ():
+            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing:
+                points.setdefault(name, []).append((place, float(timing["median"])))
+    return points
+
+
+def _is_positive(value: object) -> bool:
+    """Whether a value of a benchmark's document is a number above 0."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+
+
 def distribution_sliders() -> Any:
     """Sliders for hosts, m, bandwidth and latency over two figures: a Gantt chart of the sharded scheme, and all
     schemes against hosts."""
@@ -244,7 +375,6 @@ def distribution_sliders() -> Any:
         from IPython.display import display
     except ImportError:
         raise MissingExtraError("ipywidgets", "notebook", "explore.distribution_sliders") from None
-    from ddrl import plots
 
     def draw(hosts: int, m: int, megabits: int, microseconds: int) -> None:
         rate, latency, nbytes = megabits * 125e3, microseconds * 1e-6, 2_000_000  # Mbit/s, us a message

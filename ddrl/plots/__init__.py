@@ -12,8 +12,6 @@ from typing import Any
 from ddrl.plots.distribution import (
     bytes_against_bound,
     gantt,
-    measured_gantt,
-    measured_schemes,
     relay_bandwidth,
     seal_times,
     times_against_hosts,
@@ -22,11 +20,9 @@ from ddrl.plots.distribution import (
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
 from ddrl.plots.replay import (
-    cost_against_limit,
     cost_against_size,
     draw_probabilities,
     draws_against_probabilities,
-    operations_beside_peers,
     recording_rates,
     replay_fill,
     sample_balance,
@@ -51,7 +47,6 @@ from ddrl.plots.runs import (
 
 __all__ = [
     "bytes_against_bound",
-    "cost_against_limit",
     "cost_against_size",
     "cpu_by_role",
     "differing_labels",
@@ -62,10 +57,7 @@ __all__ = [
     "heartbeat_ages",
     "fit_legend",
     "learning_curve",
-    "measured_gantt",
-    "measured_schemes",
     "memory_by_role",
-    "operations_beside_peers",
     "predicted_returns",
     "rank_table",
     "recording_rates",

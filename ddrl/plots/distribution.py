@@ -4,7 +4,6 @@ seconds against their bounds; and a distribution plan as simulated and as it ran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,7 +16,6 @@ from ddrl.plots.frame import (
     add_heatmap,
     add_level,
     add_line,
-    is_positive,
     lines_over_time,
     new_figure,
     rates,
@@ -29,7 +27,6 @@ from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES
 
 _TABLE_SECONDS = 1.0  # counters of other hosts arrive four times a second: rates over less than this jump
-NOT_MEASURED = "not measured yet: python -m benchmarks.distribution"
 
 
 def _of_role(processes: Processes, role: Role) -> Ints:
@@ -155,7 +152,7 @@ def gantt(trace: Floats, title: str = "Who sends when", *, measured: Floats | No
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
     (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran
-    (`explore.measured_trace`); its sends begin at the dots, and its hosts are complete at the diamonds."""
+    (`measured_trace` of notebooks/explore.py); its sends begin at the dots, and its hosts are complete at the diamonds."""
     figure = new_figure(title, "ms", "host that sends (0: root)", height=340)
     if not len(trace):
         return say_nothing_yet(figure, "nothing is sent")
@@ -185,17 +182,6 @@ def gantt(trace: Floats, title: str = "Who sends when", *, measured: Floats | No
         mark(complete(measured), rows, "measured: has the whole model", "diamond-open", max(thick, 9), COLORS[2])
     figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
     return figure.update_layout(hovermode="closest")
-
-
-def measured_gantt(found: tuple[Floats, Any] | None) -> go.Figure:
-    """`gantt` of what `explore.measured_trace` gives: the simulation of a plan, and the same plan as it really
-    ran."""
-    if found is None or not len(found[0]):
-        figure = new_figure("One model, simulated and measured", "ms", "host that sends (0: root)", height=340)
-        return say_nothing_yet(figure, NOT_MEASURED)
-    sends, simulation = found
-    title = f"One model: simulated {simulation.seconds * 1e3:.0f} ms, measured {sends[:, 2].max() * 1e3:.0f} ms"
-    return gantt(simulation.trace, title, measured=sends)
 
 
 def times_against_hosts(
@@ -230,47 +216,3 @@ def times_against_hosts(
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
     return figure.update_layout(legend=LEGEND_AT_RIGHT)
-
-
-def measured_schemes(document: Mapping[str, Any], mode: str = "sealed loop", *, most: int = 16) -> go.Figure:
-    """Efficiency (bound / measured) of the best `most` schemes that a benchmark ran, the simulator's word for it, and
-    MPI's own ways; best first.
-
-    `document`: benchmarks/results/distribution.json (`explore.measured`): rows with scheme, mode, efficiency, and
-    where known seconds, low, high, simulated. Rows that lack them are left out."""
-    rows = [row for row in document.get("rows", []) if isinstance(row, Mapping) and row.get("mode") == mode]
-    rows = sorted((row for row in rows if is_positive(row.get("efficiency"))), key=lambda row: -row["efficiency"])
-    rows = rows[:most]
-    about = f", {document['hosts']} hosts at {document['rate']}" if "hosts" in document and "rate" in document else ""
-    size = f", {document['bytes'] / 1e6:g} MB" if is_positive(document.get("bytes")) else ""
-    height = 110 + 24 * max(len(rows), 4)
-    figure = new_figure(f"Measured, {mode}{about}{size}", "efficiency: least possible time / time", "", height=height)
-    if not rows:
-        return say_nothing_yet(figure, NOT_MEASURED)
-    ours = [row for row in rows if is_positive(row.get("simulated"))]
-    others = [row for row in rows if not is_positive(row.get("simulated"))]
-    for kept, name, color in ((ours, "ddrl", COLORS[0]), (others, "MPI, gloo", "#808080")):
-        figure.add_bar(
-            y=[row["scheme"] for row in kept],
-            x=[row["efficiency"] for row in kept],
-            orientation="h",
-            name=name,
-            text=[f"{row['seconds'] * 1e3:.0f} ms" if is_positive(row.get("seconds")) else "" for row in kept],
-            textposition="inside",
-            insidetextanchor="start",
-            insidetextfont={"color": "white"},
-            marker={"color": color},
-            hovertemplate="%{y}: %{x:.0%} (%{text})<extra></extra>",
-        )
-    timed = [row for row in ours if is_positive(row.get("seconds"))]
-    figure.add_scatter(
-        y=[row["scheme"] for row in timed],
-        x=[row["efficiency"] * row["seconds"] / row["simulated"] for row in timed],
-        mode="markers",
-        name="simulated",
-        marker={"symbol": "diamond-open", "size": 9, "color": COLORS[1], "line": {"width": 2}},
-    )
-    order = [row["scheme"] for row in reversed(rows)]
-    figure.update_xaxes(range=[0, 1.05], tickformat=".0%")
-    figure.update_yaxes(categoryorder="array", categoryarray=order, automargin=True, showgrid=False)
-    return figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay")

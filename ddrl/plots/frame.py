@@ -167,8 +167,3 @@ def time_unit(wall_seconds: Floats) -> tuple[float, str]:
         if longest < limit:
             return 1 / scale, f"wall time [{unit}]"
     return 1 / 3600, "wall time [h]"
-
-
-def is_positive(value: object) -> bool:
-    """Whether a value of a benchmark's document is a number above 0."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

@@ -1,8 +1,8 @@
-"""What replay holds, how it is drawn from, who waits for whom, and what it costs."""
+"""What replay holds, how it is drawn from, and who waits for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from ddrl.core.specs import Floats, Ints
 from ddrl.plots.frame import (
     COLORS,
-    LEGEND_AT_RIGHT,
     add_level,
     add_line,
     lines_over_time,
@@ -21,8 +20,6 @@ from ddrl.plots.frame import (
     share_axis,
 )
 from ddrl.telemetry.reading import Table
-
-NOT_MEASURED = "not measured yet: python -m benchmarks.replay"
 
 
 def replay_fill(table: Table, capacity: int) -> go.Figure:
@@ -145,70 +142,3 @@ def survivors(ages: Mapping[str, Floats]) -> go.Figure:
         )
     figure.update_layout(hovermode="closest")
     return figure
-
-
-# -- costs -------------------------------------------------------------------------------------------------------------
-# Figures of benchmarks/results/replay.json. What a document lacks is left out.
-
-
-def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000") -> go.Figure:
-    """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the
-    same bytes take.
-
-    `document`: benchmarks/results/replay.json (`explore.measured`); its part "grid" is a list of cells with
-    records and, by contestant, the operation's median."""
-    titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
-    figure = new_figure(titles.get(what, what), "records held", "us", height=340)
-    cells = [cell for cell in _part(document, "grid") or [] if isinstance(cell, Mapping) and "records" in cell]
-    points = _by_contestant((float(cell["records"]), cell.get(what)) for cell in cells)
-    for index, (name, found) in enumerate(points.items()):
-        sizes = sorted({records for records, _ in found})
-        medians = [np.median([time for records, time in found if records == size]) for size in sizes]
-        marker = {"symbol": index, "size": 7}
-        add_line(figure, np.array(sizes), np.array(medians), name, index, marker=marker)
-        figure.data[-1].mode = "lines+markers"
-    figure.update_xaxes(type="log", dtick=1)
-    figure.update_yaxes(type="log", dtick=1)
-    figure.update_layout(legend=LEGEND_AT_RIGHT)
-    return figure if points else say_nothing_yet(figure, NOT_MEASURED)
-
-
-def operations_beside_peers(document: Mapping[str, Any]) -> go.Figure:
-    """Microseconds of each operation on a replay of a million records: ours, plain copies of the same bytes, and other
-    libraries.
-
-    `document`: benchmarks/results/replay.json; its part "rows" is {operation: {contestant: {"median": us}}}."""
-    rows = _part(document, "rows")
-    points = _by_contestant(rows.items() if isinstance(rows, Mapping) else ())
-    operations = {operation for found in points.values() for operation, _ in found}
-    height = 130 + 46 * max(len(operations), 2)
-    figure = new_figure("A million records, measured", "us, lower is better", "", height=height)
-    for index, (name, found) in enumerate(points.items()):
-        figure.add_scatter(
-            x=[time for _, time in found],
-            y=[operation for operation, _ in found],
-            mode="markers",
-            name=name,
-            marker={"symbol": index, "size": 11, "color": COLORS[index % len(COLORS)]},
-            hovertemplate="%{y}: %{x:.3g} us<extra>" + name + "</extra>",
-        )
-    figure.update_xaxes(type="log", dtick=1)
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(hovermode="closest")
-    return figure if points else say_nothing_yet(figure, NOT_MEASURED)
-
-
-def _part(document: Mapping[str, Any], name: str) -> Any:
-    """A part of a benchmark's figures, which may have a frame of its own."""
-    part = document.get(name)
-    return part.get("figures", part) if isinstance(part, Mapping) else part
-
-
-def _by_contestant(cells: Iterable[tuple[Any, Any]]) -> dict[str, list[tuple[Any, float]]]:
-    """Contestant -> (place, median) of cells (place, {contestant: {"median": us}}); ratios are no contestants."""
-    points: dict[str, list[tuple[Any, float]]] = {}
-    for place, timings in cells:
-        for name, timing in timings.items() if isinstance(timings, Mapping) else ():
-            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing:
-                points.setdefault(name, []).append((place, float(timing["median"])))
-    return points

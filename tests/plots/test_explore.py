@@ -92,7 +92,7 @@ DOCUMENT = {
 def test_measured_figures_are_drawn_with_the_best_first_and_peers_apart(tmp_path):
     (tmp_path / "distribution.json").write_text(json.dumps(DOCUMENT))
     found = explore.measured("distribution", tmp_path)
-    figure = plots.measured_schemes(found)
+    figure = explore.measured_schemes(found)
     assert [list(trace.y) for trace in figure.data] == [
         ["auto", "two_tree", "two_tree, larger chunks"],
         ["MPI_Bcast"],
@@ -111,7 +111,7 @@ def test_figures_that_are_missing_or_half_written_are_said_to_be_missing(text, t
     if text is not None:
         (tmp_path / "distribution.json").write_text(text)
     found = explore.measured("distribution", tmp_path)
-    assert "not measured yet" in plots.measured_schemes(found).layout.annotations[0].text
+    assert "not measured yet" in explore.measured_schemes(found).layout.annotations[0].text
     assert explore.measured_points(found) == {}
     assert explore.measured_network(found)["rate"] > 0
 
@@ -129,13 +129,13 @@ def test_replay_is_drawn_beside_its_limit_and_damaged_cells_are_left_out():
             7,
         ]
     }
-    figure = plots.cost_against_limit(document)
+    figure = explore.cost_against_limit(document)
     assert {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data} == {
         "ddrl": ([10, 100], [1.0, 3.0]),
         "limit": ([100], [1.0]),
     }
-    assert plots.cost_against_limit({"grid": {"figures": document["grid"]}}) == figure
-    assert "not measured yet" in plots.cost_against_limit({}).layout.annotations[0].text
+    assert explore.cost_against_limit({"grid": {"figures": document["grid"]}}) == figure
+    assert "not measured yet" in explore.cost_against_limit({}).layout.annotations[0].text
 
 
 def test_operations_of_replay_stand_beside_other_libraries():
@@ -144,11 +144,11 @@ def test_operations_of_replay_stand_beside_other_libraries():
         "draw": {"ddrl": {"median": 9.0}},
         "note": 3,
     }
-    figure = plots.operations_beside_peers({"rows": {"figures": rows}})
+    figure = explore.operations_beside_peers({"rows": {"figures": rows}})
     points = {trace.name: (list(trace.y), list(trace.x)) for trace in figure.data}
     assert points == {"ddrl": (["add 1", "draw"], [0.5, 9.0]), "other": (["add 1"], [5.0])}
     for document in ({}, {"rows": None}, {"rows": []}):
-        assert "not measured yet" in plots.operations_beside_peers(document).layout.annotations[0].text
+        assert "not measured yet" in explore.operations_beside_peers(document).layout.annotations[0].text
 
 
 CHAIN = {
