@@ -1,5 +1,5 @@
-"""A small market for the notebook of ad mixing: its days, a short training, a served policy. Tables out, figures by
-`ddrl.plots`.
+"""A small market for the notebook of ad mixing: its days, a short training, a served policy. Tables and
+figures out.
 
 Used by the notebook beside it alone."""
 
@@ -9,16 +9,20 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
 
 from ddrl.admix import DisplayRequest, Market, MarketConfig, Problem, solve_dual
 from ddrl.admix.baselines import Case, load, tune
 from ddrl.admix.market import MarketDay
 from ddrl.admix.optimum import Optimum
 from ddrl.admix.serving import requests_of
+from ddrl.plots.frame import COLORS, legend_below, new_figure
 
 MARKET = {"requests": 1500, "contracts": 6, "regions": 3, "ages": 2, "breadth": 1.0, "drift": 0.3, "demand_high": 0.4}
 SHORT = {f"env.kwargs.{name}": value for name, value in MARKET.items()} | {
@@ -52,6 +56,49 @@ def scores(market: Market, names: Sequence[str], *, days: int = 3, delay: float 
         settings = tune(rule, other, delay, period=10)
         found[name] = reported.normalised(reported.play(rule, settings, delay, period=10)).tolist()
     return found
+
+
+def duals_of_contracts(
+    ads: Sequence[int], penalty: Sequence[float], alphas: Mapping[str, Sequence[float]]
+) -> go.Figure:
+    """What one more billed impression of each contract is worth: {by whom: [C]}, below its penalty [C]; in eCPM."""
+    figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=340)
+    names = [str(ad) for ad in ads]
+    figure.add_bar(x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35)
+    for index, (name, alpha) in enumerate(alphas.items()):
+        marker = {"size": 11, "symbol": ("diamond", "circle", "x")[index % 3], "color": COLORS[index]}
+        figure.add_scatter(x=names, y=1000 * np.asarray(alpha), name=name, mode="markers", marker=marker)
+    figure.update_xaxes(type="category")
+    return legend_below(figure, 1 + len(alphas))
+
+
+def rule_scores(scores: Mapping[str, Sequence[float]]) -> go.Figure:
+    """Normalised scores by rule, the best on top: the mean over the days as a bar, the days as points."""
+    order = sorted(scores, key=lambda name: -float(np.mean(scores[name])))
+    figure = new_figure(
+        "Share of what contracts can add to bids alone",
+        "(V - V_bid_only) / (V_opt - V_bid_only)",
+        "",
+        height=110 + 26 * len(order),
+        legend=False,
+    )
+    names = [name.replace("_", " ") for name in order]
+    figure.add_bar(
+        y=names,
+        x=[float(np.mean(scores[name])) for name in order],
+        orientation="h",
+        marker={"color": COLORS[0]},
+        text=[f"{np.mean(scores[name]):.3f}" for name in order],
+        textposition="inside",
+        insidetextanchor="start",
+        insidetextfont={"color": "white"},
+    )
+    points = [(value, name) for name, rule in zip(names, order, strict=True) for value in scores[rule]]
+    marker = {"color": COLORS[1], "size": 6}
+    figure.add_scatter(x=[value for value, _ in points], y=[name for _, name in points], mode="markers", marker=marker)
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_layout(hovermode="closest")
+    return figure
 
 
 def request_at(day: MarketDay, place: int) -> DisplayRequest:

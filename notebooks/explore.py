@@ -1,5 +1,5 @@
-"""Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables out,
-figures by `ddrl.plots`.
+"""Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables and
+figures out.
 
 Used by the notebooks beside it alone; pure apart from the clock. The sliders need ipywidgets.
 """
@@ -240,6 +240,70 @@ def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: flo
     return simulate(make_plan(scheme, hosts, nbytes, **parameters), network, trace=True)
 
 
+# -- figures of these experiments --------------------------------------------------------------------------------------
+
+
+def times_against_hosts(
+    hosts: Sequence[int] | NDArray[np.int64],
+    seconds: Mapping[str, NDArray[np.float64]],
+    points: Mapping[str, tuple[NDArray[np.float64], NDArray[np.float64]]] | None = None,
+) -> go.Figure:
+    """Milliseconds until the last host has the model, against the number of hosts: {scheme: [hosts]}; "bound" is drawn
+    as such.
+
+    `points`: name -> (hosts, seconds), drawn as markers, e.g. {"sharded, measured": ...}, in the color of the scheme
+    that the name begins with."""
+    points = points or {}
+    height = max(380, 110 + 20 * (len(seconds) + len(points)))
+    figure = new_figure("Until the last host has the model", "hosts", "ms", height=height)
+    colors: dict[str, str] = {}
+    for index, (name, values) in enumerate(seconds.items()):
+        if name == "bound":
+            line = {"color": "#808080", "dash": "dash", "width": 2}
+            figure.add_scatter(x=list(hosts), y=values * 1e3, name="lower bound", mode="lines", line=line)
+        else:
+            add_line(figure, np.asarray(hosts), values * 1e3, name, index)
+            colors[name] = COLORS[index % len(COLORS)]
+    for index, (name, (x, y)) in enumerate(points.items()):
+        marker = {
+            "size": 10,
+            "symbol": index,  # a sign of its own for each
+            "color": colors.get(name.partition(",")[0], COLORS[5]),
+            "line": {"width": 1, "color": "#808080"},
+        }
+        figure.add_scatter(x=x, y=y * 1e3, mode="markers", name=name, marker=marker)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(type="log")
+    return figure.update_layout(legend=LEGEND_AT_RIGHT)
+
+
+def cost_against_size(
+    sizes: Sequence[int], microseconds: Mapping[str, NDArray[np.float64]], *, batch_size: int
+) -> go.Figure:
+    """Microseconds to draw a batch against records held: {selector: [sizes]}."""
+    figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us")
+    for index, (name, values) in enumerate(microseconds.items()):
+        add_line(figure, np.asarray(sizes, float), values, name, index)
+    figure.update_xaxes(type="log")
+    figure.update_yaxes(rangemode="tozero")
+    return figure
+
+
+def survivors(ages: Mapping[str, NDArray[np.float64]]) -> go.Figure:
+    """Which episodes each eviction policy has kept, by age in episodes: {policy: [kept]}; one row a policy."""
+    figure = new_figure("Episodes still held", "age, in episodes recorded since", "", legend=False)
+    for index, (name, values) in enumerate(ages.items()):
+        figure.add_scatter(
+            x=values,
+            y=[name] * len(values),
+            mode="markers",
+            name=name,
+            marker={"symbol": "line-ns-open", "size": 18, "color": COLORS[index % len(COLORS)]},
+        )
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
 # -- figures of what was measured --------------------------------------------------------------------------------------
 # Of documents in benchmarks/results. What one lacks is left out.
 
@@ -384,9 +448,7 @@ def distribution_sliders() -> Any:
         counts = np.unique(np.geomspace(2, 300, 24).astype(int))
         here = {"sharded, simulated": (np.array([float(hosts)]), np.array([simulation.seconds]))}
         display(
-            plots.times_against_hosts(
-                counts, scheme_times(counts, nbytes=nbytes, rate=rate, latency=latency, relays=m), here
-            )
+            times_against_hosts(counts, scheme_times(counts, nbytes=nbytes, rate=rate, latency=latency, relays=m), here)
         )
 
     def slider(words: str, low: int, high: int, value: int, step: int = 1) -> Any:

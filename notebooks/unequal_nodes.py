@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from ddrl.balance import Balancer
 from ddrl.balance.simulator import Course, Scenario, Simulation, make_scenario, regret, simulate, slow_down, times
 from ddrl.balance.sizers import make_sizer
+from ddrl.plots.frame import add_line, new_figure
 
 
 def courses(scenario: Scenario, sizers: Sequence[str]) -> dict[str, Course]:
@@ -30,6 +32,14 @@ def regrets(kinds: Sequence[str], sizers: Sequence[str], *, nodes: int = 16, clu
         for name in sizers:
             found[name].append(float(regret(done[name], done["causal"], 20).mean()))
     return {name: np.array(values) for name, values in found.items()}
+
+
+def iteration_times(seconds: Mapping[str, NDArray[np.float64]], title: str = "Time of an iteration") -> go.Figure:
+    """Milliseconds of each iteration by sizer, {name: [K]}, on the same noise."""
+    figure = new_figure(title, "iteration", "ms", height=320)
+    for index, (name, values) in enumerate(seconds.items()):
+        add_line(figure, np.arange(len(values)), np.asarray(values) * 1e3, name, index)
+    return figure
 
 
 class History:

@@ -3,7 +3,7 @@ evaluated revenue swings. Accounts (ddrl.admix.account) and tables in, figures o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,11 @@ from ddrl.telemetry.reading import Table
 __all__ = [
     "delivery",
     "delivery_ahead",
-    "duals_of_contracts",
     "latest_contract",
     "oscillation",
     "revenue_left",
     "revenue_over_day",
     "revenue_swings",
-    "rule_scores",
     "scores_table",
     "why_chosen",
 ]
@@ -127,49 +125,6 @@ def latest_contract(account: Account) -> int:
     """The place of the contract whose shortfall at the day's end costs most."""
     missing = [one.penalty * max(one.demand - one.billed[-1], 0.0) for one in account.contracts]
     return int(np.argmax(missing))
-
-
-def duals_of_contracts(
-    ads: Sequence[int], penalty: Sequence[float], alphas: Mapping[str, Sequence[float]]
-) -> go.Figure:
-    """What one more billed impression of each contract is worth: {by whom: [C]}, below its penalty [C]; in eCPM."""
-    figure = new_figure("Worth of one more billed impression", "contract", "currency per 1000", height=340)
-    names = [str(ad) for ad in ads]
-    figure.add_bar(x=names, y=1000 * np.asarray(penalty), name="penalty", marker={"color": COLORS[6]}, opacity=0.35)
-    for index, (name, alpha) in enumerate(alphas.items()):
-        marker = {"size": 11, "symbol": ("diamond", "circle", "x")[index % 3], "color": COLORS[index]}
-        figure.add_scatter(x=names, y=1000 * np.asarray(alpha), name=name, mode="markers", marker=marker)
-    figure.update_xaxes(type="category")
-    return legend_below(figure, 1 + len(alphas))
-
-
-def rule_scores(scores: Mapping[str, Sequence[float]]) -> go.Figure:
-    """Normalised scores by rule, the best on top: the mean over the days as a bar, the days as points."""
-    order = sorted(scores, key=lambda name: -float(np.mean(scores[name])))
-    figure = new_figure(
-        "Share of what contracts can add to bids alone",
-        "(V - V_bid_only) / (V_opt - V_bid_only)",
-        "",
-        height=110 + 26 * len(order),
-        legend=False,
-    )
-    names = [name.replace("_", " ") for name in order]
-    figure.add_bar(
-        y=names,
-        x=[float(np.mean(scores[name])) for name in order],
-        orientation="h",
-        marker={"color": COLORS[0]},
-        text=[f"{np.mean(scores[name]):.3f}" for name in order],
-        textposition="inside",
-        insidetextanchor="start",
-        insidetextfont={"color": "white"},
-    )
-    points = [(value, name) for name, rule in zip(names, order, strict=True) for value in scores[rule]]
-    marker = {"color": COLORS[1], "size": 6}
-    figure.add_scatter(x=[value for value, _ in points], y=[name for _, name in points], mode="markers", marker=marker)
-    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
-    figure.update_layout(hovermode="closest")
-    return figure
 
 
 def why_chosen(decision: Mapping[str, Any]) -> go.Figure:

@@ -20,7 +20,6 @@ __all__ = [
     "NodeCourse",
     "causal_regret",
     "clairvoyant_regret",
-    "iteration_times",
     "measured_front",
     "measured_regrets",
     "node_course",
@@ -64,14 +63,6 @@ def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArra
         add_line(figure, np.arange(count) if updates is None else updates, values[:, node], f"node {node}", node)
     if nodes > MOST_NAMED:
         figure.update_layout(showlegend=False, hovermode="closest", margin_b=48)
-    return figure
-
-
-def iteration_times(seconds: Mapping[str, NDArray[np.float64]], title: str = "Time of an iteration") -> go.Figure:
-    """Milliseconds of each iteration by sizer, {name: [K]}, on the same noise."""
-    figure = new_figure(title, "iteration", "ms", height=320)
-    for index, (name, values) in enumerate(seconds.items()):
-        add_line(figure, np.arange(len(values)), np.asarray(values) * 1e3, name, index)
     return figure
 
 

@@ -14,19 +14,16 @@ from ddrl.plots.distribution import (
     gantt,
     relay_bandwidth,
     seal_times,
-    times_against_hosts,
     version_age_heatmap,
     version_flow,
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
 from ddrl.plots.replay import (
-    cost_against_size,
     draw_probabilities,
     draws_against_probabilities,
     recording_rates,
     replay_fill,
     sample_balance,
-    survivors,
     who_waits,
 )
 from ddrl.plots.runs import (
@@ -47,7 +44,6 @@ from ddrl.plots.runs import (
 
 __all__ = [
     "bytes_against_bound",
-    "cost_against_size",
     "cpu_by_role",
     "differing_labels",
     "draw_probabilities",
@@ -70,8 +66,6 @@ __all__ = [
     "settings_table",
     "sketch",
     "state_value",
-    "survivors",
-    "times_against_hosts",
     "trainer_time",
     "version_age_heatmap",
     "version_flow",

@@ -3,8 +3,6 @@ seconds against their bounds; and a distribution plan as simulated and as it ran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 import plotly.graph_objects as go
 
@@ -12,10 +10,8 @@ from ddrl.core.roles import Role
 from ddrl.core.specs import Array, Floats, Ints
 from ddrl.plots.frame import (
     COLORS,
-    LEGEND_AT_RIGHT,
     add_heatmap,
     add_level,
-    add_line,
     lines_over_time,
     new_figure,
     rates,
@@ -151,8 +147,8 @@ def gantt(trace: Floats, title: str = "Who sends when", *, measured: Floats | No
     """Every send of a simulation, one row a host: the root's, and what relays pass on.
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
-    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran
-    (`measured_trace` of notebooks/explore.py); its sends begin at the dots, and its hosts are complete at the diamonds."""
+    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran; its sends
+    begin at the dots, and its hosts are complete at the diamonds."""
     figure = new_figure(title, "ms", "host that sends (0: root)", height=340)
     if not len(trace):
         return say_nothing_yet(figure, "nothing is sent")
@@ -182,37 +178,3 @@ def gantt(trace: Floats, title: str = "Who sends when", *, measured: Floats | No
         mark(complete(measured), rows, "measured: has the whole model", "diamond-open", max(thick, 9), COLORS[2])
     figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
     return figure.update_layout(hovermode="closest")
-
-
-def times_against_hosts(
-    hosts: Sequence[int] | Ints,
-    seconds: Mapping[str, Floats],
-    points: Mapping[str, tuple[Floats, Floats]] | None = None,
-) -> go.Figure:
-    """Milliseconds until the last host has the model, against the number of hosts: {scheme: [hosts]}; "bound" is drawn
-    as such.
-
-    `points`: name -> (hosts, seconds), drawn as markers, e.g. {"sharded, measured": ...}, in the color of the scheme
-    that the name begins with."""
-    points = points or {}
-    height = max(380, 110 + 20 * (len(seconds) + len(points)))
-    figure = new_figure("Until the last host has the model", "hosts", "ms", height=height)
-    colors: dict[str, str] = {}
-    for index, (name, values) in enumerate(seconds.items()):
-        if name == "bound":
-            line = {"color": "#808080", "dash": "dash", "width": 2}
-            figure.add_scatter(x=list(hosts), y=values * 1e3, name="lower bound", mode="lines", line=line)
-        else:
-            add_line(figure, np.asarray(hosts), values * 1e3, name, index)
-            colors[name] = COLORS[index % len(COLORS)]
-    for index, (name, (x, y)) in enumerate(points.items()):
-        marker = {
-            "size": 10,
-            "symbol": index,  # a sign of its own for each
-            "color": colors.get(name.partition(",")[0], COLORS[5]),
-            "line": {"width": 1, "color": "#808080"},
-        }
-        figure.add_scatter(x=x, y=y * 1e3, mode="markers", name=name, marker=marker)
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(type="log")
-    return figure.update_layout(legend=LEGEND_AT_RIGHT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,16 +103,6 @@ def draw_probabilities(priorities: Floats, exponent: float) -> go.Figure:
     return figure
 
 
-def cost_against_size(sizes: Sequence[int], microseconds: Mapping[str, Floats], *, batch_size: int) -> go.Figure:
-    """Microseconds to draw a batch against records held: {selector: [sizes]}."""
-    figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us")
-    for index, (name, values) in enumerate(microseconds.items()):
-        add_line(figure, np.asarray(sizes, float), values, name, index)
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
 def draws_against_probabilities(counts: Ints, probabilities: Floats) -> go.Figure:
     """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
     figure = new_figure("Draws against probabilities", "probability", "share of draws")
@@ -126,19 +115,4 @@ def draws_against_probabilities(counts: Ints, probabilities: Floats) -> go.Figur
         figure.add_scatter(x=x, y=edge, mode="lines", name=name, line=line, showlegend=False)
     marker = {"color": COLORS[0], "size": 5}
     figure.add_scatter(x=x, y=counts[order] / counts.sum(), mode="markers", name="drawn", marker=marker)
-    return figure
-
-
-def survivors(ages: Mapping[str, Floats]) -> go.Figure:
-    """Which episodes each eviction policy has kept, by age in episodes: {policy: [kept]}; one row a policy."""
-    figure = new_figure("Episodes still held", "age, in episodes recorded since", "", legend=False)
-    for index, (name, values) in enumerate(ages.items()):
-        figure.add_scatter(
-            x=values,
-            y=[name] * len(values),
-            mode="markers",
-            name=name,
-            marker={"symbol": "line-ns-open", "size": 18, "color": COLORS[index % len(COLORS)]},
-        )
-    figure.update_layout(hovermode="closest")
     return figure

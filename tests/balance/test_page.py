@@ -76,7 +76,7 @@ def test_sizers_share_one_noise_and_the_oracle_has_no_regret():
     figure = plots.regret_by_kind(["static", "bursty"], found)
     assert [trace.name for trace in figure.data] == ["causal", "equal"]
     courses = unequal_nodes.courses(make_scenario("static", 1, 3, 20, 1), ["causal", "affine"])
-    times = plots.iteration_times({name: course.seconds[:, 0] for name, course in courses.items()})
+    times = unequal_nodes.iteration_times({name: course.seconds[:, 0] for name, course in courses.items()})
     assert len(times.data) == 2
 
 

@@ -7,6 +7,7 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
 from ddrl.telemetry.reading import Table
+from notebooks import day_of_ads
 from tests.plots.accounts import categorical_values, quantile_values, small_account
 
 
@@ -106,14 +107,14 @@ def test_one_state_has_a_line_for_each_action_and_names_the_one_taken():
 
 
 def test_duals_stand_below_their_penalties_in_the_unit_of_bids():
-    figure = plots.duals_of_contracts([4, 9], [0.003, 0.002], {"dual": [0.001, 0.002]})
+    figure = day_of_ads.duals_of_contracts([4, 9], [0.003, 0.002], {"dual": [0.001, 0.002]})
     assert list(figure.data[0].x) == ["4", "9"]
     np.testing.assert_allclose(figure.data[0].y, [3, 2])
     np.testing.assert_allclose(trace(figure, "dual").y, [1, 2])
 
 
 def test_scores_are_drawn_from_the_best_rule_down_with_every_day():
-    bars, points = plots.rule_scores({"bid_only": [0.0, 0.0], "pid": [0.9, 1.0]}).data
+    bars, points = day_of_ads.rule_scores({"bid_only": [0.0, 0.0], "pid": [0.9, 1.0]}).data
     assert list(bars.y) == ["pid", "bid only"]
     np.testing.assert_allclose(bars.x, [0.95, 0])
     assert list(zip(points.x, points.y, strict=True))[:2] == [(0.9, "pid"), (1.0, "pid")]

@@ -19,6 +19,7 @@ from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.series import SERIES_NAMES
+from notebooks import explore
 from tests.waiting import PATIENCE
 
 CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))
@@ -240,7 +241,7 @@ def test_a_gantt_chart_has_a_bar_a_send_and_a_mark_where_a_host_is_complete():
 
 def test_points_take_the_color_of_their_scheme():
     hosts = np.array([1, 2, 4])
-    figure = plots.times_against_hosts(
+    figure = explore.times_against_hosts(
         hosts, {"direct": hosts * 1.0, "bound": hosts * 0.5}, {"direct, measured": (hosts, hosts * 1.1)}
     )
     assert figure.data[2].marker.color == figure.data[0].line.color
@@ -261,9 +262,9 @@ def test_figures_are_found_by_their_names_in_earlier_versions():
 
 
 def test_survivors_have_a_row_a_policy():
-    figure = plots.survivors({"fifo": np.arange(3.0), "lru": np.arange(5.0)})
+    figure = explore.survivors({"fifo": np.arange(3.0), "lru": np.arange(5.0)})
     assert [len(trace.x) for trace in figure.data] == [3, 5]
-    assert len(plots.cost_against_size([10, 100], {"uniform": np.ones(2)}, batch_size=8).data) == 1
+    assert len(explore.cost_against_size([10, 100], {"uniform": np.ones(2)}, batch_size=8).data) == 1
 
 
 def test_the_heatmap_has_a_row_a_rollout_and_shows_versions_behind(large):
