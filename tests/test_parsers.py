@@ -17,7 +17,6 @@ from ddrl.admix import mixer as counters
 from ddrl.admix import open_log
 from ddrl.admix.account import FORMAT, Account, Rule, read_account, write_account
 from ddrl.admix.account import NAME as ACCOUNT
-from ddrl.admix.ipinyou import COLUMNS, read_impressions
 from ddrl.admix.mixer import Control, policy_of
 from ddrl.balance.ddqn import SHIPPED, ValueNetwork
 from ddrl.core.config import LearnerConfig
@@ -28,6 +27,7 @@ from ddrl.learner import snapshot
 from ddrl.pool.records import read_pool
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
+from docs.examples.ipinyou import COLUMNS, read_impressions
 from tests.admix.material import request_of, small_mixer
 from tests.learner.learner_cases import learner_of
 from tests.mutated import mutate

@@ -6,7 +6,7 @@ computes the best possible result of a day. `Mixer` serves a trained policy, ove
 slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
 
     settings, contracts        settings; contracts, visitors, requests, the forecast, pacing: what all others share
-    market, logs, ipinyou      days that are drawn; days that are read from logs, and writing these
+    market, logs               days that are drawn; days that are read from logs, and writing these
     kernel, rules              which ad is shown and what a policy sees, in C++; its tables, kept by Python
     environment                environments, and how settings name them; `Book`, what is known before a day
     networks                   actor and critics over a queue of any length

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ddrl.admix import open_log
-from ddrl.admix.ipinyou import COLUMNS, convert, read_impressions
 from ddrl.core.errors import EnvError
+from docs.examples.ipinyou import COLUMNS, convert, read_impressions
 from tests.admix.days import contracts
 
 ROW = {
