@@ -101,6 +101,42 @@ def rule_scores(scores: Mapping[str, Sequence[float]]) -> go.Figure:
     return figure
 
 
+def why_chosen(decision: Mapping[str, Any]) -> go.Figure:
+    """The scores of one decision's candidates, the highest on top, and why some could not be shown.
+
+    `decision`: a `ddrl.serve.Decision` with an explanation, as JSON gives it."""
+    rows = sorted(decision["explanation"]["candidates"], key=lambda one: -(one["score"] or 0.0))
+    figure = new_figure(f"Why ad {decision['ad']} was chosen", "score [eCPM]", "", height=120 + 24 * len(rows))
+    for kind, name in enumerate(("contract", "bid")):
+        own = [one for one in rows if one["kind"] == kind]
+        figure.add_bar(
+            y=[_candidate(one) for one in own],
+            x=[one["score"] or 0.0 for one in own],
+            orientation="h",
+            name=name,
+            marker={"color": COLORS[kind]},
+            text=[_reason(one) for one in own],
+            textposition="auto",
+        )
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=[_candidate(one) for one in rows][::-1], automargin=True, showgrid=False
+    )
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def _candidate(one: Mapping[str, Any]) -> str:
+    return f"{'bid' if one['kind'] else 'contract'} {one['ad']}"
+
+
+def _reason(one: Mapping[str, Any]) -> str:
+    if one["reason"]:
+        return str(one["reason"])
+    return f"{one['score']:.2f}" + (
+        "" if one["kind"] else f" = click {one['worth']:.2f} + alpha {1000 * one['alpha']:.2f}"
+    )
+
+
 def request_at(day: MarketDay, place: int) -> DisplayRequest:
     """A display request as a server is asked it, which wants to know why."""
     requests = day.requests()

@@ -214,7 +214,7 @@ def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.floa
 
 def measured_trace(document: dict[str, Any]) -> tuple[NDArray[np.float64], Simulation] | None:
     """Sends of one model as they really went (`measured("distribution")`), and the same plan simulated on the same
-    links, for `plots.gantt`.
+    links, for `gantt`.
 
     None where there is no such measurement.
     """
@@ -304,6 +304,60 @@ def survivors(ages: Mapping[str, NDArray[np.float64]]) -> go.Figure:
     return figure
 
 
+def gantt(
+    trace: NDArray[np.float64], title: str = "Who sends when", *, measured: NDArray[np.float64] | None = None
+) -> go.Figure:
+    """Every send of a simulation, one row a host: the root's, and what relays pass on.
+
+    `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
+    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran; its sends
+    begin at the dots, and its hosts are complete at the diamonds."""
+    figure = new_figure(title, "ms", "host that sends (0: root)", height=340)
+    if not len(trace):
+        return say_nothing_yet(figure, "nothing is sent")
+    hosts = int(trace[:, 3:5].max())
+    thick = float(np.clip(220 / (hosts + 1), 2, 16))
+    is_root = trace[:, 3] == 0
+    for sends, name, color in (
+        (trace[is_root], "root sends its shards", COLORS[1]),
+        (trace[~is_root], "relays pass them on", COLORS[0]),
+    ):
+        x = np.stack([sends[:, 0], sends[:, 1], np.full(len(sends), np.nan)], axis=1).ravel() * 1e3
+        y = np.repeat(sends[:, 3], 3)
+        figure.add_scatter(x=x, y=y, mode="lines", name=name, line={"color": color, "width": thick})
+
+    def mark(x: NDArray[np.float64], y: NDArray[Any], name: str, symbol: str, size: float, color: str) -> None:
+        marker = {"symbol": symbol, "size": size, "color": color}
+        figure.add_scatter(x=x * 1e3, y=y, mode="markers", name=name, marker=marker)
+
+    def complete(sends: NDArray[np.float64]) -> NDArray[np.float64]:
+        """When the last message arrives at each host but the root."""
+        return np.array([sends[sends[:, 4] == host, 2].max(initial=-np.inf) for host in range(1, hosts + 1)])
+
+    rows = np.arange(1, hosts + 1)
+    mark(complete(trace), rows, "has the whole model", "line-ns-open", max(thick, 8), COLORS[5])
+    if measured is not None and len(measured):
+        mark(measured[:, 0], measured[:, 3], "measured sends", "circle", 4, COLORS[2])
+        mark(complete(measured), rows, "measured: has the whole model", "diamond-open", max(thick, 9), COLORS[2])
+    figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
+    return figure.update_layout(hovermode="closest")
+
+
+def draws_against_probabilities(counts: NDArray[np.int64], probabilities: NDArray[np.float64]) -> go.Figure:
+    """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
+    figure = new_figure("Draws against probabilities", "probability", "share of draws")
+    order = np.argsort(probabilities)
+    x = probabilities[order]
+    spread = 2.576 * np.sqrt(x * (1 - x) / counts.sum())
+    add_line(figure, x, x, "probability", 1)
+    line = {"color": COLORS[1], "width": 1, "dash": "dot"}
+    for edge, name in ((x + spread, "99 % above"), (np.maximum(x - spread, 0), "99 % below")):
+        figure.add_scatter(x=x, y=edge, mode="lines", name=name, line=line, showlegend=False)
+    marker = {"color": COLORS[0], "size": 5}
+    figure.add_scatter(x=x, y=counts[order] / counts.sum(), mode="markers", name="drawn", marker=marker)
+    return figure
+
+
 # -- figures of what was measured --------------------------------------------------------------------------------------
 # Of documents in benchmarks/results. What one lacks is left out.
 
@@ -353,14 +407,14 @@ def measured_schemes(document: Mapping[str, Any], mode: str = "sealed loop", *, 
 
 
 def measured_gantt(found: tuple[NDArray[np.float64], Any] | None) -> go.Figure:
-    """`ddrl.plots.gantt` of what `measured_trace` gives: the simulation of a plan, and the same plan as it really
+    """`gantt` of what `measured_trace` gives: the simulation of a plan, and the same plan as it really
     ran."""
     if found is None or not len(found[0]):
         figure = new_figure("One model, simulated and measured", "ms", "host that sends (0: root)", height=340)
         return say_nothing_yet(figure, NOT_MEASURED.format("distribution"))
     sends, simulation = found
     title = f"One model: simulated {simulation.seconds * 1e3:.0f} ms, measured {sends[:, 2].max() * 1e3:.0f} ms"
-    return plots.gantt(simulation.trace, title, measured=sends)
+    return gantt(simulation.trace, title, measured=sends)
 
 
 def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000") -> go.Figure:
@@ -444,7 +498,7 @@ def distribution_sliders() -> Any:
         rate, latency, nbytes = megabits * 125e3, microseconds * 1e-6, 2_000_000  # Mbit/s, us a message
         m = min(m, hosts)
         simulation = simulated("sharded", hosts, nbytes=nbytes, rate=rate, latency=latency, relays=m)
-        display(plots.gantt(simulation.trace, f"sharded, m = {m}, {hosts} hosts: {simulation.seconds * 1e3:.1f} ms"))
+        display(gantt(simulation.trace, f"sharded, m = {m}, {hosts} hosts: {simulation.seconds * 1e3:.1f} ms"))
         counts = np.unique(np.geomspace(2, 300, 24).astype(int))
         here = {"sharded, simulated": (np.array([float(hosts)]), np.array([simulation.seconds]))}
         display(

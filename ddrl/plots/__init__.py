@@ -11,7 +11,6 @@ from typing import Any
 
 from ddrl.plots.distribution import (
     bytes_against_bound,
-    gantt,
     relay_bandwidth,
     seal_times,
     version_age_heatmap,
@@ -20,7 +19,6 @@ from ddrl.plots.distribution import (
 from ddrl.plots.frame import fit_legend, set_up_notebook
 from ddrl.plots.replay import (
     draw_probabilities,
-    draws_against_probabilities,
     recording_rates,
     replay_fill,
     sample_balance,
@@ -47,8 +45,6 @@ __all__ = [
     "cpu_by_role",
     "differing_labels",
     "draw_probabilities",
-    "draws_against_probabilities",
-    "gantt",
     "gpu_use",
     "heartbeat_ages",
     "fit_legend",
@@ -73,7 +69,7 @@ __all__ = [
 ]
 
 
-_RENAMED = {"draws_against_law": "draws_against_probabilities", "priority_law": "draw_probabilities"}
+_RENAMED = {"priority_law": "draw_probabilities"}
 
 
 def __getattr__(name: str) -> Any:

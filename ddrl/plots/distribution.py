@@ -1,5 +1,5 @@
 """How the model reaches every host: bandwidth of the relays, versions in flight, their age at every rank, bytes and
-seconds against their bounds; and a distribution plan as simulated and as it ran."""
+seconds against their bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.core.roles import Role
-from ddrl.core.specs import Array, Floats, Ints
+from ddrl.core.specs import Ints
 from ddrl.plots.frame import (
     COLORS,
     add_heatmap,
@@ -137,44 +137,3 @@ def seal_times(processes: Processes) -> go.Figure:
     if bound.size and len(values):
         add_level(figure, bound[0], f"least that the links allow: {bound[0]:.3g} ms", 2)
     return figure
-
-
-# -- plans -------------------------------------------------------------------------------------------------------------
-# Figures from a simulator's trace, and from tables of seconds.
-
-
-def gantt(trace: Floats, title: str = "Who sends when", *, measured: Floats | None = None) -> go.Figure:
-    """Every send of a simulation, one row a host: the root's, and what relays pass on.
-
-    `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
-    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran; its sends
-    begin at the dots, and its hosts are complete at the diamonds."""
-    figure = new_figure(title, "ms", "host that sends (0: root)", height=340)
-    if not len(trace):
-        return say_nothing_yet(figure, "nothing is sent")
-    hosts = int(trace[:, 3:5].max())
-    thick = float(np.clip(220 / (hosts + 1), 2, 16))
-    is_root = trace[:, 3] == 0
-    for sends, name, color in (
-        (trace[is_root], "root sends its shards", COLORS[1]),
-        (trace[~is_root], "relays pass them on", COLORS[0]),
-    ):
-        x = np.stack([sends[:, 0], sends[:, 1], np.full(len(sends), np.nan)], axis=1).ravel() * 1e3
-        y = np.repeat(sends[:, 3], 3)
-        figure.add_scatter(x=x, y=y, mode="lines", name=name, line={"color": color, "width": thick})
-
-    def mark(x: Floats, y: Array, name: str, symbol: str, size: float, color: str) -> None:
-        marker = {"symbol": symbol, "size": size, "color": color}
-        figure.add_scatter(x=x * 1e3, y=y, mode="markers", name=name, marker=marker)
-
-    def complete(sends: Floats) -> Floats:
-        """When the last message arrives at each host but the root."""
-        return np.array([sends[sends[:, 4] == host, 2].max(initial=-np.inf) for host in range(1, hosts + 1)])
-
-    rows = np.arange(1, hosts + 1)
-    mark(complete(trace), rows, "has the whole model", "line-ns-open", max(thick, 8), COLORS[5])
-    if measured is not None and len(measured):
-        mark(measured[:, 0], measured[:, 3], "measured sends", "circle", 4, COLORS[2])
-        mark(complete(measured), rows, "measured: has the whole model", "diamond-open", max(thick, 9), COLORS[2])
-    figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
-    return figure.update_layout(hovermode="closest")

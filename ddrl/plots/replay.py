@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ddrl.core.specs import Floats, Ints
+from ddrl.core.specs import Floats
 from ddrl.plots.frame import (
-    COLORS,
     add_level,
     add_line,
     lines_over_time,
@@ -100,19 +99,4 @@ def draw_probabilities(priorities: Floats, exponent: float) -> go.Figure:
         add_line(figure, x, np.interp(x, np.linspace(0, 1, len(share)), share), words, index)
     figure.update_xaxes(tickformat=".0%", range=[0, 1])
     share_axis(figure)
-    return figure
-
-
-def draws_against_probabilities(counts: Ints, probabilities: Floats) -> go.Figure:
-    """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
-    figure = new_figure("Draws against probabilities", "probability", "share of draws")
-    order = np.argsort(probabilities)
-    x = probabilities[order]
-    spread = 2.576 * np.sqrt(x * (1 - x) / counts.sum())
-    add_line(figure, x, x, "probability", 1)
-    line = {"color": COLORS[1], "width": 1, "dash": "dot"}
-    for edge, name in ((x + spread, "99 % above"), (np.maximum(x - spread, 0), "99 % below")):
-        figure.add_scatter(x=x, y=edge, mode="lines", name=name, line=line, showlegend=False)
-    marker = {"color": COLORS[0], "size": 5}
-    figure.add_scatter(x=x, y=counts[order] / counts.sum(), mode="markers", name="drawn", marker=marker)
     return figure

@@ -124,7 +124,7 @@ def test_why_an_ad_was_chosen_names_scores_alphas_and_reasons():
     contract = {"ad": 4, "kind": 0, "score": 5.0, "reason": "", "worth": 2.0, "alpha": 0.003}
     late = {"ad": 5, "kind": 0, "score": None, "reason": "at its cap", "worth": 1.0, "alpha": None}
     bid = {"ad": 900001, "kind": 1, "score": 2.5, "reason": "", "worth": 2.5, "alpha": None}
-    figure = plots.why_chosen({"ad": 4, "explanation": {"candidates": [bid, late, contract]}})
+    figure = day_of_ads.why_chosen({"ad": 4, "explanation": {"candidates": [bid, late, contract]}})
     assert figure.layout.title.text == "Why ad 4 was chosen"
     assert list(trace(figure, "contract").y) == ["contract 4", "contract 5"]
     assert list(trace(figure, "contract").text) == ["5.00 = click 2.00 + alpha 3.00", "at its cap"]

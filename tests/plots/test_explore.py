@@ -173,7 +173,7 @@ def test_a_measured_trace_comes_with_its_plan_simulated_on_the_same_links_and_bo
     assert found is not None
     sends, simulation = found
     assert simulation.seconds == pytest.approx(3 * 6528 / 1e6, rel=0.05)
-    figure = plots.gantt(simulation.trace, measured=sends)
+    figure = explore.gantt(simulation.trace, measured=sends)
     names = [trace.name for trace in figure.data]
     assert list(figure.data[names.index("measured sends")].x) == [0.0, 7.0, 7.0, 14.0]
     assert list(figure.data[names.index("measured: has the whole model")].x) == [14.0, 22.0]

@@ -232,11 +232,11 @@ def test_bytes_against_the_bound_are_one_where_each_host_gets_each_byte_once(sma
 
 def test_a_gantt_chart_has_a_bar_a_send_and_a_mark_where_a_host_is_complete():
     trace = np.array([[0.0, 1.0, 1.1, 0, 1, 0], [1.0, 2.0, 2.1, 0, 2, 1], [1.1, 2.1, 2.2, 1, 2, 2]])
-    figure = plots.gantt(trace)
+    figure = explore.gantt(trace)
     root = np.asarray(figure.data[0].x, float)
     assert root[~np.isnan(root)].tolist() == [0.0, 1000.0, 1000.0, 2000.0]
     assert np.allclose(np.asarray(figure.data[2].x, float), [1100.0, 2200.0])
-    assert "nothing" in plots.gantt(np.zeros((0, 6))).layout.annotations[0].text
+    assert "nothing" in explore.gantt(np.zeros((0, 6))).layout.annotations[0].text
 
 
 def test_points_take_the_color_of_their_scheme():
@@ -251,14 +251,13 @@ def test_points_take_the_color_of_their_scheme():
 def test_the_band_around_the_probabilities_holds_independent_draws():
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
     counts = np.random.default_rng(0).multinomial(100_000, probabilities)
-    figure = plots.draws_against_probabilities(counts, probabilities)
+    figure = explore.draws_against_probabilities(counts, probabilities)
     low, high = y_of(figure, "99 % below"), y_of(figure, "99 % above")
     assert ((low <= y_of(figure, "drawn")) & (y_of(figure, "drawn") <= high)).all()
 
 
 def test_figures_are_found_by_their_names_in_earlier_versions():
     assert plots.priority_law is plots.draw_probabilities
-    assert plots.draws_against_law is plots.draws_against_probabilities
 
 
 def test_survivors_have_a_row_a_policy():
