@@ -272,33 +272,6 @@ def seal_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), ord
 def sound_chunks(headers: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], edges: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], chunks: Sequence[int], epoch: int, sequence: int) -> bool:
     """Whether these chunks are of this model, as the root sent them."""
 
-class Outbox:
-    """
-    Which of a host's ready messages is sent next, within a window of bytes.
-    """
-
-    def __init__(self, window: int, share: int) -> None: ...
-
-    def add(self, entry: tuple[int, int], target: int) -> None:
-        """A message (sequence, place) may be sent."""
-
-    def take(self) -> tuple[int, int] | None:
-        """The next message that has room."""
-
-    def asks(self, target: int, nbytes: int) -> bool:
-        """Whether this message must be sent synchronously."""
-
-    def copied(self, target: int, nbytes: int) -> None:
-        """A message was sent, and MPI will not report when it is received."""
-
-    def sent(self, entry: tuple[int, int], target: int, nbytes: int) -> int:
-        """
-        A message was sent whose receipt will be reported; the bytes that will have been received then.
-        """
-
-    def taken(self, entry: tuple[int, int], target: int, nbytes: int) -> None:
-        """Such a message, and with it those bytes, have been received."""
-
 class Transfers:
     """
     Moves the messages of one plan on one host; used by ddrl.distribution.executor.
@@ -365,7 +338,7 @@ class PlainNetworks:
 
     def dueling(self, below: Rows, out: Rows, atoms: int) -> None: ...
 
-    def bounds(self, below: Rows, out: Rows, centre: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], half: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], low: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], high: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], noise: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> None: ...
+    def bounds(self, below: Rows, out: Rows, low: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], high: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu')], noise: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu')] | None = None) -> None: ...
 
     def columns(self, source: Rows, to: Rows, column: int) -> None:
         """Copies `source` into columns of `to`."""

@@ -43,7 +43,6 @@ ddrl::Chunks chunks_of(const Bytes& headers, const ConstBytes& data, const Edges
     return {raw(headers), headers.size() - nbytes, raw(data), edges.data()};
 }
 
-using ddrl::Outbox;
 using ddrl::TransfersBase;
 using Clock = TransfersBase::Clock;
 using Nanoseconds = std::chrono::nanoseconds;
@@ -161,18 +160,6 @@ static void bind_chunks(nb::module_& module) {
 }
 
 static void bind_transfers(nb::module_& module) {
-    nb::class_<Outbox>(module, "Outbox", "Which of a host's ready messages is sent next, within a window of bytes.")
-        .def(nb::init<int64_t, int64_t>(), "window"_a, "share"_a)
-        .def("add", &Outbox::add, "entry"_a, "target"_a, "A message (sequence, place) may be sent.")
-        .def("take", &Outbox::take, "The next message that has room.")
-        .def("asks", &Outbox::asks, "target"_a, "nbytes"_a, "Whether this message must be sent synchronously.")
-        .def("copied", &Outbox::copied, "target"_a, "nbytes"_a,
-             "A message was sent, and MPI will not report when it is received.")
-        .def("sent", &Outbox::sent, "entry"_a, "target"_a, "nbytes"_a,
-             "A message was sent whose receipt will be reported; the bytes that will have been received then.")
-        .def("taken", &Outbox::taken, "entry"_a, "target"_a, "nbytes"_a,
-             "Such a message, and with it those bytes, have been received.");
-
     nb::class_<TransfersBase>(module, "Transfers",
                               "Moves the messages of one plan on one host; "
                               "used by ddrl.distribution.executor.")

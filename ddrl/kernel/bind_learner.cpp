@@ -83,8 +83,7 @@ public:
         require_same_shape(below, out);
         keep(below, out, weight, bias, weight_slope, bias_slope);
         networks_.add(ddrl::LayerNorm{below.view(), out.view(), of(weight, weight_slope), of(bias, bias_slope),
-                                      static_cast<float>(epsilon), relu, std::vector<float>(out.value.shape(0)),
-                                      std::vector<float>(out.value.shape(0))});
+                                      static_cast<float>(epsilon), relu});
     }
 
     void activation(const Rows& below, const Rows& out, bool tanh) {
@@ -103,17 +102,14 @@ public:
         networks_.add(ddrl::Dueling{below.view(), out.view(), static_cast<int64_t>(out.value.shape(1)) / atoms, atoms});
     }
 
-    void bounds(const Rows& below, const Rows& out, const Array<1>& centre, const Array<1>& half, const Array<1>& low,
-                const Array<1>& high, const Maybe<2>& noise) {
+    void bounds(const Rows& below, const Rows& out, const Array<1>& low, const Array<1>& high, const Maybe<2>& noise) {
         require_same_shape(below, out);
         require(below.slope || !out.slope, "what is below bounds has a slope where they have one");
-        for (const Array<1>* each : {&centre, &half, &low, &high})
-            require(each->shape(0) == out.value.shape(1), "centre, half, low and high are [width]");
+        require(low.shape(0) == out.value.shape(1) && same_shape(low, high), "low and high are [width]");
         require(!noise || (same_shape(*noise, out.value) && !out.slope),
                 "noise is [rows, width], of outputs that are not differentiated");
-        keep(below, out, centre, half, low, high, noise);
-        networks_.add(ddrl::Bounds{below.view(), out.view(), centre.data(), half.data(), low.data(), high.data(),
-                                   noise ? noise->data() : nullptr});
+        keep(below, out, low, high, noise);
+        networks_.add(ddrl::Bounds{below.view(), out.view(), low.data(), high.data(), noise ? noise->data() : nullptr});
     }
 
     void columns(const Rows& from, const Rows& to, int64_t column) {
@@ -179,8 +175,8 @@ void bind_networks(nb::module_& module) {
              "epsilon"_a, "relu"_a)
         .def("activation", &PlainNetworks::activation, "below"_a, "out"_a, "tanh"_a, "tanh, else relu.")
         .def("dueling", &PlainNetworks::dueling, "below"_a, "out"_a, "atoms"_a)
-        .def("bounds", &PlainNetworks::bounds, "below"_a, "out"_a, "centre"_a.noconvert(), "half"_a.noconvert(),
-             "low"_a.noconvert(), "high"_a.noconvert(), "noise"_a.noconvert() = nb::none())
+        .def("bounds", &PlainNetworks::bounds, "below"_a, "out"_a, "low"_a.noconvert(), "high"_a.noconvert(),
+             "noise"_a.noconvert() = nb::none())
         .def("columns", &PlainNetworks::columns, "source"_a, "to"_a, "column"_a,
              "Copies `source` into columns of `to`.")
         .def("forward", &PlainNetworks::forward, nb::call_guard<nb::gil_scoped_release>(),

@@ -218,10 +218,12 @@ struct LayerNorm {
     Weight weight, bias;  // null where there are none
     float epsilon;
     bool relu;
-    std::vector<float> means, scales;  // of each row; a scale is 1 / sqrt(variance + epsilon)
+    std::vector<float> means{}, scales{};  // of each row; a scale is 1 / sqrt(variance + epsilon)
 
     void forward(Gemm) {
         const int64_t n = out.width;
+        means.resize(out.rows);
+        scales.resize(out.rows);
         for (int64_t row = 0; row < out.rows; ++row) {
             const size_t at = row;
             float* y = out.value + row * n;
@@ -288,12 +290,10 @@ struct Dueling {
     }
 };
 
-// An actor's action within its bounds: out = centre + half below, column by column; with noise [out.rows, width] also
-// + half noise, cut off at centre - half and centre + half, which is not differentiated.
+// An actor's action within its bounds: out = low + half + half below, half = (high - low) / 2, column by column; with
+// noise [out.rows, width] also + half noise, cut off at the bounds, which is not differentiated.
 struct Bounds {
     Rows below, out;
-    const float* centre;
-    const float* half;
     const float* low;
     const float* high;
     const float* noise;  // null: none
@@ -302,9 +302,9 @@ struct Bounds {
         for (int64_t row = 0; row < out.rows; ++row)
             for (int64_t i = 0; i < out.width; ++i) {
                 const int64_t at = row * out.width + i;
-                float x = centre[i] + half[i] * below.value[at];
+                float x = low[i] + half(i) + half(i) * below.value[at];
                 if (noise) {
-                    x += half[i] * noise[at];
+                    x += half(i) * noise[at];
                     x = x < low[i] ? low[i] : x > high[i] ? high[i] : x;
                 }
                 out.value[at] = x;
@@ -314,8 +314,11 @@ struct Bounds {
     void backward(Gemm) const {
         for (int64_t row = 0; row < out.back; ++row)
             for (int64_t i = 0; i < out.width; ++i)
-                below.slope[row * out.width + i] = half[i] * out.slope[row * out.width + i];
+                below.slope[row * out.width + i] = half(i) * out.slope[row * out.width + i];
     }
+
+private:
+    float half(int64_t i) const { return 0.5f * (high[i] - low[i]); }
 };
 
 // One network's output becomes columns `column` .. of another one's input; its derivative is added to what the loss

@@ -269,8 +269,7 @@ class Kernel:
         elif isinstance(layer, Dueling):
             self._networks.dueling(*rows, layer.atoms)
         else:
-            half = 0.5 * (layer.high - layer.low)
-            self._networks.bounds(*rows, *map(_numpy, (layer.low + half, half, layer.low, layer.high, noise)))
+            self._networks.bounds(*rows, *map(_numpy, (layer.low, layer.high, noise)))
 
 
 RowsOf = tuple[torch.Tensor, torch.Tensor | None]  # values [rows, width] and derivatives [back, width]

@@ -1,12 +1,14 @@
 """Every scheme's plan, over random sizes: one property, and the figures of the cost model."""
 
+import ctypes
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
-from ddrl._kernel import Outbox
+from ddrl._kernel import Transfers
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, PlanError
 from ddrl.distribution.executor import POSTED
@@ -93,42 +95,97 @@ def test_no_order_of_sending_can_deadlock(request_, random):
         held[message[1]].update(range(message[2], message[2] + message[3]))
 
 
-@settings(max_examples=150)
+class Transport:
+    """What the kernel calls of MPI, in one process: a communicator is a host's number, requests are numbers, and a
+    message arrives when `deliver` chooses it. Every send ends when its message was received."""
+
+    def __init__(self):
+        self._posted = {}  # a send or a receive by (source, target, tag), until the other is there
+        self._matched = []  # (source, target, both requests)
+        self._ended = set()
+        self._requests = 0
+        number, numbers, address = ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
+        post = ctypes.CFUNCTYPE(number, address, number, number, number, number, number, numbers)
+        send = post(lambda _, count, kind, target, tag, host, request: self._post(host, target, tag, request))
+        receive = post(lambda _, count, kind, source, tag, host, request: self._post(source, host, tag, request))
+        some = ctypes.CFUNCTYPE(number, number, numbers, numbers, numbers, address)(self._some)
+        start = ctypes.CFUNCTYPE(number, address, address, address, address, numbers)(self._start)
+        complete = ctypes.CFUNCTYPE(number, number)(self._complete)
+        self._calls = [send, send, receive, some, start, complete]
+        self.calls = [ctypes.cast(call, address).value for call in self._calls]
+
+    def deliver(self, random):
+        """Let one message arrive that was sent and is awaited; its source and target, None where there is none."""
+        if not self._matched:
+            return None
+        source, target, requests = self._matched.pop(random.randrange(len(self._matched)))
+        self._ended.update(requests)
+        return source, target
+
+    def _new(self, request):
+        self._requests += 1
+        request[0] = self._requests
+        return self._requests
+
+    def _post(self, source, target, tag, request):
+        other = self._posted.pop((source, target, tag), None)
+        if other is None:
+            self._posted[source, target, tag] = self._new(request)
+        else:
+            self._matched.append((source, target, (other, self._new(request))))
+        return 0
+
+    def _some(self, count, requests, ended, indices, statuses):
+        found = [index for index, request in enumerate(requests[:count]) if request in self._ended]
+        for place, index in enumerate(found):
+            indices[place] = index
+            requests[index] = -1
+        ended[0] = len(found)
+        return 0
+
+    def _start(self, query, free, cancel, state, request):
+        self._new(request)
+        return 0
+
+    def _complete(self, request):
+        self._ended.add(request)
+        return 0
+
+
+@settings(max_examples=100, deadline=None)
 @given(requests(), st.randoms(), st.sampled_from([(1, 1), (4, 1), (4, 3)]))
 def test_nor_can_receivers_that_take_in_order_from_senders_with_little_room(request_, random, room):
-    """Every send ends when it has been taken, POSTED receives stand for each source; any of these may be next."""
+    """The transfers of all hosts, of which each has a few receives posted for each source."""
     plan = make_plan(request_[0], request_[1], request_[2], **request_[3])
-    window, share = room
+    assume(plan.messages <= 1000)
+    transport = Transport()
+    arrays = [array.tolist() for array in (plan.source, plan.target, plan.first, plan.count)]
     mine = [plan.sent_by(host).tolist() for host in range(plan.hosts + 1)]
-    outboxes = [Outbox(window, share) for _ in mine]
-    due = {}
-    for message in range(plan.messages):
-        due.setdefault((int(plan.source[message]), int(plan.target[message])), []).append(message)
-    chunks = [set(range(plan.first[m], plan.first[m] + plan.count[m])) for m in range(plan.messages)]
-    waiting = [dict(enumerate(map(chunks.__getitem__, messages))) for messages in mine]
-    gone: dict[int, int] = {}  # message: bytes that will have been taken
-
-    def ready(host, held):
-        for place in [place for place, needed in waiting[host].items() if needed <= held]:
-            outboxes[host].add((0, place), int(plan.target[mine[host][place]]))
-            del waiting[host][place]
-        while (entry := outboxes[host].take()) is not None:
-            message = mine[host][entry[1]]
-            gone[message] = outboxes[host].sent(entry, int(plan.target[message]), 1)
-
-    held = [set() for _ in mine]
-    held[0] = set(range(plan.chunks))
-    ready(0, held[0])
-    while any(due.values()):
-        taken = [message for messages in due.values() for message in messages[:POSTED] if message in gone]
-        assert taken, "all wait for one another"
-        message = random.choice(taken)
-        source, target = int(plan.source[message]), int(plan.target[message])
-        due[source, target].remove(message)
-        outboxes[source].taken((0, mine[source].index(message)), target, gone.pop(message))
-        held[target] |= chunks[message]
-        ready(source, held[source])
-        ready(target, held[target])
+    incoming = [plan.sent_to(host).tolist() for host in range(plan.hosts + 1)]
+    hosts = [
+        Transfers.make(
+            transport.calls,
+            4,
+            host,
+            *arrays,
+            mine[host],
+            incoming[host],
+            plan.chunks,
+            [1] * plan.messages,
+            *room,
+            2,
+            POSTED,
+            False,
+        )
+        for host in range(plan.hosts + 1)
+    ]
+    for host in reversed(range(plan.hosts + 1)):
+        hosts[host].open(0, [0] * len(mine[host]), [0] * len(incoming[host]), host == 0)
+    left = plan.messages
+    while left:
+        ends = transport.deliver(random)
+        assert ends is not None, "all wait for one another"
+        left -= sum(len(hosts[host].move()[1]) for host in ends)
 
 
 def test_the_check_refuses_a_chunk_sent_twice_one_never_sent_and_hosts_that_wait_for_each_other():

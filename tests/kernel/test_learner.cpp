@@ -115,15 +115,13 @@ static void expect_differences(Layer layer, Numbers& below, Numbers& out) {
 static void derivatives_of_every_layer_are_its_differences() {
     Numbers x(4, 6, 1), same(4, 6, 2), narrow(4, 4, 3);
     const Floats weight = random_floats(6, 4), bias = random_floats(6, 5);
-    ddrl::LayerNorm norm{
-        x.all(),   same.all(), {weight.data(), nullptr, false}, {bias.data(), nullptr, false}, 1e-5f, false,
-        Floats(4), Floats(4)};
+    ddrl::LayerNorm norm{x.all(), same.all(), {weight.data(), nullptr, false}, {bias.data(), nullptr, false},
+                         1e-5f,   false};
     expect_differences(norm, x, same);
     expect_differences(ddrl::Activation{x.all(), same.all(), true}, x, same);
     expect_differences(ddrl::Dueling{x.all(), narrow.all(), 2, 2}, x, narrow);
-    const Floats low(6, -2), high(6, 4), centre(6, 1), half(6, 3);
-    expect_differences(ddrl::Bounds{x.all(), same.all(), centre.data(), half.data(), low.data(), high.data(), nullptr},
-                       x, same);
+    const Floats low(6, -2), high(6, 4);
+    expect_differences(ddrl::Bounds{x.all(), same.all(), low.data(), high.data(), nullptr}, x, same);
 }
 
 static void derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_added() {
@@ -132,14 +130,9 @@ static void derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_
     Floats weight_slope(5, 7), bias_slope(5, 7), once(5);
     for (const bool add : {false, true}) {
         y.slope = slope;
-        ddrl::LayerNorm norm{x.constant(),
-                             y.all(),
-                             {weight.data(), weight_slope.data(), add},
-                             {bias.data(), bias_slope.data(), add},
-                             1e-5f,
-                             false,
-                             Floats(3),
-                             Floats(3)};
+        ddrl::LayerNorm norm{
+            x.constant(), y.all(), {weight.data(), weight_slope.data(), add}, {bias.data(), bias_slope.data(), add},
+            1e-5f,        false};
         norm.forward(plain_gemm);
         norm.backward(plain_gemm);
         for (size_t i = 0; i < 5; ++i) {
@@ -183,9 +176,8 @@ static void operations_with_the_same_parameter_or_input_add_their_derivatives() 
 static void noise_is_added_within_the_bounds() {
     Numbers x(1, 3, 1), y(1, 3, 2);
     x.value = {0, 0.5f, -1};
-    const Floats low{-2, -2, -2}, high{2, 2, 2}, centre(3, 0), half(3, 2), noise{0.25f, 3, -3};
-    const ddrl::Bounds bounds{x.constant(), y.constant(), centre.data(), half.data(),
-                              low.data(),   high.data(),  noise.data()};
+    const Floats low{-2, -2, -2}, high{2, 2, 2}, noise{0.25f, 3, -3};
+    const ddrl::Bounds bounds{x.constant(), y.constant(), low.data(), high.data(), noise.data()};
     bounds.forward(plain_gemm);
     EXPECT(y.value == Floats({0.5f, 2, -2}));
 }

@@ -8,6 +8,7 @@
 
 using ddrl::HostPlan;
 using ddrl::MpiCalls;
+using ddrl::Outbox;
 using ddrl::Transfers;
 
 // An MPI of one process, with handles that are ints: messages are matched by (source, target, tag) in the order in
@@ -239,9 +240,126 @@ static void an_error_of_mpi_is_said() {
     EXPECT(said);
 }
 
+using Entries = std::vector<Outbox::Entry>;
+
+// Everything that may go now, in order.
+static Entries taken(Outbox& outbox) {
+    Entries found;
+    while (const auto entry = outbox.take()) found.push_back(*entry);
+    return found;
+}
+
+static void the_earliest_message_goes_first_old_versions_before_new_ones() {
+    Outbox outbox(1000, 1000);
+    for (const Outbox::Entry& entry : Entries{{1, 0}, {0, 2}, {0, 1}, {1, 3}}) outbox.add(entry, 1);
+    EXPECT((taken(outbox) == Entries{{0, 1}, {0, 2}, {1, 0}, {1, 3}}));
+}
+
+static void a_target_that_has_its_share_holds_up_only_its_own_messages() {
+    Outbox outbox(1000, 100);
+    outbox.add({0, 0}, 1);
+    outbox.add({0, 1}, 1);
+    outbox.add({0, 2}, 2);
+    EXPECT((outbox.take() == Outbox::Entry{0, 0}));
+    const int64_t ended = outbox.sent({0, 0}, 1, 100);
+    EXPECT((taken(outbox) == Entries{{0, 2}}));
+    outbox.taken({0, 0}, 1, ended);
+    EXPECT((taken(outbox) == Entries{{0, 1}}));
+}
+
+static void no_more_goes_once_the_window_is_full() {
+    Outbox outbox(150, 100);
+    for (int place = 0; place < 3; ++place) outbox.add({0, place}, place);
+    EXPECT((outbox.take() == Outbox::Entry{0, 0}));
+    const int64_t first = outbox.sent({0, 0}, 0, 100);
+    EXPECT((outbox.take() == Outbox::Entry{0, 1}));
+    outbox.sent({0, 1}, 1, 100);
+    EXPECT(!outbox.take());
+    outbox.taken({0, 0}, 0, first);
+    EXPECT((outbox.take() == Outbox::Entry{0, 2}));
+}
+
+static void copied_messages_count_until_one_that_asks_was_received() {
+    Outbox outbox(1000, 100);
+    EXPECT(!outbox.asks(1, 30));
+    outbox.copied(1, 30);
+    EXPECT(outbox.asks(1, 30));  // more than half of the share would be unasked
+    EXPECT(!outbox.asks(2, 30));
+    const int64_t ended = outbox.sent({0, 0}, 1, 70);
+    EXPECT(ended == 100);
+    outbox.add({0, 1}, 1);
+    EXPECT(!outbox.take());
+    outbox.taken({0, 0}, 1, ended);
+    EXPECT((outbox.take() == Outbox::Entry{0, 1}));
+    EXPECT(!outbox.asks(1, 30));
+}
+
+static void copied_messages_alone_never_stop_a_host() {
+    Outbox outbox(100, 100);
+    for (int place = 0; place < 200; ++place) {
+        const int target = place % 50;
+        outbox.add({0, place}, target);
+        EXPECT((outbox.take() == Outbox::Entry{0, place}));
+        if (outbox.asks(target, 10))
+            outbox.taken({0, place}, target, outbox.sent({0, place}, target, 10));
+        else
+            outbox.copied(target, 10);
+    }
+}
+
+static void a_little_to_each_of_many_targets_is_no_more_than_the_window() {
+    Outbox outbox(100, 50);
+    for (int target = 0; target < 50; ++target) outbox.add({0, target}, target);
+    int gone = 0;
+    while (const auto entry = outbox.take()) {
+        EXPECT(entry->second == gone++);
+        if (outbox.asks(entry->second, 10))
+            outbox.sent(*entry, entry->second, 10);
+        else
+            outbox.copied(entry->second, 10);
+    }
+    EXPECT(gone == 10);
+}
+
+// A receiver that takes messages in order waits for it, and takes none of the others before.
+static void a_message_before_all_that_are_under_way_goes_although_nothing_has_room() {
+    Outbox outbox(100, 50);
+    outbox.add({0, 5}, 1);
+    EXPECT((outbox.take() == Outbox::Entry{0, 5}));
+    const int64_t ended = outbox.sent({0, 5}, 1, 100);
+    outbox.add({0, 6}, 1);
+    outbox.add({0, 3}, 1);
+    EXPECT((taken(outbox) == Entries{{0, 3}}));
+    outbox.sent({0, 3}, 1, 50);
+    outbox.add({0, 4}, 1);
+    EXPECT(!outbox.take());
+    outbox.taken({0, 3}, 1, 50);
+    EXPECT((taken(outbox) == Entries{{0, 4}}));
+    outbox.taken({0, 5}, 1, ended);
+    EXPECT((taken(outbox) == Entries{{0, 6}}));
+}
+
+static void what_waits_for_one_target_goes_once_it_is_before_all_that_is_under_way() {
+    Outbox outbox(1000, 50);
+    const int64_t ended = outbox.sent({0, 1}, 1, 50);
+    outbox.sent({0, 5}, 2, 50);
+    outbox.add({0, 3}, 2);
+    EXPECT(!outbox.take());  // (0, 1) is before it
+    outbox.taken({0, 1}, 1, ended);
+    EXPECT((taken(outbox) == Entries{{0, 3}}));
+}
+
 int main() {
     RUN(versions_that_travel_together_reach_every_host_whole);
     RUN(a_chunk_goes_on_only_once_it_has_come_and_old_versions_go_first);
     RUN(what_stands_is_handed_back);
     RUN(an_error_of_mpi_is_said);
+    RUN(the_earliest_message_goes_first_old_versions_before_new_ones);
+    RUN(a_target_that_has_its_share_holds_up_only_its_own_messages);
+    RUN(no_more_goes_once_the_window_is_full);
+    RUN(copied_messages_count_until_one_that_asks_was_received);
+    RUN(copied_messages_alone_never_stop_a_host);
+    RUN(a_little_to_each_of_many_targets_is_no_more_than_the_window);
+    RUN(a_message_before_all_that_are_under_way_goes_although_nothing_has_room);
+    RUN(what_waits_for_one_target_goes_once_it_is_before_all_that_is_under_way);
 }

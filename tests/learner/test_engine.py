@@ -369,7 +369,7 @@ def test_the_kernel_refuses_layers_that_do_not_fit_each_other() -> None:
     for method, arguments in (
         ("layer_norm", {"weight": zeros(3), "bias": None, "weight_slope": None, "bias_slope": None, "epsilon": 1e-5}),
         ("dueling", {"atoms": 2}),
-        ("bounds", dict.fromkeys(("centre", "half", "low", "high"), zeros(3))),
+        ("bounds", dict.fromkeys(("low", "high"), zeros(3))),
     ):
         further = {"relu": False} if method == "layer_norm" else {}
         with pytest.raises(ValueError, match=r"\w"):
