@@ -278,7 +278,7 @@ class Transfers:
     """
 
     @staticmethod
-    def make(calls: Sequence[int], handle_bytes: int, comm: int, source: Sequence[int], target: Sequence[int], first: Sequence[int], count: Sequence[int], mine: Sequence[int], incoming: Sequence[int], chunks: int, nbytes: Sequence[int], window: int, share: int, tags: int, posted: int, noted: bool) -> Transfers:
+    def make(calls: Sequence[int], handle_bytes: int, comm: int, source: Sequence[int], target: Sequence[int], first: Sequence[int], count: Sequence[int], outgoing: Sequence[int], incoming: Sequence[int], chunks: int, nbytes: Sequence[int], window: int, share: int, tags: int, posted: int, noted: bool) -> Transfers:
         """
         Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and MPI_Grequest_complete; the plan; bytes of each message.
         """

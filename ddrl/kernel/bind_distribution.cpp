@@ -166,14 +166,14 @@ static void bind_transfers(nb::module_& module) {
         .def_static(
             "make",
             [](const std::vector<uint64_t>& calls, int handle_bytes, uint64_t comm, std::vector<int> source,
-               std::vector<int> target, std::vector<int> first, std::vector<int> count, std::vector<int> mine,
+               std::vector<int> target, std::vector<int> first, std::vector<int> count, std::vector<int> outgoing,
                std::vector<int> incoming, int chunks, std::vector<int64_t> nbytes, int64_t window, int64_t share,
                int tags, int posted, bool noted) {
                 ddrl::HostPlan plan{std::move(source),
                                     std::move(target),
                                     std::move(first),
                                     std::move(count),
-                                    std::move(mine),
+                                    std::move(outgoing),
                                     std::move(incoming),
                                     chunks};
                 return (handle_bytes == static_cast<int>(sizeof(int)) ? made<int>
@@ -181,8 +181,8 @@ static void bind_transfers(nb::module_& module) {
                                                                                      std::move(nbytes), window, share,
                                                                                      tags, posted, noted);
             },
-            "calls"_a, "handle_bytes"_a, "comm"_a, "source"_a, "target"_a, "first"_a, "count"_a, "mine"_a, "incoming"_a,
-            "chunks"_a, "nbytes"_a, "window"_a, "share"_a, "tags"_a, "posted"_a, "noted"_a,
+            "calls"_a, "handle_bytes"_a, "comm"_a, "source"_a, "target"_a, "first"_a, "count"_a, "outgoing"_a,
+            "incoming"_a, "chunks"_a, "nbytes"_a, "window"_a, "share"_a, "tags"_a, "posted"_a, "noted"_a,
             "Addresses of MPI_Isend, MPI_Issend, MPI_Irecv, MPI_Testsome, MPI_Grequest_start and "
             "MPI_Grequest_complete; "
             "the plan; bytes of each message.")

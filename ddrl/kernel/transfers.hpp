@@ -121,10 +121,10 @@ private:
     std::set<Entry> gone_;  // sent, receipt to be reported
 };
 
-// A plan as one host sees it. `source`, `target`, `first`, `count` of every message (its chunks); `mine`, `incoming`:
-// messages that this host sends and receives, in the plan's order.
+// A plan as one host sees it. `source`, `target`, `first`, `count` of every message (its chunks); `outgoing`,
+// `incoming`: messages that this host sends and receives, in the plan's order.
 struct HostPlan {
-    std::vector<int> source, target, first, count, mine, incoming;
+    std::vector<int> source, target, first, count, outgoing, incoming;
     int chunks;
 };
 
@@ -157,7 +157,7 @@ public:
 
     virtual ~TransfersBase() = default;
     // A version may move from now on. Datatypes and bytes of the messages that this host sends and receives, in the
-    // order of `mine` and `incoming`; `holds`: this host has all of it.
+    // order of `outgoing` and `incoming`; `holds`: this host has all of it.
     virtual void open(int64_t sequence, const std::vector<uint64_t>& sends, const std::vector<uint64_t>& receives,
                       bool holds, Hooks hooks) = 0;
     // Move what can be moved, without waiting; whether anything moved. Afterwards this object has seen every completion
@@ -206,8 +206,9 @@ public:
           posted_(posted),
           noted_(noted),
           waiters_(plan_.chunks) {
-        for (size_t place = 0; place < plan_.mine.size(); ++place)
-            each_chunk(plan_.mine[place], [&](size_t chunk) { waiters_[chunk].push_back(static_cast<int>(place)); });
+        for (size_t place = 0; place < plan_.outgoing.size(); ++place)
+            each_chunk(plan_.outgoing[place],
+                       [&](size_t chunk) { waiters_[chunk].push_back(static_cast<int>(place)); });
     }
 
     void open(int64_t sequence, const std::vector<uint64_t>& sends, const std::vector<uint64_t>& receives, bool holds,
@@ -215,15 +216,15 @@ public:
         Flight& flight = flights_[sequence];
         for (uint64_t type : sends) flight.sends.push_back(handle(type));
         for (uint64_t type : receives) flight.receives.push_back(handle(type));
-        flight.unsent = plan_.mine.size();
+        flight.unsent = plan_.outgoing.size();
         flight.unreceived = plan_.incoming.size();
         flight.hooks = std::move(hooks);
         if (holds) {
-            for (size_t place = 0; place < plan_.mine.size(); ++place) ready(sequence, static_cast<int>(place));
+            for (size_t place = 0; place < plan_.outgoing.size(); ++place) ready(sequence, static_cast<int>(place));
             issue();
             return;
         }
-        for (int message : plan_.mine) flight.missing.push_back(plan_.count[message]);
+        for (int message : plan_.outgoing) flight.missing.push_back(plan_.count[message]);
         for (size_t place = 0; place < plan_.incoming.size(); ++place) {
             Source& source = sources_[plan_.source[plan_.incoming[place]]];
             source.due.emplace_back(sequence, static_cast<int>(place));
@@ -281,7 +282,7 @@ private:
     };
     struct What {
         int64_t sequence;
-        int place;  // in `mine` or `incoming`
+        int place;  // in `outgoing` or `incoming`
         int64_t bytes;  // of a send, that will have been taken; 0: a receive
     };
 
@@ -322,7 +323,7 @@ private:
             notes_.push_back(
                 {Clock::now().time_since_epoch() / std::chrono::nanoseconds(1), what, sequence, message, peer});
     }
-    void ready(int64_t sequence, int place) { outbox_.add({sequence, place}, plan_.target[plan_.mine[place]]); }
+    void ready(int64_t sequence, int place) { outbox_.add({sequence, place}, plan_.target[plan_.outgoing[place]]); }
 
     // Post the next receive from a source; false: none is due.
     bool post(Source& source) {
@@ -352,7 +353,7 @@ private:
         }
         for (const What& what : finished_) {
             if (what.bytes) {
-                outbox_.taken({what.sequence, what.place}, plan_.target[plan_.mine[what.place]], what.bytes);
+                outbox_.taken({what.sequence, what.place}, plan_.target[plan_.outgoing[what.place]], what.bytes);
                 left(what.sequence, what.place);
             } else {
                 arrived(what.sequence, plan_.incoming[what.place]);
@@ -383,7 +384,7 @@ private:
         while (const auto entry = outbox_.take()) {
             const auto [sequence, place] = *entry;
             Flight& flight = flights_.at(sequence);
-            const int message = plan_.mine[place], target = plan_.target[message];
+            const int message = plan_.outgoing[place], target = plan_.target[message];
             int64_t bytes = bytes_[message];
             Handle type;
             if (flight.hooks.prepare) {
@@ -416,7 +417,7 @@ private:
     }
 
     void left(int64_t sequence, int place) {
-        note(1, sequence, plan_.mine[place], plan_.target[plan_.mine[place]]);
+        note(1, sequence, plan_.outgoing[place], plan_.target[plan_.outgoing[place]]);
         if (--flights_.at(sequence).unsent == 0) sent_.push_back(sequence);
     }
 
@@ -427,7 +428,7 @@ private:
     int64_t tags_;
     int posted_;
     bool noted_;
-    std::vector<std::vector<int>> waiters_;  // of each chunk: places in `mine`
+    std::vector<std::vector<int>> waiters_;  // of each chunk: places in `outgoing`
     std::unordered_map<int64_t, Flight> flights_;
     std::map<int, Source> sources_;
     std::vector<Handle> requests_;

@@ -175,7 +175,7 @@ class Learner:
         self._check_finite(numbers)
         self._last_loss = numbers.get("loss", self._last_loss)
         values = None if priority is None else priority.cpu().numpy()
-        if values is not None and not np.isfinite(values).all():  # between two looks at the statistics
+        if values is not None and not np.isfinite(values).all():  # between two checks of the statistics
             self._check_finite({"a priority": float(values[~np.isfinite(values)][0])})
         return Update(values, batch, numbers)
 
@@ -220,7 +220,7 @@ class Learner:
         lr = self.lr * getattr(self.algorithm, "lr_factors", {}).get(gradient.part, 1.0)
         return self.parts[gradient.part].step(gradient.vector, lr)
 
-    # ---- acting and looking ---------------------------------------------------------------------------------------
+    # ---- acting, inspection ---------------------------------------------------------------------------------------
 
     @property
     def parameters(self) -> FlatParameters:
@@ -260,7 +260,7 @@ class Learner:
             ) from error
         self.device = chosen
         self.settle({name: {kind: next(moved) for kind in part.vectors()} for name, part in self.parts.items()})
-        if len(self._random) == 1:  # a state of CUDA once begun goes on, whichever device came in between
+        if len(self._random) == 1:  # a state of CUDA that exists is kept, whichever device was used since
             self._random += random_states(self.device)[1:]
 
     def settle(self, vectors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:

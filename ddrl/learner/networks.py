@@ -82,8 +82,8 @@ def _scale(offsets: list[float], factors: list[float]) -> Scale:
 
 
 class FlatInputs:
-    """Observations as they come -> [..., observation.size] float32; the arrays of a record side by side, in its
-    order."""
+    """Observations in their own dtype and shape -> [..., observation.size] float32; the arrays of a record side by
+    side, in its order."""
 
     def __init__(self, observation: ArraySpec) -> None:
         self._record = bool(observation.fields)
@@ -586,7 +586,7 @@ class NoisyNetwork(nn.Module):
 class RecurrentValues(nn.Module):
     """Observations [B, T, *observation.shape] and a state [B, 2 units] (h, then c) -> q [B, T, num_actions].
 
-    The cell is written out (Hochreiter & Schmidhuber 1997, with forget gates): one step of it is exported as it stands.
+    The cell is written out (Hochreiter & Schmidhuber 1997, with forget gates): a step is exported without a loop.
     """
 
     def __init__(self, spec: EnvSpec, units: int) -> None:

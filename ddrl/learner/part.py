@@ -262,7 +262,7 @@ class Part:
         self.target = None if self.target_module is None else FlatParameters(self.target_module, device)
         names = self.online.parameters()
         ends = (entry.offset + entry.nbytes for entry in self.online.layout.entries if entry.name in names)
-        self._learned = max(ends, default=0)  # [bytes] of the vector's front, which holds them; buffers come behind
+        self._learned = max(ends, default=0)  # [bytes] of the vector's front, which holds them; buffers follow
         self.moments = [torch.zeros_like(self.online.vector) for _ in range(2)]
         self.gradient = torch.zeros_like(self.online.vector)  # of the newest update, in the same layout
         self.updates = 0

@@ -413,7 +413,7 @@ class TrajectorySource(Experience):
         run.count = 0
 
     def _enqueue(self, trajectory: NDArray[Any]) -> None:
-        """Put a trajectory into the queue: its steps, and the row whose state comes after them."""
+        """Put a trajectory into the queue: its steps, and the row that holds the state after them."""
         if self._too_old(trajectory):
             self._dropped += 1
         else:
@@ -449,7 +449,7 @@ class AreaSource(Experience):
     """Experience that rollouts write into sample areas (ddrl/channels/area.py). Each batch is drawn from one area, the
     areas in turn; neither side waits for the other.
 
-    A batch comes from the complete blocks of an area that is full enough (areas.min_fill); where a block was
+    A batch is drawn from the complete blocks of an area that is full enough (areas.min_fill); where a block was
     overwritten during the draw, the draw is repeated. replay.samples_per_insert makes the learner wait where too little
     was written for another batch; in a serial run the rollout acts while the learner has drawn its share."""
 
@@ -483,7 +483,7 @@ class AreaSource(Experience):
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Areas take no rows."""
-        raise ValueError("rows came through a lane, but experience is in sample areas")
+        raise ValueError("rows arrived through a lane, but experience is in sample areas")
 
     def arrived(self) -> int:
         """Samples written into the areas since the last call."""

@@ -88,4 +88,4 @@ def test_where_versions_follow_one_another_auto_keeps_up_with_a_chain_and_has_fe
     chain = min(period(choice, network, nbytes, models=11, in_flight=3) for choice in chains)
     assert chosen.seconds <= 1.02 * chain
     plan = make_plan(chosen.scheme, 16, nbytes, **chosen.parameters)
-    assert plan.senders() * plan.payload().max() <= 128_000  # what may stand in one host's queue at once
+    assert plan.senders() * plan.payload().max() <= 128_000  # what may wait in one host's queue at once

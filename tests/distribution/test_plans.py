@@ -160,7 +160,7 @@ def test_nor_can_receivers_that_take_in_order_from_senders_with_little_room(requ
     assume(plan.messages <= 1000)
     transport = Transport()
     arrays = [array.tolist() for array in (plan.source, plan.target, plan.first, plan.count)]
-    mine = [plan.sent_by(host).tolist() for host in range(plan.hosts + 1)]
+    outgoing = [plan.sent_by(host).tolist() for host in range(plan.hosts + 1)]
     incoming = [plan.sent_to(host).tolist() for host in range(plan.hosts + 1)]
     hosts = [
         Transfers.make(
@@ -168,7 +168,7 @@ def test_nor_can_receivers_that_take_in_order_from_senders_with_little_room(requ
             4,
             host,
             *arrays,
-            mine[host],
+            outgoing[host],
             incoming[host],
             plan.chunks,
             [1] * plan.messages,
@@ -180,7 +180,7 @@ def test_nor_can_receivers_that_take_in_order_from_senders_with_little_room(requ
         for host in range(plan.hosts + 1)
     ]
     for host in reversed(range(plan.hosts + 1)):
-        hosts[host].open(0, [0] * len(mine[host]), [0] * len(incoming[host]), host == 0)
+        hosts[host].open(0, [0] * len(outgoing[host]), [0] * len(incoming[host]), host == 0)
     left = plan.messages
     while left:
         ends = transport.deliver(random)

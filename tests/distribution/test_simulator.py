@@ -1,4 +1,4 @@
-"""The simulator on equal links against the closed forms, and its laws on unequal ones."""
+"""The simulator on equal links against the closed forms, and what holds on unequal ones."""
 
 from dataclasses import replace
 

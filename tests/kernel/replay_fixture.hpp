@@ -13,6 +13,12 @@ namespace fixture {
 
 using namespace ddrl::replay;
 
+inline u32 below(Random& random, u32 bound) {
+    u32 number;
+    random.below(bound, {&number, 1});
+    return number;
+}
+
 inline Options options(u64 capacity, u32 pick_len = 1, u32 n_step = 1, u32 shift = 2) {
     Options chosen;
     chosen.columns = {{8, Role::STATE}, {8}, {4, Role::REWARD}, {8}};  // state, action, reward, version

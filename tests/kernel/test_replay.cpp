@@ -16,16 +16,16 @@ std::unique_ptr<Eviction> make_eviction(int kind) {
 void random_histories_keep_every_invariant() {
     Random random(7, 7);
     for (int round = 0; round < 160; ++round) {
-        Options chosen = options(16 + random.below(100), 1 + random.below(5), random.below(4), random.below(4));
+        Options chosen = options(16 + below(random, 100), 1 + below(random, 5), below(random, 4), below(random, 4));
         chosen.short_picks = round % 3 == 0;
         Replay replay(chosen, make_eviction(round % 4));
         for (const SelectorKind& kind : selector_kinds())
             replay.add_selector(kind.make(Random(1, replay.selector_count()), chosen.capacity, kind.defaults));
         Batch batch;
         for (u32 step = 0; step < 60; ++step) {
-            if (random.below(3)) {
-                add_episode(replay, step + 1, 1 + random.below(30), static_cast<Ending>(random.below(4)));
-            } else if (batch.draw(replay, random.below(replay.selector_count()), 1 + random.below(20), true)) {
+            if (below(random, 3)) {
+                add_episode(replay, step + 1, 1 + below(random, 30), static_cast<Ending>(below(random, 4)));
+            } else if (batch.draw(replay, below(random, replay.selector_count()), 1 + below(random, 20), true)) {
                 for (float& priority : batch.weight) priority = static_cast<float>(random.unit() * 3);
                 for (u32 selector = 0; selector < replay.selector_count(); ++selector)
                     replay.set_priority(selector, batch.handle, batch.position, batch.weight);

@@ -57,9 +57,9 @@ void work(Replay& replay, Random& random) {
                 for (u32 other = 0; other < replay.selector_count(); ++other)
                     replay.set_priority(other, handle, position, weight);
         Row rows[24];
-        for (u32 i = 0; i < 24; ++i) rows[i] = {1, i % 3, turn * 8 + i / 3, 0, random.below(12) == 0, 0, {0, 0}};
+        for (u32 i = 0; i < 24; ++i) rows[i] = {1, i % 3, turn * 8 + i / 3, 0, below(random, 12) == 0, 0, {0, 0}};
         replay.record_rows(reinterpret_cast<const byte*>(rows), 24, row_layout());
-        add_episode(replay, 99, 1 + random.below(20), static_cast<Ending>(random.below(4)));
+        add_episode(replay, 99, 1 + below(random, 20), static_cast<Ending>(below(random, 4)));
         expect_sound(replay);
     }
     replay.cut_streams();
@@ -82,21 +82,21 @@ constexpr std::size_t LENGTHS = 8 + 4 + 2 + 16, HEAD = LENGTHS + 16;  // of a co
 void spoil(std::vector<byte>& bytes, Random& random) {
     const std::size_t begin = HEAD + 8;
     std::size_t length = word(bytes, LENGTHS);
-    for (u32 change = 0; change < 1 + random.below(3); ++change) {
-        byte* place = bytes.data() + begin + random.below(static_cast<u32>(length - 8));
+    for (u32 change = 0; change < 1 + below(random, 3); ++change) {
+        byte* place = bytes.data() + begin + below(random, static_cast<u32>(length - 8));
         static constexpr u64 NUMBERS[] = {
             0,          1,    2,        60,           255,     0x7FC00000,  0x7FFFFFFF,
             0x80000000, NONE, NONE - 1, u64{1} << 40, ~u64{0}, ~u64{0} - 1, 0x7FF8000000000000};
-        const u64 number = NUMBERS[random.below(std::size(NUMBERS))];
-        switch (random.below(4)) {
-            case 0: *place = static_cast<byte>(random.below(256)); break;
+        const u64 number = NUMBERS[below(random, std::size(NUMBERS))];
+        switch (below(random, 4)) {
+            case 0: *place = static_cast<byte>(below(random, 256)); break;
             case 1: std::memcpy(place, &number, 4); break;
             case 2: std::memcpy(place, &number, 8); break;
             default: *place = static_cast<byte>(std::to_integer<int>(*place) + 1);
         }
     }
-    if (random.below(8) == 0) {  // cut short, the lengths with it
-        const std::size_t lost = 1 + random.below(static_cast<u32>(std::min<std::size_t>(length / 2, 64)));
+    if (below(random, 8) == 0) {  // cut short, the lengths with it
+        const std::size_t lost = 1 + below(random, static_cast<u32>(std::min<std::size_t>(length / 2, 64)));
         const auto end = bytes.begin() + static_cast<std::ptrdiff_t>(begin + length);
         bytes.erase(end - static_cast<std::ptrdiff_t>(lost), end);
         length -= lost;
@@ -113,7 +113,7 @@ void a_spoiled_structure_is_refused_or_sound() {
     for (int round = 0; round < 4000; ++round) {
         auto source = make_replay(round % 4);
         for (u32 tag = 0; tag < 6; ++tag)
-            add_episode(*source, tag, 3 + random.below(20), static_cast<Ending>(random.below(4)));
+            add_episode(*source, tag, 3 + below(random, 20), static_cast<Ending>(below(random, 4)));
         work(*source, random);
         std::vector<std::vector<byte>> chain{snapshot(*source, SnapshotKind::WHOLE)};
         if (round % 3 == 0) {

@@ -1,7 +1,7 @@
 // The parts of the replay kernel by themselves: sum tree and random numbers.
 #include <cmath>
 
-#include "expect.hpp"
+#include "replay_fixture.hpp"
 #include "replay/random.hpp"
 #include "replay/sum_tree.hpp"
 
@@ -16,8 +16,8 @@ void the_sum_tree_finds_what_a_plain_prefix_sum_finds() {
         std::vector<double> mass(capacity, 0.0);
         for (int round = 0; round < 30; ++round) {
             for (u32 i = 0; i < 1 + capacity / 4; ++i) {
-                const u32 index = random.below(capacity);
-                const float value = random.below(4) ? static_cast<float>(random.unit()) * 10 : 0.0f;
+                const u32 index = fixture::below(random, capacity);
+                const float value = fixture::below(random, 4) ? static_cast<float>(random.unit()) * 10 : 0.0f;
                 tree.fill(index, 1, value);
                 mass[index] = static_cast<double>(value);
             }
@@ -72,7 +72,7 @@ void random_numbers_are_uniform_and_streams_differ() {
         std::vector<int> count(97);
         int same = 0;
         for (int i = 0; i < 97000; ++i) {
-            ++count[random.below(97)];
+            ++count[fixture::below(random, 97)];
             same += Random(random).next() == other.next();
         }
         double chi = 0;

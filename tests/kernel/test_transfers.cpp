@@ -110,7 +110,7 @@ static HostPlan chain(int host) {
         plan.target.push_back(link + 1);
         plan.first.push_back((link + 1) * (message % CHUNKS));
         plan.count.push_back(link + 1);
-        if (plan.source.back() == host) plan.mine.push_back(message);
+        if (plan.source.back() == host) plan.outgoing.push_back(message);
         if (plan.target.back() == host) plan.incoming.push_back(message);
     }
     return plan;
@@ -140,7 +140,7 @@ struct Chain {
             if (host == 0) std::iota(model.begin(), model.end(), 1000 * (version + 1));
             const HostPlan plan = chain(host);
             fake::me = host;
-            hosts[static_cast<size_t>(host)].open(version, made(plan, plan.mine, model),
+            hosts[static_cast<size_t>(host)].open(version, made(plan, plan.outgoing, model),
                                                   made(plan, plan.incoming, model), host == 0, {});
         }
     }

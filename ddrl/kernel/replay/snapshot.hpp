@@ -215,7 +215,7 @@ private:
         return file;
     }
     // Loads the structure into the replay and returns the parts of the records. What a valid snapshot cannot hold is
-    // refused although its checksums are correct: whoever can write a file can write its checksums too.
+    // refused although its checksums are correct: checksums do not prevent deliberate changes.
     static std::vector<Part> load_structure(Replay& replay, const Opened& file) {
         Reader from(file.structure, file.structure_bytes);
         replay.load_structure(from);

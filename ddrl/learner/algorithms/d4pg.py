@@ -110,7 +110,7 @@ class D4PG:
         return part == "critic" or (self.updates >= settings.actor_start and self.updates % settings.actor_delay == 0)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """The actor's turn comes after the critic's step."""
+        """The actor is updated after the critic's step."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t,), target=True),

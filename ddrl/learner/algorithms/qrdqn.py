@@ -29,7 +29,7 @@ class QRDQNSettings:
 
 
 class QRDQN(ValueAlgorithm):
-    """The network gives theta [B, num_actions, N]; Q(s, a) = mean_i theta_i, and theta_i stands at the fraction
+    """The network gives theta [B, num_actions, N]; Q(s, a) = mean_i theta_i, and theta_i is the value at the fraction
     tau_i = (2 i - 1) / (2 N), i = 1 .. N."""
 
     name = "qrdqn"

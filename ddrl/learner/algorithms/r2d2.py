@@ -67,7 +67,7 @@ class R2D2(ValueAlgorithm):
         ]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
-        """Position t of row b stands at burn_len[b] + t, its bootstrap ahead[b, t] further."""
+        """Position t of row b has index burn_len[b] + t, its bootstrap ahead[b, t] further."""
         losses = self._losses
         settings = self._settings
         q = outputs["q"]  # [B, T, A]

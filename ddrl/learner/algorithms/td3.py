@@ -85,7 +85,7 @@ class TD3:
         return part == "critic" or self.updates % self._settings.actor_delay == 0
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """The actor's turn comes after the critics' step."""
+        """The actor is updated after the critics' step."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t, self._noise(batch)), target=True),
