@@ -16,7 +16,7 @@ import numpy as np
 from ddrl.core import plugins
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError
-from ddrl.core.specs import Array, Column, EnvSpec, Floats, Floats32, Ints
+from ddrl.core.specs import ACTION_MASK, Array, Column, EnvSpec, Floats, Floats32, Ints, allowed_actions
 
 PACKAGE = "ddrl.acting.choosers"
 Columns = Mapping[str, Array]
@@ -80,20 +80,29 @@ class EpsilonGreedy:
                 "environment with a Discrete action space"
             )
         self._generator = np.random.default_rng(seed)
+        self._masked = spec.masked
         self._num_actions = spec.num_actions
         self._shape = (BLOCK, num_envs)
         self._place = BLOCK
 
     def random(self, observation: Array) -> tuple[Ints, Columns]:
         place = self._next()  # may draw a new block
-        return self._actions[place].copy(), NO_COLUMNS
+        return self._drawn(place, observation), NO_COLUMNS
 
     def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
         action = outputs["q"].argmax(1)
         place = self._next()
         if self._lowest[place] < exploration:
-            np.copyto(action, self._actions[place], where=self._uniform[place] < exploration)
+            np.copyto(action, self._drawn(place, observation), where=self._uniform[place] < exploration)
         return action, NO_COLUMNS
+
+    def _drawn(self, place: int, observation: Array) -> Ints:
+        """A random action for each environment, of those that are allowed."""
+        if not self._masked:
+            return self._actions[place].copy()
+        allowed = allowed_actions(observation[ACTION_MASK])
+        rank = (self._generator.random(len(allowed)) * allowed.sum(axis=1)).astype(np.int64)
+        return (allowed.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
 
     def greedy(self, outputs: Columns) -> Ints:
         """The action of the highest value; of equal ones the first."""
@@ -137,23 +146,26 @@ class EzGreedy(EpsilonGreedy):
 
     def random(self, observation: Array) -> tuple[Ints, Columns]:
         """One repetition after the other."""
-        self._begin(1.0)
+        self._begin(1.0, observation)
         self._left -= 1
         return self._repeated.copy(), NO_COLUMNS
 
     def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:
-        self._begin(exploration)
+        self._begin(exploration, observation)
         action = outputs["q"].argmax(1)
         busy = self._left > 0
         np.copyto(action, self._repeated, where=busy)
         self._left -= busy
         return action, NO_COLUMNS
 
-    def _begin(self, probability: float) -> None:
-        """Begin repetitions where none is under way."""
+    def _begin(self, probability: float, observation: Array) -> None:
+        """Begin repetitions where none is under way; one whose action is not allowed any more is over."""
+        if self._masked:
+            allowed = allowed_actions(observation[ACTION_MASK])
+            self._left *= allowed[np.arange(len(allowed)), self._repeated]
         place = self._next()
         begin = (self._left == 0) & (self._uniform[place] < probability)
-        np.copyto(self._repeated, self._actions[place], where=begin)
+        np.copyto(self._repeated, self._drawn(place, observation), where=begin)
         np.copyto(self._left, self._steps[place], where=begin)
 
     def _next(self) -> int:
@@ -214,11 +226,16 @@ class Categorical:
         self._generator = np.random.default_rng(seed)
         self._num_actions = spec.num_actions
         self._num_envs = num_envs
+        self._masked = spec.masked
         self._log_uniform = np.full(num_envs, -math.log(spec.num_actions), np.float32)
 
     def random(self, observation: Array) -> tuple[Ints, Columns]:
         """The uniform policy."""
         numbers = self._numbers()
+        if self._masked:
+            allowed = allowed_actions(observation[ACTION_MASK])
+            log_prob = -np.log(allowed.sum(axis=1)).astype(np.float32)
+            return np.where(allowed, numbers, -np.inf).argmax(1), {"log_prob": log_prob}
         return numbers.argmax(1), {"log_prob": self._log_uniform.copy()}
 
     def choose(self, outputs: Columns, observation: Array, exploration: float) -> tuple[Array, Columns]:

@@ -20,7 +20,7 @@ from ddrl.acting.choosers import chooser_class
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError, first_line
-from ddrl.core.specs import Array, Bytes, Flags
+from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, Bytes, Flags, allowed_actions
 
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
@@ -77,6 +77,7 @@ class ActingPolicy:
         self._used = [declared for declared in model.inputs if declared.name in inputs]
         self._observed = [name for name in model.spec.observation.arrays if name in inputs]
         self._record = bool(model.spec.observation.fields)
+        self._masked = [name for name in ("q", "logits") if name in self._wanted] if model.spec.masked else []
         self._allocate(0)
         self._vector: Bytes | None = None
         self._binding: Any = None
@@ -110,6 +111,10 @@ class ActingPolicy:
             raise NetworkError(
                 f"the acting network does not give {self._shapes()} for {self.spec.env_id}: {first_line(error)}"
             ) from None
+        if self._masked:
+            forbidden = ~allowed_actions(self._observation[ACTION_MASK])
+            for name in self._masked:
+                np.copyto(self._outputs[name], FORBIDDEN, where=forbidden)
         return self._outputs
 
     def commit(self) -> None:

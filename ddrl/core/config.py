@@ -370,6 +370,14 @@ class EnvConfig:
     max_lengths: dict[str, int] = setting(
         {}, "entries", "Most entries of each Sequence space in a named observation, by its name; the rest is padding."
     )
+    action_mask: str = setting(
+        "auto",
+        "",
+        "Where an environment says which discrete actions are allowed: auto, by the entry action_mask of a Dict of "
+        'observations, or by its method action_masks(), where it has one; info, by info["action_mask"] of reset and '
+        "step; none, all are. No other action is taken, at random or greedily, or counts in a target.",
+        choices=("auto", "info", "none"),
+    )
     scale: str = setting(
         "auto",
         "",

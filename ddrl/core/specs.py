@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 # By the name of an axis: the module with the networks (make_actor, make_critics) for arrays that have it, as settings
 # name modules. The learner imports it when it is asked for.
 NETWORKS = {"queue": "ddrl.admix.networks"}
+ACTION_MASK = "action_mask"  # the array of an observation that says which discrete actions are allowed
+FORBIDDEN = -1e9  # value of an action that is not
 SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
 # numpy arrays by dtype, as annotations name them; a comment or docstring gives the shape.
 Array = NDArray[Any]
@@ -147,6 +149,11 @@ def _with_masks(fields: tuple[tuple[str, ArraySpec], ...]) -> tuple[tuple[str, A
     return tuple(arrays.items())
 
 
+def allowed_actions(mask: Flags) -> Flags:
+    """Which actions [N, num_actions] may be taken: those of the mask, or all where it allows none (a final state's)."""
+    return mask | ~mask.any(axis=1, keepdims=True)
+
+
 class ColumnRole(StrEnum):
     """When a column is given back with a draw from replay."""
 
@@ -246,6 +253,26 @@ class EnvSpec:
                 return name
             begin += count
         return ""
+
+    @property
+    def masked(self) -> bool:
+        """Whether observations say by ACTION_MASK which of the discrete actions are allowed; where none is, all are."""
+        mask = dict(self.observation.fields).get(ACTION_MASK)
+        return mask == ArraySpec((self.num_actions,), "bool")
+
+    @property
+    def unmasked(self) -> EnvSpec:
+        """The spec of what networks see: observations without the mask."""
+        if not self.masked:
+            return self
+        fields = tuple((name, array) for name, array in self.observation.fields if name != ACTION_MASK)
+        alone = len(fields) == 1 and fields[0][0] == "observation"
+        return replace(self, observation=fields[0][1] if alone else replace(self.observation, fields=fields))
+
+    def with_mask(self) -> EnvSpec:
+        """The spec with the array ACTION_MASK in its observations."""
+        arrays = {**self.observation.arrays, ACTION_MASK: ArraySpec((self.num_actions,), "bool")}
+        return replace(self, observation=ArraySpec.record(arrays))
 
     @property
     def discrete(self) -> bool:

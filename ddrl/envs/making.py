@@ -62,6 +62,7 @@ def _loop(config: EnvConfig, environments: list[gymnasium.Env[Any, Any]]) -> Loo
         config.reward_clip,
         named=config.observation == "named" or (config.observation == "auto" and has_picture(environments[0])),
         max_lengths=config.max_lengths,
+        action_mask=config.action_mask,
     )
 
 

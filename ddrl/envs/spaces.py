@@ -38,6 +38,11 @@ def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
     return isinstance(space, spaces.Box)
 
 
+def is_discrete(space: object) -> bool:
+    """Whether a space is Discrete."""
+    return isinstance(space, spaces.Discrete)
+
+
 def is_dict(space: object) -> bool:
     """Whether a space is a Dict."""
     return isinstance(space, spaces.Dict)

@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium import spaces
 
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
+from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
+from ddrl.envs.masks import MaskReader
 from ddrl.envs.spaces import (
     describe,
     describe_named,
@@ -22,6 +23,7 @@ from ddrl.envs.spaces import (
     is_array,
     is_box,
     is_dict,
+    is_discrete,
     is_mapping,
     kind_of,
     named_writer,
@@ -132,9 +134,11 @@ class LoopVectorEnv:
         *,
         named: bool = False,
         max_lengths: Mapping[str, int] | None = None,
+        action_mask: str = "auto",
     ) -> None:
         """Take over `environments`; EnvError where their spaces differ or are not supported. `named`: a Dict of
-        observations is a record of named arrays, its Sequences padded to `max_lengths`."""
+        observations is a record of named arrays, its Sequences padded to `max_lengths`. `action_mask`: as in
+        `ddrl.core.config.EnvConfig`."""
         first = environments[0]
         self.num_envs = len(environments)
         require_space(env_id, first, "observation_space")
@@ -144,10 +148,16 @@ class LoopVectorEnv:
                 f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
             )
         space: Any = first.observation_space
+        self._mask = MaskReader.of(env_id, first, action_mask)
+        self._looks_for_masks = action_mask == "auto" and is_discrete(first.action_space)
+        if self._mask is not None:
+            space = self._mask.rest(space)
         lengths = max_lengths or {}
         as_record = named and is_dict(space)
         record = describe_named(env_id, space, lengths) if as_record else None
         self.spec: EnvSpec = describe(env_id, space, first.action_space, record)
+        if self._mask is not None:
+            self.spec = self.spec.with_mask()
         for other in environments[1:]:
             if other.observation_space != first.observation_space or other.action_space != first.action_space:
                 raise EnvError(
@@ -159,6 +169,8 @@ class LoopVectorEnv:
             _own_spaces(env)
         self._environments = list(environments)
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
+        if self._mask is not None:
+            self._write_masked = self._mask.writer(self._write, named=as_record)
         self._first_action = first_action(first.action_space)
         self._check = StepCheck(env_id, self.num_envs, reward_clip)
         self._over = [True] * self.num_envs
@@ -171,7 +183,7 @@ class LoopVectorEnv:
             self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
         ):
             seed_spaces(env, env_seed)
-            self._write(self._first(env.reset(seed=env_seed)), row)
+            self._begin(env, env.reset(seed=env_seed), row)
         self._over = [False] * self.num_envs
         self._started = True
         return observation
@@ -187,6 +199,7 @@ class LoopVectorEnv:
         else:
             actions = action.tolist()
         write = self._write
+        masked = self._mask is not None
         over = self._over
         observation = self._empty()
         rewards: list[Any] = [0.0] * self.num_envs
@@ -194,15 +207,18 @@ class LoopVectorEnv:
         truncations = [False] * self.num_envs
         for index, (env, row) in enumerate(zip(self._environments, observation, strict=True)):
             if over[index]:
-                write(self._first(env.reset()), row)
+                self._begin(env, env.reset(), row)
                 over[index] = False
                 continue
             result = env.step(actions[index])
             try:
-                state, reward, terminated, truncated, _ = result
+                state, reward, terminated, truncated, info = result
             except (TypeError, ValueError):
                 self._refuse_result(result)
-            write(state, row)
+            if masked:
+                self._write_masked(env, state, info, row)
+            else:
+                write(state, row)
             rewards[index] = reward
             if terminated or truncated:
                 over[index] = True
@@ -223,10 +239,20 @@ class LoopVectorEnv:
     def _empty(self) -> Array:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
 
-    def _first(self, result: Any) -> Any:
-        """The observation of what reset returned."""
+    def _begin(self, env: Any, result: Any, row: Array) -> None:
+        """Write the observation of what reset returned."""
         if isinstance(cast(object, result), tuple) and len(result) == 2 and is_mapping(result[1]):
-            return result[0]
+            observation, info = result
+            if self._mask is not None:
+                self._write_masked(env, observation, info, row)
+                return
+            if self._looks_for_masks and ACTION_MASK in info:
+                raise EnvError(
+                    f"env.id = {self.spec.env_id}: info has an action_mask: set env.action_mask = info, so that only "
+                    "allowed actions are taken, or none, to ignore it"
+                )
+            self._write(observation, row)
+            return
         given = "a tuple" if isinstance(result, tuple) else kind_of(result)
         raise EnvError(
             f"env.id = {self.spec.env_id}: reset returned {given}, but Gymnasium's reset returns (observation, info); "
@@ -287,7 +313,13 @@ class NativeVectorEnv:
         (own_seed,) = environment_seeds(seed, 1)
         if not self._trusted:
             seed_spaces(self._vector, own_seed)
-        return self._own(self._vector.reset(seed=own_seed)[0])
+        observation, info = self._vector.reset(seed=own_seed)
+        if ACTION_MASK in info:
+            raise EnvError(
+                f"env.id = {self.spec.env_id}: masks of a Gymnasium vector are not read: let the factory return one "
+                "environment"
+            )
+        return self._own(observation)
 
     def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""

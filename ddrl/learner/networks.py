@@ -30,7 +30,7 @@ from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line, user_error
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
 
@@ -363,6 +363,37 @@ class PicturesAndVector(nn.Module):
         if self._rest is not None:
             features.append(self._rest(observation))
         return torch.cat(features, dim=1)
+
+
+class Masked(nn.Module):
+    """A network of values [..., A] or [..., A, N] that sees observations without their mask, and gives FORBIDDEN for
+    each action that is not allowed: no maximum takes it. lowest: it gives logits, of which the first atom is the least
+    value."""
+
+    def __init__(self, network: nn.Module, spec: EnvSpec, *, lowest: bool = False) -> None:
+        super().__init__()
+        self.network = network
+        self._alone = not spec.unmasked.observation.fields
+        self._lowest = lowest
+
+    def forward(self, observation: Observation, *further: Any) -> Any:
+        """See the class; further outputs as they are."""
+        seen = {name: array for name, array in observation.items() if name != ACTION_MASK}
+        given = self.network(seen["observation"] if self._alone else seen, *further)
+        values, *rest = given if isinstance(given, tuple) else (given,)
+        mask: torch.Tensor = observation[ACTION_MASK]
+        allowed = (mask | ~mask.any(-1, keepdim=True)).view(*mask.shape, *(1,) * (values.dim() - mask.dim()))
+        other = torch.full((), FORBIDDEN, device=values.device)
+        if self._lowest:
+            other = other * (torch.arange(values.shape[-1], device=values.device) > 0)
+        values = torch.where(allowed, values, other)
+        return (values, *rest) if rest else values
+
+
+def masked(network: nn.Module, spec: EnvSpec, *, lowest: bool = False) -> nn.Module:
+    """The network, which was made for `spec.unmasked`, with forbidden actions masked where the environment names
+    any."""
+    return Masked(network, spec, lowest=lowest) if spec.masked else network
 
 
 class Form(nn.Module):

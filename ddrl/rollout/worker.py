@@ -24,7 +24,7 @@ from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.generators import seed_generators
 from ddrl.core.metrics import Phase
-from ddrl.core.specs import EnvStep, VectorEnv
+from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions
 
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
@@ -82,6 +82,7 @@ class RolloutWorker:
         self._chooser_settings = {**policy.model.settings, **chooser_settings(config, place.index)}
         self._chooser_class(env.spec, 1, 0, self._chooser_settings)  # refuses actions that it cannot choose
         self._stateful = bool(policy.model.inputs)
+        self._masked = env.spec.masked
         chosen = {column.name for column in (*self._chooser_class.columns(env.spec), *env.spec.columns)}
         recorded = {column.name for column in writer.schema.further} - chosen
         self._recorded_outputs = sorted(recorded & set(policy.model.outputs))
@@ -267,6 +268,13 @@ class RolloutWorker:
         else:
             outputs = self._blank
             chosen = self._chooser.random(observation)
+        if self._masked:
+            allowed = allowed_actions(observation[ACTION_MASK])
+            if not allowed[np.arange(len(allowed)), chosen[0]].all():
+                raise ConfigError(
+                    f"rollout.chooser = {self._chooser_class.name} chose an action that observation['{ACTION_MASK}'] "
+                    "forbids: draw among ddrl.core.specs.allowed_actions, or set env.action_mask = none"
+                )
         if not self._recorded_outputs and not self._recorded_states:
             return chosen
         states = self._policy.state  # before the step

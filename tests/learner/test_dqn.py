@@ -225,8 +225,9 @@ def test_devices_that_are_not_there_are_refused() -> None:
 def test_networks_and_environments_that_do_not_suit_are_refused() -> None:
     with pytest.raises(NetworkError, match="WrongWidth returns"):
         learner_of(LearnerConfig(network="tests.learner.learner_user_networks:WrongWidth"))
+    continuous = EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32"))
     with pytest.raises(ConfigError, match="continuous"):
-        describe(Config(), EnvSpec("Pendulum-v1", ArraySpec((4,), "float32"), 0, ArraySpec((1,), "float32")))
+        describe(Config(learner=LearnerConfig(algorithm="dqn")), continuous)
 
 
 def test_the_first_update_loads_neither_torch_s_compiler_nor_sympy() -> None:

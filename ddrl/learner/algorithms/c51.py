@@ -66,7 +66,7 @@ class C51(ValueAlgorithm):
                     f"learner.network = {config.learner.network}: only the library's networks can have noisy layers: "
                     "set learner.c51.sigma = 0, or use auto, mlp, nature_cnn or small_cnn"
                 )
-            size = sum(map(sum, linear_widths(config.learner, spec, settings.atoms)))
+            size = sum(map(sum, linear_widths(config.learner, spec.unmasked, settings.atoms)))
             noise = (ActingInput("noise", "noise", (size,), distribution="normal", per="step"),)
         return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,), inputs=noise)
 
@@ -76,7 +76,8 @@ class C51(ValueAlgorithm):
         self.double = config.learner.double
         self._losses = losses
         self._networks = networks
-        self.network = networks.make_network(config.learner, spec, atoms=settings.atoms)
+        network = networks.make_network(config.learner, spec.unmasked, atoms=settings.atoms)
+        self.network = networks.masked(network, spec, lowest=True)
         self._noise = 0  # numbers that an evaluation draws
         if settings.sigma:
             self.network = networks.NoisyNetwork(self.network, settings.sigma)

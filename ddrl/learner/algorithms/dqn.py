@@ -36,12 +36,12 @@ class DQN(ValueAlgorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, settings: None = None) -> None:
         from ddrl.learner import losses
-        from ddrl.learner.networks import make_network
+        from ddrl.learner.networks import make_network, masked
 
         self.double = config.learner.double
         self._loss = config.learner.loss
         self._losses = losses
-        self.network = make_network(config.learner, spec, epsilon=config.rollout.epsilon_end)
+        self.network = masked(make_network(config.learner, spec.unmasked, epsilon=config.rollout.epsilon_end), spec)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:
         return self._losses.q_learning(

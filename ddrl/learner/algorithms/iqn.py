@@ -64,8 +64,8 @@ class IQN(ValueAlgorithm):
         self._settings = settings
         self._losses = losses
         self._networks = networks
-        network: Any = networks.make_network(config.learner, spec)
-        self.network = networks.ImplicitQuantiles(network, settings.cosines)
+        network: Any = networks.make_network(config.learner, spec.unmasked)
+        self.network = networks.masked(networks.ImplicitQuantiles(network, settings.cosines), spec)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """Prediction, target and selection have fractions of their own."""
@@ -103,6 +103,6 @@ class IQN(ValueAlgorithm):
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Q [B, num_actions], and the quantiles [B, num_actions, K] at the middles of K equal shares,
         so that nothing is drawn."""
-        middle = self._losses.midpoints(self._settings.acting_fractions).to(self.network.embedding.weight.device)
+        middle = self._losses.midpoints(self._settings.acting_fractions).to(next(self.network.parameters()).device)
         quantile, _ = self.network(observations, middle)
         return {"q": quantile.mean(2), "quantile": quantile}

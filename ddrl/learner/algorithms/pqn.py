@@ -72,6 +72,11 @@ class PQN(ValueAlgorithm):
                 f"learner.network = {config.learner.network} has no layer normalization, which PQN needs in place of a "
                 "target network: use mlp, or package.module:Class of your own"
             )
+        if spec.masked:
+            raise ConfigError(
+                f"env.id = {spec.env_id} has action masks, which PQN does not read: use dqn, c51, qrdqn, iqn or r2d2, "
+                "or set env.action_mask = none"
+            )
         if spec.observation.fields:
             raise ConfigError(
                 f"env.id = {spec.env_id} gives several arrays by name, but PQN's network takes one vector: set "

@@ -50,7 +50,9 @@ class QRDQN(ValueAlgorithm):
         self._kappa = settings.kappa
         self._losses = losses
         self._networks = networks
-        self.network = networks.make_network(config.learner, spec, atoms=settings.quantiles)
+        self.network = networks.masked(
+            networks.make_network(config.learner, spec.unmasked, atoms=settings.quantiles), spec
+        )
         self._fractions = losses.midpoints(settings.quantiles)
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Any, part: str) -> Loss:

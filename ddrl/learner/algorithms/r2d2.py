@@ -55,8 +55,9 @@ class R2D2(ValueAlgorithm):
         self.double = config.learner.double
         self._settings = settings
         self._losses = losses
-        self._networks = networks
-        self.network = networks.RecurrentValues(spec, settings.units)
+        recurrent = networks.RecurrentValues(spec.unmasked, settings.units)
+        self.network = networks.masked(recurrent, spec)
+        self._step = networks.masked(networks.Form(recurrent, networks.one_step), spec)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """Both networks along the whole sequences, from the stored state."""
@@ -90,10 +91,12 @@ class R2D2(ValueAlgorithm):
 
     def acting(self) -> Acting:
         """One step."""
-        return Acting("value", self._networks.Form(self.network, self._networks.one_step), ("q", "memory_next"))
+        return Acting("value", self._step, ("q", "memory_next"))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """Q [B, num_actions] at an episode's first step."""
-        features = self.network.features(observations, 1)
-        state = self.network.step(features, features.new_zeros((len(features), 2 * self._settings.units)))
-        return {"q": self.network.values(state[:, : self._settings.units])}
+        from ddrl.learner.devices import rows_of
+
+        parameter = next(self.network.parameters())
+        memory = parameter.new_zeros((rows_of(observations), 2 * self._settings.units))
+        return {"q": self._step(observations, memory)[0]}
