@@ -310,7 +310,6 @@ class Simulator:
             self._at(0.0, "parameters", name)
         handlers = {
             "parameters": self._parameters,
-            "collect": self._collect,
             "data": self._data,
             "computed": self._computed,
             "released": self._released,
@@ -342,7 +341,8 @@ class Simulator:
             self.outcome.rounds.setdefault(task.trace.name, []).append(task.planner.measured)
         for worker in range(task.trace.workers):
             self._make_ready(task, worker, now)
-            self._at(max(now, task.ready[worker]), "collect", task.trace.name, worker)
+            seconds = task.trace.collect[task.round][worker]
+            self._at(max(now, task.ready[worker]) + seconds, "data", task.trace.name, worker)
         task.schedule.begin(task.round)
         for order in orders:
             task.schedule.order(order)
@@ -355,10 +355,6 @@ class Simulator:
             return
         task.started[worker] = now if start is None else min(start, now)  # once the parameters are there it starts
         task.ready[worker] = task.started[worker] + task.trace.startup[task.round][worker]
-
-    def _collect(self, task: _Task, now: float, worker: int) -> None:
-        """Parameters and collector are there."""
-        self._at(now + task.trace.collect[task.round][worker], "data", task.trace.name, worker)
 
     def _data(self, task: _Task, now: float, worker: int) -> None:
         """A worker's data have arrived; its collector ends, unless it stays."""
