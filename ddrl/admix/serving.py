@@ -283,27 +283,27 @@ class App:
 
     def _metrics(self) -> str:
         mixer = self.mixer
-        lines: list[str] = []
-
-        def add(name: str, kind: str, words: str, samples: Mapping[str, float]) -> None:
-            lines.extend((f"# HELP ddrl_serve_{name} {words}", f"# TYPE ddrl_serve_{name} {kind}"))
-            lines.extend(f"ddrl_serve_{name}{labels} {value:.17g}" for labels, value in samples.items())
-
-        add("decisions_total", "counter", "Display requests answered.", {"": mixer.requests})
-        add("empty_queues_total", "counter", "Of these, without an ad to show.", {"": mixer.empty_queues})
-        add("cut_bids_total", "counter", "Bids that found no slot.", {"": mixer.cut_bids})
         shown = {'{kind="contract"}': mixer.sums[0], '{kind="bid"}': mixer.sums[2]}
-        add("shown_total", "counter", "Ads shown since the day began.", shown)
-        codes = {f'{{status="{status}"}}': count for status, count in sorted(self.answers.items())}
-        add("answers_total", "counter", "HTTP answers.", codes)
-        add("policy_changes_total", "counter", "Policies taken into service after the first.", {"": mixer.changes})
-        add("policy_info", "gauge", "The policy that chooses.", {f'{{version="{mixer.policy.version}"}}': 1})
-        add("waiting", "gauge", "Requests taken and not yet answered.", {"": self.waiting()})
+        answers = {f'{{status="{status}"}}': count for status, count in sorted(self.answers.items())}
         bounds = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")
-        sums = itertools.accumulate(self._buckets)
-        times = {f'_bucket{{le="{bound}"}}': float(count) for bound, count in zip(bounds, sums, strict=True)}
-        times |= {"_sum": self._seconds, "_count": sum(self._buckets)}
-        add("decision_seconds", "histogram", "Time from a body to its answer, without the network.", times)
+        counts = itertools.accumulate(self._buckets)
+        seconds = {f'_bucket{{le="{bound}"}}': float(count) for bound, count in zip(bounds, counts, strict=True)}
+        seconds |= {"_sum": self._seconds, "_count": sum(self._buckets)}
+        families: tuple[tuple[str, str, str, Mapping[str, float]], ...] = (
+            ("decisions_total", "counter", "Display requests answered.", {"": mixer.requests}),
+            ("empty_queues_total", "counter", "Of these, without an ad to show.", {"": mixer.empty_queues}),
+            ("cut_bids_total", "counter", "Bids that found no slot.", {"": mixer.cut_bids}),
+            ("shown_total", "counter", "Ads shown since the day began.", shown),
+            ("answers_total", "counter", "HTTP answers.", answers),
+            ("policy_changes_total", "counter", "Policies taken into service after the first.", {"": mixer.changes}),
+            ("policy_info", "gauge", "The policy that chooses.", {f'{{version="{mixer.policy.version}"}}': 1}),
+            ("waiting", "gauge", "Requests taken and not yet answered.", {"": self.waiting()}),
+            ("decision_seconds", "histogram", "Time from a body to its answer, without the network.", seconds),
+        )
+        lines: list[str] = []
+        for name, kind, words, samples in families:
+            lines += (f"# HELP ddrl_serve_{name} {words}", f"# TYPE ddrl_serve_{name} {kind}")
+            lines += (f"ddrl_serve_{name}{labels} {value:.17g}" for labels, value in samples.items())
         return "\n".join((*lines, ""))
 
     # ---- beside requests ------------------------------------------------------------------------------------------

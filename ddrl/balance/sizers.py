@@ -8,7 +8,7 @@ A sizer is a plug-in (`core.plugins`): a class of this module with a `name`, or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -163,19 +163,6 @@ class Balancer:
 # -- rules without a model of times ------------------------------------------------------------------------------------
 
 
-class Equal(AwaitsAll):
-    """B / N samples for every node, as far as memory allows: what DistributedDataParallel does."""
-
-    name: ClassVar[str] = "equal"
-
-    def __init__(self, cluster: Cluster, settings: None) -> None:
-        ones = np.ones_like(cluster.speed)
-        self._sizes = proportional_sizes(cluster.total, ones, cluster.min_size, cluster.max_size)
-
-    def propose(self, observation: Observation) -> Sizes:
-        return self._sizes
-
-
 class Static(AwaitsAll):
     """In proportion to the speeds c_i p_i that model information gives before the first iteration, for good:
     b_i = B c_i p_i / sum c p."""
@@ -187,6 +174,15 @@ class Static(AwaitsAll):
 
     def propose(self, observation: Observation) -> Sizes:
         return self._sizes
+
+
+class Equal(Static):
+    """B / N samples for every node, as far as memory allows: what DistributedDataParallel does."""
+
+    name: ClassVar[str] = "equal"
+
+    def __init__(self, cluster: Cluster, settings: None) -> None:
+        super().__init__(replace(cluster, speed=np.ones_like(cluster.speed)), settings)
 
 
 @dataclass(frozen=True)
