@@ -92,15 +92,17 @@ class MarketDay:
         self.contracts = market.contracts
         self.windows = market.config.windows
         self._name = [market.config.seed, seed, day]
-        self._levels = self._walk(seed, day)
+        config = market.config
+        widths = (config.regions, config.ages, config.regions, config.contracts, config.contracts)
+        levels = np.split(self._walk(seed, day, sum(widths)), np.cumsum(widths)[:-1], axis=1)
+        self._region, self._age, self._price, self._ctr, self._billed = levels  # [W, ...] each
 
     def _rng(self, purpose: int, window: int = 0) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64(np.random.SeedSequence([*self._name, purpose, window])))
 
-    def _walk(self, seed: int, day: int) -> Floats:
-        """Standard levels [W, regions + ages + regions + C + C] of this day, each of variance 1."""
+    def _walk(self, seed: int, day: int, width: int) -> Floats:
+        """Standard levels [W, width] of this day, each of variance 1."""
         config = self.market.config
-        width = 2 * config.regions + config.ages + 2 * config.contracts
         keep = np.exp(-1 / (config.windows * config.drift_days))
         step = np.sqrt(1 - keep**2)
         level = np.random.default_rng([config.seed, seed, _START]).normal(size=width)
@@ -111,15 +113,12 @@ class MarketDay:
                 path[window] = level = keep * level + step * shocks[window]
         return path
 
-    def _part(self, begin: int, length: int, deviation: float) -> Floats:
-        return deviation * self._levels[:, begin : begin + length] - deviation**2 / 2  # the factor's mean is 1
-
     def _supply_levels(self) -> Floats:
         """Slow levels of supply by cell [W, cells]: that of the region and that of the age."""
         config = self.market.config
         each = config.drift / np.sqrt(2)
-        region = self._part(0, config.regions, each)
-        age = self._part(config.regions, config.ages, each)
+        region = _log_factor(self._region, each)
+        age = _log_factor(self._age, each)
         both = region[:, :, None, None] + age[:, None, None, :]
         return np.broadcast_to(both, (config.windows, config.regions, GENDERS, config.ages)).reshape(config.windows, -1)
 
@@ -127,8 +126,7 @@ class MarketDay:
     def _noise(self) -> Floats:
         """Levels that are new in each window [W, 2 regions]: supply, prices."""
         config = self.market.config
-        noise = config.noise * self._rng(_NOISE).normal(size=(config.windows, 2 * config.regions))
-        return noise - config.noise**2 / 2
+        return _log_factor(self._rng(_NOISE).normal(size=(config.windows, 2 * config.regions)), config.noise)
 
     @cached_property
     def supply(self) -> Floats:
@@ -141,27 +139,24 @@ class MarketDay:
     def price(self) -> Floats:
         """Price level of each window and region [W, regions]."""
         config = self.market.config
-        begin = config.regions + config.ages
-        level = self._part(begin, config.regions, PRICE_SHARE * config.drift) + self._noise[:, config.regions :]
+        level = _log_factor(self._price, PRICE_SHARE * config.drift) + self._noise[:, config.regions :]
         return self.market.premium * np.exp(level)
 
     @cached_property
     def ctr_mean(self) -> Floats:
         """Mean click rate of each window and contract [W, C]."""
-        config = self.market.config
-        level = self._part(2 * config.regions + config.ages, config.contracts, CTR_SHARE * config.drift)
+        level = _log_factor(self._ctr, CTR_SHARE * self.market.config.drift)
         return np.clip(self.market.ctr_mean * np.exp(level), 1e-4, 0.5)
 
     @cached_property
     def billed_rate(self) -> Floats:
         """Probability that an impression counts, by window and contract [W, C]."""
-        config = self.market.config
-        level = config.billed_drift * self._levels[:, 2 * config.regions + config.ages + config.contracts :]
+        level = self.market.config.billed_drift * self._billed
         return 1 / (1 + np.exp(-(self.market.billed_logit + level)))
 
     @cached_property
     def inventory(self) -> Inventory:
-        """The forecast of this day, as it stood the day before: yesterday's supply without its noise, with an error by
+        """The forecast of this day, as it was the day before: yesterday's supply without its noise, with an error by
         cell. The first day of a sequence has the market's own curve for yesterday."""
         seed, day = self._name[1:]
         yesterday = np.zeros((self.windows, self.market.cells))
@@ -227,6 +222,11 @@ class MarketDay:
     def requests(self) -> Requests:
         """The whole day at once: 10^5 requests with 50 contracts and 24 bids take 60 MB."""
         return Requests.join(list(self))
+
+
+def _log_factor(levels: Floats, deviation: float) -> Floats:
+    """Logarithms of factors with mean 1, from standard levels."""
+    return deviation * levels - deviation**2 / 2
 
 
 def _beta(rng: np.random.Generator, a: Floats, b: Floats, shape: tuple[int, int]) -> Floats32:
