@@ -18,10 +18,10 @@ from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy
 from ddrl.admix.baselines import PACKAGE, Case, Outcome, load, tune
 from ddrl.admix.contracts import Day
-from ddrl.admix.environment import AdmixVectorEnv, Book, Days, divide, make_book
+from ddrl.admix.environment import AdmixVectorEnv, Book, Days, make_book, market_and_play
 from ddrl.admix.logs import open_log
 from ddrl.admix.market import Market
-from ddrl.admix.settings import MarketConfig, PlayConfig
+from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
 from ddrl.core.files import read_json, write_atomically
@@ -207,7 +207,7 @@ def _pairs(saved: SavedPolicy, known: Book, days: int, log: Path | None) -> tupl
         )
     if logged:
         raise ConfigError("the policy was trained on a log: judge it on another day's with --log FOLDER")
-    market = Market(MarketConfig(**divide(saved.env.kwargs)[0]))
+    market = Market(market_and_play(saved.env.kwargs)[0])
     pairs = [(market.day(seed, 1), market.day(seed, 0)) for seed in range(SEED, SEED + days + TUNING_DAYS)]
     return cast(Pairs, pairs[:days]), cast(Pairs, pairs[days:])  # pyright takes no cached property for one of `Day`
 

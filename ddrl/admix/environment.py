@@ -289,10 +289,8 @@ MODULE = "ddrl.admix"
 
 def generated(num_envs: int = 1, **settings: Any) -> AdmixVectorEnv:
     """`num_envs` environments of one market, each on days of its own; settings of MarketConfig and PlayConfig."""
-    market_settings, play_settings = divide(settings)
-    config = MarketConfig(**market_settings)
+    config, play = market_and_play(settings)
     market = Market(config)
-    play = PlayConfig(**play_settings)
     days = cast(Days, lambda seed, episode: market.day(seed, 1 + episode))  # pyright takes no cached property for one
     return AdmixVectorEnv(days, num_envs, play, config.click_value, config.max_bids)
 
@@ -360,9 +358,7 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
     factory = env.id.rpartition(":")[2]
     kind = factory.removesuffix("_env")
     if kind == "generated":
-        market_settings, play_settings = divide(given)
-        config = MarketConfig(**market_settings)
-        play = PlayConfig(**play_settings)
+        config, play = market_and_play(given)
         bids = config.max_bids
         if folder is None:
             day = Market(config).day(0)
@@ -444,11 +440,11 @@ def _box(shape: tuple[int, ...], dtype: str) -> spaces.Space[Any]:
     return spaces.Box(low, high, shape, np.dtype(dtype).type)
 
 
-def divide(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the market and of play; no name is in both."""
+def market_and_play(settings: Mapping[str, Any]) -> tuple[MarketConfig, PlayConfig]:
+    """Settings of both, by the names of env.kwargs; no name is in both."""
     known = _known({name: value for name, value in settings.items() if name != "num_envs"}, MarketConfig, PlayConfig)
-    market = {item.name for item in fields(MarketConfig)}
-    return {k: v for k, v in known.items() if k in market}, {k: v for k, v in known.items() if k not in market}
+    market = {item.name: known.pop(item.name) for item in fields(MarketConfig) if item.name in known}
+    return MarketConfig(**market), PlayConfig(**known)
 
 
 def _known(settings: Mapping[str, Any], *components: Any) -> dict[str, Any]:

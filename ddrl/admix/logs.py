@@ -415,9 +415,9 @@ class LogDay:
             raise EnvError(f"{table.path}: row {table.first_row + row}: time falls; order requests by time")
         exposed = exposures.join(ids)
         kind = exposed["kind"]
-        logged = np.full(k, -1)
-        row, slot = np.nonzero((kind == BID)[:, None] & (bid_ad == exposed["ad"][:, None]) & (ecpm > 0))
-        logged[row[::-1]] = count + slot[::-1]  # the first slot of an ad that is there twice
+        shown_bid = (kind == BID)[:, None] & (bid_ad == exposed["ad"][:, None]) & (ecpm > 0)
+        # Of an ad that is there twice the first slot; queues may have no slots for bids.
+        logged = np.where(shown_bid.any(1), count + shown_bid.argmax(1), -1) if self.bids else np.full(k, -1)
         contract = self._contract_of(exposed["ad"])
         usable = (kind == CONTRACT) & (contract >= 0) & eligible[np.arange(k), contract]
         logged = np.where(usable, contract, logged)

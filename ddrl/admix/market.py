@@ -94,8 +94,9 @@ class MarketDay:
         self._name = [market.config.seed, seed, day]
         config = market.config
         widths = (config.regions, config.ages, config.regions, config.contracts, config.contracts)
-        levels = np.split(self._walk(seed, day, sum(widths)), np.cumsum(widths)[:-1], axis=1)
-        self._region, self._age, self._price, self._ctr, self._billed = levels  # [W, ...] each
+        self._levels = self._walk(seed, day, sum(widths))
+        parts = np.split(self._levels, np.cumsum(widths)[:-1], axis=1)
+        self._region, self._age, self._price, self._ctr, self._billed = parts  # [W, ...] each
 
     def _rng(self, purpose: int, window: int = 0) -> np.random.Generator:
         return np.random.Generator(np.random.SFC64(np.random.SeedSequence([*self._name, purpose, window])))
