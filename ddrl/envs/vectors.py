@@ -15,8 +15,8 @@ from gymnasium import spaces
 
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
-from ddrl.envs.masks import MaskReader
 from ddrl.envs.spaces import (
+    MaskReader,
     describe,
     describe_named,
     first_action,

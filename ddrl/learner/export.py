@@ -164,7 +164,7 @@ def _shorter_lengths(module: nn.Module, inputs: Sequence[ActingInput], spec: Env
     lengths = dict[str, int]()
     for name, named in _named_axes(spec).items():
         lengths |= {axis: arrays[name].shape[place - 1] - 1 for place, axis in named.items()}
-    lengths = {axis: length for axis, length in lengths.items() if length > 0}
+    lengths = {axis: length for axis, length in lengths.items() if length > 1}  # 1 broadcasts: it proves nothing
     if not lengths:
         return {}
     try:
