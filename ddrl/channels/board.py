@@ -24,6 +24,8 @@ from ddrl.core.metrics import COLUMNS
 _LINE = 64
 _BELLS = ("command", "ready", "trainer", "relay", "rollout")
 _NUM_VALUES = 16
+KEEPER = 0  # of the values: process id of the keeper of the trainer's host
+PROCESSES = 1  # rollouts wanted on each host, by command; NaN: as the settings say
 _SLOTS = ("wish", "plan")
 _SLOT_BYTES = 1024
 

@@ -331,7 +331,14 @@ class RunConfig:
         0,
         "processes",
         "Rollout processes when started without mpirun; 0: one for each core but one, at least 1. With "
-        "pool.collectors: collectors of each host, under mpirun too.",
+        "pool.collectors: collectors of each host, under mpirun too. Can be set while the run continues.",
+        ge=0,
+    )
+    max_processes: int = setting(
+        0,
+        "processes",
+        "Rollouts that there can be when started without mpirun, if run.processes is raised while the run continues; "
+        "0: run.processes.",
         ge=0,
     )
     checkpoint_period: int = setting(

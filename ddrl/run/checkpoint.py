@@ -59,6 +59,7 @@ class LiveValues(msgspec.Struct, forbid_unknown_fields=True):
     epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
     samples_per_insert: Annotated[float, msgspec.Meta(gt=0)] | None
     scheme: str | None
+    processes: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 class State(msgspec.Struct, forbid_unknown_fields=True):

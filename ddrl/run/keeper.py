@@ -94,6 +94,7 @@ class Child:
         self.incarnation = incarnation
         self.rank = rank
         self.hang: tuple[str, str] | None = None  # it was killed for its silence: how it ended in words, and its stacks
+        self.retired = False  # it was killed because it is no longer wanted
         self.pidfd = os.pidfd_open(pid)
         os.set_blocking(errors, False)
         self.errors = errors

@@ -24,7 +24,7 @@ from ddrl.run.preparation import Preparation, Probe, announce, describe_environm
 from ddrl.run.process import Interrupts, set_torch_threads
 from ddrl.run.processes import HostKeeper, Job, KeepHost, Made, Ranks, Result, run_host
 from ddrl.run.slot import PRINT_ONLY
-from ddrl.run.topology import HostChannels, board_name, describe, read_failure, rollouts_of_host
+from ddrl.run.topology import HostChannels, board_name, describe, places_of_host, read_failure
 
 if TYPE_CHECKING:
     from ddrl.run.task import Task
@@ -86,7 +86,7 @@ def local_ranks(config: Config, hosts: int = 0) -> tuple[Assignment, ...]:
     if config.evaluation.period:
         members.append(Assignment(len(members), Role.EVALUATOR, 0, 0))
     members += [Assignment(len(members) + host, Role.RELAY, host, host) for host in range(hosts)]
-    count = rollouts_of_host(config)
+    count = places_of_host(config)
     for index in range(count * max(hosts, 1)):
         members.append(Assignment(len(members), Role.ROLLOUT, index // count, index))
     return tuple(members)

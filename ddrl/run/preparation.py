@@ -90,6 +90,7 @@ LIVE_SETTINGS = {
     "learner.lr": "lr",
     "replay.samples_per_insert": "samples_per_insert",
     "cluster.scheme": "scheme",
+    "run.processes": "processes",
     "rollout.epsilon_start": "epsilon",
     "rollout.epsilon_end": "epsilon",
     "rollout.epsilon_decay_steps": "epsilon",

@@ -11,6 +11,7 @@ keeper and parent notice each other's end."""
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -30,7 +31,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Board, Command, CounterRow
+from ddrl.channels.board import KEEPER, PROCESSES, Board, Command, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import unlink_run
 from ddrl.channels.wire import SocketEnd, Wire
@@ -62,7 +63,15 @@ from ddrl.run.keeper import (
     work_done,
 )
 from ddrl.run.process import SIGNALS, ignore_interrupts, interrupts_held_back, name_process
-from ddrl.run.topology import HostChannels, Topology, board_name, describe, read_failure, report_failure
+from ddrl.run.topology import (
+    HostChannels,
+    Topology,
+    board_name,
+    describe,
+    read_failure,
+    report_failure,
+    rollouts_of_host,
+)
 
 if TYPE_CHECKING:
     from ddrl.run.preparation import Preparation, Probe
@@ -188,6 +197,7 @@ class Job:
         self.channels: HostChannels | None = None
         self.interrupted = False
         self.board = Board.create(board_name(run_id, host)) if board is None else board
+        self.board.values[KEEPER] = os.getpid()
         self.keeper = Keeper({})
         self.launcher = 0  # ended where the parent has died; 0: it ends by itself
         self._deaths = deaths or Deaths()
@@ -199,6 +209,7 @@ class Job:
         self._trainer_pidfd = -1  # of a trainer that is no child
         self._silence: Silence | None = None
         self._due: dict[int, tuple[float, int]] = {}  # by empty place: when its next process starts [s], and which
+        self._wanted = math.nan  # rollouts on this host, by command
         self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
         self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
@@ -272,6 +283,7 @@ class Job:
         ranks = topology.on_host(self.host)
         if cores:
             self.keeper.run_on(os.getpid(), {core for one in cores for core in one})
+        started = 0
         for row, member in enumerate(ranks):
             wanted = frozenset(cores[row]) if row < len(cores) else None
             channels.name_row(member)
@@ -281,7 +293,11 @@ class Job:
             elif member.role is Role.EVALUATOR or (member.role is Role.ROLLOUT and not topology.in_rounds):
                 work = partial(_be_member, channels, member)
                 self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
-                self._start_member(member.rank, 0)
+                if member.role is Role.EVALUATOR or topology.has_relays or started < rollouts_of_host(config):
+                    started += member.role is Role.ROLLOUT
+                    self._start_member(member.rank, 0)
+                else:
+                    self._counters_of(member.rank)["ended"].set(1.0)  # an empty place
         if topology.in_rounds:
             collectors = slice_module("pool.collectors", "pool.collectors")
             made = collectors.fork_collectors(self.keeper, channels, self._silence.restarted)
@@ -354,6 +370,7 @@ class Job:
         if self.host == 0 and self._trainer is None:
             self._watch_other_trainer(self.channels)
         if self._silence is not None and self.board.command in GOING and self._silence.due():
+            self._resize(self.channels)
             table = self._table(self.channels)
             self._deaths.note_work(table)
             for silent in self._silence.look(table):
@@ -408,11 +425,9 @@ class Job:
         row = self._counters_of(place)
         row["incarnation"].set(incarnation)
         row["phase"].set(Phase.STARTING)
-        if incarnation:
-            row["restarts"].add(1)
-            row["ended"].set(0.0)
-            assert self._silence is not None
-            self._silence.restarted(self._row_of(place))
+        row["ended"].set(0.0)
+        assert self._silence is not None
+        self._silence.restarted(self._row_of(place))
         self.keeper.start(place, incarnation)
 
     def _note_member_end(self, child: Child, ended: Ended) -> None:
@@ -435,9 +450,32 @@ class Job:
             except ChannelError as error:
                 self.fail(f"{child.name} {ended.how}: {error}{_below(ended.words)}")
                 return
+        if child.retired:
+            self._wanted = math.nan  # it may be wanted again by now
+            return
         pause = self._judge_death(child, child.hang or (ended.how, ended.words))
         if pause is not None:
+            row["restarts"].add(1)
             self._due[child.place] = time.monotonic() + pause, child.incarnation + 1
+
+    def _resize(self, channels: HostChannels) -> None:
+        """Start and end rollouts so that the first ones of this host run, as many as a command wants. One that ends
+        leaves its lane as one that dies does."""
+        wanted = float(self.board.values[PROCESSES])
+        if wanted == self._wanted or math.isnan(wanted):
+            return
+        self._wanted = wanted
+        rollouts = [one.rank for one in channels.topology.on_host(self.host) if one.role is Role.ROLLOUT]
+        for number, place in enumerate(rollouts):
+            child = self.keeper.children.get(place)
+            if number >= wanted:
+                self._due.pop(place, None)
+                if child is not None:
+                    child.retired = True
+                    child.send(signal.SIGKILL)
+            elif child is None and place not in self._due:
+                before = self._counters_of(place)["incarnation"].value
+                self._due[place] = 0.0, 0 if math.isnan(before) else int(before) + 1
 
     def _judge_death(self, child: Child, death: tuple[str, str]) -> float | None:
         """Tell the user how a member has died (in words, and what it has left); seconds until its place gets the next

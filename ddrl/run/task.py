@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Command
+from ddrl.channels.board import KEEPER, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
@@ -70,11 +70,14 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     training = Training(config, learner, source, ends, state, live, lag_bound)
     progress = ProgressLine(config)
     figures = topology.declaration.figures
-    recorder = Recorder(directory.path, channels.tables, config, figures=figures, base=base, sinks=[progress])
+    keeper = int(np.nan_to_num(channels.board.values[KEEPER]))
+    recorder = Recorder(
+        directory.path, channels.tables, config, figures=figures, base=base, sinks=[progress], keeper=keeper
+    )
     disk.record_event = recorder.record_event
     checkpoints = Checkpoints(directory.checkpoints, training, model, disk)
     plans = PlanWatch(topology, channels, model.layout.nbytes, recorder.record_event)
-    steering = Steering(training, checkpoints.write, plans.ask)
+    steering = Steering(training, checkpoints.write, plans.ask, channels.ask_rollouts)
     control: ControlServer | None = None
     if config.telemetry.live:
         control = ControlServer(directory.path, steering.handlers(), recorder.record_event, config.telemetry)
@@ -160,10 +163,17 @@ class Steering:
     """What commands from outside mean to a task. `telemetry.ControlServer` receives, answers and records them; what
     they set is part of the task's live settings, which checkpoints keep."""
 
-    def __init__(self, training: Training, checkpoint: Callable[[], object], ask_scheme: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        training: Training,
+        checkpoint: Callable[[], object],
+        ask_scheme: Callable[[str], None],
+        ask_rollouts: Callable[[int], None],
+    ) -> None:
         self._training = training
         self._checkpoint = checkpoint
         self._ask_scheme = ask_scheme
+        self._ask_rollouts = ask_rollouts
         self.paused = False
         self.stop_requested = False
 
@@ -174,6 +184,8 @@ class Steering:
         self._training.source.pacing.change(configured if live.samples_per_insert is None else live.samples_per_insert)
         if live.scheme is not None:
             self._ask_scheme(live.scheme)
+        if live.processes is not None:
+            self._ask_rollouts(live.processes)
 
     def handlers(self) -> dict[str, Callable[..., Any]]:
         """A function per command."""
@@ -211,6 +223,9 @@ class Steering:
         elif name == "replay.samples_per_insert":
             self._training.source.pacing.change(value)
             live.samples_per_insert = value
+        elif name == "run.processes":
+            self._ask_rollouts(value)
+            live.processes = value
         else:  # cluster.scheme: every other name has been refused
             self._ask_scheme(value)
             live.scheme = value
@@ -462,6 +477,8 @@ class Task:
         self.recorder.record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
         if settle:
             self._settle()
+        elif not saved:  # there is no time to wait for what is still under way
+            self.training.drain(everything=True)
         training = self.training
         config = self.config.evaluation
         training.report()

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 from ddrl.acting.policy_file import ActingModel
 from ddrl.channels import Doorbell
 from ddrl.channels.area import SampleArea
-from ddrl.channels.board import Blob, Board, Command, CounterRow, Counters
+from ddrl.channels.board import PROCESSES, Blob, Board, Command, CounterRow, Counters
 from ddrl.channels.lane import Lane, MessageLane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, DdrlError, user_error, user_frame
+from ddrl.core.errors import ChannelError, ConfigError, DdrlError, user_error, user_frame
 from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema, transition_columns
@@ -43,6 +43,11 @@ LANE_ROWS = 512  # of a lane that never stands full for long
 def rollouts_of_host(config: Config) -> int:
     """Rollouts of a host where no ranks stand for them: run.processes."""
     return config.run.processes or max(1, len(os.sched_getaffinity(0)) - 1)
+
+
+def places_of_host(config: Config) -> int:
+    """The most rollouts that there can be on such a host: run.max_processes."""
+    return rollouts_of_host(config) if config.uses("pool") else max(rollouts_of_host(config), config.run.max_processes)
 
 
 class _TopologyMessage(msgspec.Struct, frozen=True):
@@ -409,6 +414,21 @@ class HostChannels:
             if rank.role is Role.ROLLOUT:
                 absent[rank.index] = ended[row]
         return absent
+
+    def ask_rollouts(self, count: int) -> None:
+        """In the trainer: want so many rollouts on each host, of which its keeper reads; ConfigError where there are
+        fewer places."""
+        ranks = self.topology.ranks
+        hosts = range(self.topology.hosts)
+        most = max(sum(one.host == host and one.role is Role.ROLLOUT for one in ranks) for host in hosts)
+        if self.topology.in_rounds:
+            raise ConfigError("run.processes: a round has as many collectors as the run began with (pool.collectors)")
+        if count > most:
+            raise ConfigError(
+                f"run.processes = {count}: there are places for {most} rollouts on a host; start with a higher "
+                "run.max_processes, under mpirun with more ranks"
+            )
+        self.board.values[PROCESSES] = count
 
     def drained_lanes(self) -> Sequence[Lane]:
         """The lanes that the creator drains: its own rollouts', and at the trainer those of the other hosts."""

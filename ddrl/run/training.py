@@ -343,6 +343,7 @@ class LiveSettings:
     epsilon: float | None = None
     samples_per_insert: float | None = None
     scheme: str | None = None
+    processes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ class LiveReader(_Socket):
 TOPIC = b"ddrl.control.2"
 MAX_MESSAGE = 65536  # bytes of a request
 MAX_ANSWER = 16 * MAX_MESSAGE
-SETTABLE = ("learner.lr", "rollout.epsilon", "replay.samples_per_insert", "cluster.scheme")
+SETTABLE = ("learner.lr", "rollout.epsilon", "replay.samples_per_insert", "cluster.scheme", "run.processes")
 
 # Bounded, because commands and their arguments are recorded as events.
 Word = Annotated[str, msgspec.Meta(max_length=128)]
@@ -382,6 +382,10 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
     if isinstance(value, bool) or not isinstance(value, str if name == "cluster.scheme" else (int, float)):
         raise ConfigError(f"{name} = {value!r}: wanted {'a name' if name == 'cluster.scheme' else 'a number'}")
     wanted = value if isinstance(value, str) else float(value)
+    if name == "run.processes":
+        if wanted != int(wanted) or int(wanted) < 1:
+            raise ConfigError(f"{name} = {value}: wanted a whole number of at least 1")
+        return int(wanted)
     component = getattr(config, section)
     if name == "rollout.epsilon":
         component = dataclasses.replace(component, epsilon_end=0.0)

@@ -103,6 +103,7 @@ class Status(msgspec.Struct, frozen=True):
     pid: int = 0
     host: str = ""
     pid_started: float = 0.0
+    keeper: int = 0  # process that started it, and every rollout of its host; 0: there is none (--serial)
 
     @property
     def is_active(self) -> bool:
@@ -116,8 +117,9 @@ _DECODER = msgspec.json.Decoder(Status)
 class StatusFile:
     """The writer: follows a run's events."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, keeper: int = 0) -> None:
         self._path = run_dir / STATUS_FILE
+        self._keeper = keeper
         self._status = Status("running")
         self._write("running", "")
 
@@ -146,7 +148,7 @@ class StatusFile:
     def _write(self, state: State, reason: str) -> None:
         process = os.getpid()
         self._status = Status(
-            state, reason[:2000], time.time(), process, socket.gethostname(), float(start_time(process))
+            state, reason[:2000], time.time(), process, socket.gethostname(), float(start_time(process)), self._keeper
         )
         try:
             write_atomically(self._path, msgspec.json.format(msgspec.json.encode(self._status)) + b"\n", sync=False)

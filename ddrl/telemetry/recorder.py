@@ -52,6 +52,7 @@ class Recorder:
         sinks: Sequence[Sink] = (),
         report: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
+        keeper: int = 0,
     ) -> None:
         self.base = base
         self._tables = tables
@@ -68,7 +69,7 @@ class Recorder:
         self._store = store
         self._sinks: list[Sink] = [store]
         try:
-            self._status = StatusFile(run_dir)
+            self._status = StatusFile(run_dir, keeper)
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
             if config.telemetry.prometheus_port:

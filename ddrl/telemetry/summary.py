@@ -29,6 +29,7 @@ _SHARES = {
     "checkpoint": "checkpoint_seconds",
     "wait": "wait_seconds",
 }
+_RECORDED = ("rows_recorded", "rows_too_old")
 _HOST_COUNTS = (
     "bytes_sent",
     "bytes_received",
@@ -93,10 +94,17 @@ def summarize(
         "rows_dropped": count(rollouts, "rows_dropped") or 0,
         "restarts": count(table, "restarts") or 0,
         "episodes_cut": count(table, "episodes_cut") or 0,
+        "steps_lost": _lost(count(rollouts, "env_steps"), *(count(trainer, name) for name in _RECORDED)),
         "hosts": hosts,
         "trainer_shares": {name: _share(trainer, column, elapsed) for name, column in _SHARES.items()},
         **more,
     }
+
+
+def _lost(taken: float | None, *recorded: float | None) -> float:
+    """Steps that rollouts have taken and training has neither recorded nor left out for their age: beyond the end, in a
+    process that died, or under way when the trainer was sent SIGTERM."""
+    return max(0.0, (taken or 0.0) - sum(count or 0.0 for count in recorded))
 
 
 def _last(rows: Floats, name: str) -> float | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +17,29 @@ import numpy as np
 import pytest
 
 from ddrl.channels.lane import Lane, StepWriter
-from ddrl.core.errors import ChannelError
+from ddrl.core.errors import ChannelError, MessageError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.keeper import MIN_WORK, Deaths
-from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, summary
-from tests.waiting import wait_until
+from ddrl.telemetry import Run, attach, run_status
+from tests.run.launch import (
+    MPI_ENVIRONMENT,
+    TINY,
+    UNTIL_STOPPED,
+    ddrl,
+    mpirun,
+    mpirun_command,
+    segments_of,
+    settings,
+    summary,
+    wait_for_checkpoint,
+)
+from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
+
+DDRL = [sys.executable, "-m", "ddrl.run"]
 
 KILL, CRASH, STOP, ERROR = signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP, 0
 ALL = (KILL, CRASH, STOP)  # names of processes have 15 letters: "ddrl 1 evaluato"
@@ -205,13 +222,15 @@ def test_rows_of_a_rollout_killed_at_any_moment_are_whole_and_its_successor_begi
                     produce(name, incarnation)
                 finally:
                     os._exit(1)
-            seen = 0
-            while seen < 1 + incarnation % 7 or (incarnation % 10 == 9 and len(lane) < 8):  # or it waits at a full lane
-                count = 0 if incarnation % 10 == 9 and seen > 6 else lane.pop(rows)
-                seen += count
-                expected = check_rows(rows[:count], incarnation, expected)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+            try:
+                seen = 0
+                while seen < 1 + incarnation % 7 or (incarnation % 10 == 9 and len(lane) < 8):  # or it waits for room
+                    count = 0 if incarnation % 10 == 9 and seen > 6 else lane.pop(rows)
+                    seen += count
+                    expected = check_rows(rows[:count], incarnation, expected)
+            finally:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             lane.hand_over()
             while count := lane.pop(rows):
                 expected = check_rows(rows[:count], incarnation, expected)
@@ -225,7 +244,7 @@ def check_rows(rows: np.ndarray, incarnation: int, expected: int) -> int:
     for row in rows:
         step = int(row["step"])
         number = step % (1 << 20)
-        assert row["policy_version"] == incarnation
+        assert row["policy_version"] == step >> 20 == incarnation
         assert step == expected if number else step != expected or step == 0
         assert row["reward"] == number
         assert (row["state"] == number).all()
@@ -255,3 +274,81 @@ def test_members_offer_themselves_to_the_kernel_when_memory_is_short() -> None:
         keeper.end(0.0)
         keeper.close()
     assert math.isfinite(child.end(0.0).cpu_seconds)
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+def test_rollouts_are_added_and_taken_away_while_a_run_continues(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1", "run.max_processes=3", "rollout.max_policy_lag=5")
+    with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
+        wait_for_checkpoint(run, job)
+        assert run_status(run).keeper == job.pid
+        with attach(run, timeout=PATIENCE) as control:
+            assert rollouts_of(run) == 1  # nobody waits for the places that are empty
+            control.set("run.processes", 3)
+            wait_until(lambda: rollouts_of(run) == 3, "no rollout was added")
+            control.set("run.processes", 1)
+            wait_until(lambda: rollouts_of(run) == 1, "no rollout was taken away")
+            control.set("run.processes", 2)
+            wait_until(lambda: rollouts_of(run) == 2, "no rollout was added again")
+            with pytest.raises(MessageError, match=r"places for 3 rollouts.*run\.max_processes"):
+                control.set("run.processes", 4)
+            control.stop()
+        assert job.wait(PATIENCE) == 0
+    with Run(run) as finished:
+        steps = finished.latest().column("env_steps")[-1, -3:]
+        incarnations = finished.latest().column("incarnation")[-1, -3:]
+    assert (steps > 0).all()
+    assert incarnations.tolist() == [0.0, 1.0, 0.0]
+    assert summary(run)["restarts"] == 0
+    assert segments_of(run) == []
+
+
+def rollouts_of(run: Path) -> int:
+    """Rollouts that run now."""
+    return sum("rollout" in name for name in processes_of_children(run))
+
+
+def processes_of_children(run: Path) -> list[str]:
+    """Names of the keeper's children."""
+    keeper = run_status(run).keeper
+    children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
+    return [Path(f"/proc/{pid}/comm").read_text() for pid in children]
+
+
+def test_rows_that_wait_in_lanes_are_learned_when_the_run_is_told_to_end_at_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1", "channels.lane_rows=4096", "replay.samples_per_insert=2000")
+    with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
+        wait_until(lambda: steps_ahead(run) > 2000, "the lane did not fill")
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(PATIENCE) == 130
+    assert summary(run)["steps_lost"] < 1000
+
+
+def steps_ahead(run: Path) -> float:
+    """Steps that rollouts have taken and training has not recorded."""
+    if not (run / "status.json").exists():
+        return 0.0
+    with Run(run) as running:
+        steps = running.latest().column("env_steps")
+    return float(steps[-1, -1] - steps[-1, 0]) if len(steps) else 0.0
+
+
+def test_under_mpirun_the_limit_on_processes_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fault = f"keeper 1:Keeper._start_fork:1:{errno.EAGAIN}"
+    done = subprocess.run(
+        mpirun_command(6, *TINY, *settings(f"run.dir={run}", "cluster.relays=2")),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(Path(__file__).parent / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
+        check=False,
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("ulimit -u") == 1, done.stderr
+    assert "no process can be started for the rollout (0 run): Resource temporarily unavailable" in done.stderr
+    assert segments_of(run) == []

@@ -1,9 +1,10 @@
 """One process of a job raises an exception in one function.
 
 Python loads this at its start where its folder is on PYTHONPATH.
-DDRL_TEST_FAULT = "WHO:QUALIFIED.NAME:COUNT": process WHO fails at the COUNT-th call of that function of ddrl in its
-main thread. WHO is what the process is named after "ddrl": a rank, or "keeper HOST"; a process that has no name yet is
-known by the rank that mpirun gave it. A profile hook sees every call, so any function can fail without a line in the
+DDRL_TEST_FAULT = "WHO:QUALIFIED.NAME:COUNT[:ERRNO]": process WHO fails at the COUNT-th call of that function of ddrl
+in its main thread, with an OSError where there is an ERRNO. WHO is what the process is named after "ddrl": a rank, or
+"keeper HOST"; a process that has no name yet is known by the rank that mpirun gave it. A profile hook sees every call,
+so any function can fail without a line in the
 library.
 """
 
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 
-_who, _name, _count = (os.environ.get("DDRL_TEST_FAULT", "-1::0") + "::").split(":")[:3]
+_who, _name, _count, _errno = (os.environ.get("DDRL_TEST_FAULT", "-1::0") + ":::").split(":")[:4]
 _calls = 0
 
 
@@ -22,6 +23,8 @@ def _look(frame, event, _argument):
         _calls += 1
         if _calls == int(_count):
             sys.setprofile(None)
+            if _errno:
+                raise OSError(int(_errno), os.strerror(int(_errno)))
             raise RuntimeError(f"the injected fault in {_name}")
 
 
