@@ -160,12 +160,11 @@ class Exchange:
 def withdraw(
     comms: Sequence[MPI.Comm],
     parts: Iterable[Part],
-    limit: float = WITHDRAW_SECONDS,
     meanwhile: Callable[[], object] = nothing,
 ) -> bool:
     """End every request of this rank, together with all other ranks of `comms`, which must do the same: receives are
     cancelled, and messages of others are taken and thrown away until no rank has a send left (Hoefler, Siebert and
-    Lumsdaine 2010, nonblocking consensus). False after `limit` seconds, where some rank did not begin: then memory that
+    Lumsdaine 2010, nonblocking consensus). False after WITHDRAW_SECONDS, where some rank did not begin: then memory that
     MPI may still touch is never freed, and neither where `meanwhile`, called between polls, raises."""
     from mpi4py import MPI
 
@@ -181,7 +180,7 @@ def withdraw(
     status = MPI.Status()
     statuses: list[MPI.Status] = []
     try:
-        while time.perf_counter() - begun < limit:
+        while time.perf_counter() - begun < WITHDRAW_SECONDS:
             for comm in comms:
                 while (message := comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
                     taken.append(np.empty(status.Get_count(MPI.BYTE), np.uint8))

@@ -703,11 +703,10 @@ def _simulated_times(plan: Plan, network: Network, versions_in_flight: int) -> t
 # -- checks before anything starts
 
 
-def check_cluster(config: Config, hosts: int, nbytes: int | None = None) -> list[str]:
+def check_cluster(config: Config, hosts: int) -> list[str]:
     """Raise ConfigError where models cannot travel to `hosts` hosts beside the trainer's with these settings, and
-    MissingExtraError where a package is missing; the settings that will have no effect, a line each.
-
-    `nbytes` of a model, None where it is not known yet. O(messages of a plan)."""
+    MissingExtraError where a package is missing; the settings that will have no effect, a line each. O(messages of a
+    plan)."""
     cluster = config.cluster
     scheme = load_scheme(cluster.scheme)
     codec = codecs.load_codec(cluster.codec)
@@ -734,7 +733,7 @@ def check_cluster(config: Config, hosts: int, nbytes: int | None = None) -> list
             for name in ("scheme", "shards", "chunk_bytes", "codec", "closed_loop")
             if getattr(cluster, name) != getattr(usual, name)
         ]
-    size = hosts * ALIGNMENT if nbytes is None else nbytes
+    size = hosts * ALIGNMENT  # of a model, which is not known yet
     situation = Situation(
         usual_network(hosts), size, cluster.versions_in_flight, cluster.shards, min(cluster.chunk_bytes, size)
     )

@@ -212,13 +212,8 @@ _NAMED = {
     ),
     "learner/engine.py": (
         (
-            "a second gradient replaces the first",
-            'arguments["add"] = add or bool(places & written)',
-            'arguments["add"] = add',
-        ),
-        (
             "a derivative by an input is lost",
-            "slopes.add(of, (slope * columns.scale).view(of.shape))",
+            "slopes.add(of, (slope * columns.scale.on(slope.device).factor).view(of.shape))",
             "slopes.add(of, torch.zeros_like(of))",
         ),
     ),
@@ -241,7 +236,7 @@ _NAMED = {
         ),
     ),
     "learner/algorithms/td3.py": (
-        ("the actor learns at every update", "if self.updates % self._settings.actor_delay:", "if False:"),
+        ("the actor learns at every update", "self.updates % self._settings.actor_delay == 0", "True"),
         (
             "target noise is not clipped",
             "return noise.clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)",
@@ -302,7 +297,7 @@ _NAMED = {
     "distribution/chunks.py": (
         (
             "checksums are not compared",
-            "elif self._checksum(payload) ^ self._checksum(headers.before_checksum(index)) != checksum:",
+            "elif wanted != self.headers.checksum(index, payload):",
             "elif False:",
         ),
         (
@@ -320,7 +315,7 @@ _NAMED = {
         ),
         (
             "versions leave before they are used",
-            "if self._in_use is not None and not self._in_use(self._sent_version):",
+            "if self._in_use is not None and not self._in_use(self.sent_version):",
             "if False:",
         ),
         ("confirmed before it is used", "and not self._in_use(report.version)", "and False"),
@@ -425,6 +420,7 @@ _NAMED = {
         ),
     ),
     "evaluate.py": (("a changed environment passes", "if env.spec != saved.model.spec:", "if False:"),),
+    "kernel/plain_networks.hpp": (("a second gradient replaces the first", "if (first) *first = true;", ""),),
     "kernel/replay/selectors.hpp": (
         ("the past does not fade", "std::exp2(-shift / half_life_)", "std::exp2(-0.0 / half_life_)"),
         ("new picks have priority 1", "max_priority_ = std::max(max_priority_, priority[i]);", ""),
