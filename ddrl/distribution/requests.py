@@ -163,9 +163,9 @@ def withdraw(
     meanwhile: Callable[[], object] = nothing,
 ) -> bool:
     """End every request of this rank, together with all other ranks of `comms`, which must do the same: receives are
-    cancelled, and messages of others are taken and thrown away until no rank has a send left (Hoefler, Siebert and
-    Lumsdaine 2010, nonblocking consensus). False after WITHDRAW_SECONDS, where some rank did not begin: then memory that
-    MPI may still touch is never freed, and neither where `meanwhile`, called between polls, raises."""
+    cancelled, and messages of others are received and dropped until no rank has a send left (Hoefler, Siebert and
+    Lumsdaine 2010, nonblocking consensus). False after WITHDRAW_SECONDS, where some rank did not begin: then memory
+    that MPI may still touch is never freed, and neither where `meanwhile`, called between polls, raises."""
     from mpi4py import MPI
 
     posted: list[Posted] | None = [part.posted() for part in parts]

@@ -189,8 +189,8 @@ struct PyStepWriter : ddrl::StepWriter {
 
     PyStepWriter(nb::object ring, size_t row_bytes, const std::vector<ColumnEntry>& table, const Form& observations,
                  size_t stack, uint32_t first_stream, std::string id, bool drop_nonfinite, uint32_t first_step)
-        : ddrl::StepWriter(nb::cast<PyRing*>(ring), format_of(row_bytes, table, stack), first_stream,
-                           drop_nonfinite ? ddrl::NonFinite::drop : ddrl::NonFinite::refuse, first_step),
+        : ddrl::StepWriter(nb::cast<PyRing*>(ring), format_of(row_bytes, table, stack), first_stream, drop_nonfinite,
+                           first_step),
           ring_owner(std::move(ring)),
           observation{observations.first, observations.second, 0},
           action(field_of(column_named(table, "action"))),

@@ -245,16 +245,16 @@ public:
         return replay_.record_rows(view.data(), static_cast<u32>(view.bytes() / rows_.row_bytes), rows_);
     }
 
-    u32 add_selector(const std::string& kind, const Parameters& parameters) {
-        auto selector = find_selector_kind(kind).make(Random(seed_, 1 + replay_.selector_count()),
-                                                      replay_.options().capacity, parameters);
+    // `given`: the name of a kind, or a selector in Python.
+    u32 add_selector(nb::object given, const Parameters& parameters) {
+        std::unique_ptr<PickSelector> selector;
+        if (PyUnicode_Check(given.ptr()))
+            selector = find_selector_kind(nb::cast<std::string>(given))
+                           .make(Random(seed_, 1 + replay_.selector_count()), replay_.options().capacity, parameters);
+        else
+            selector = std::make_unique<ForeignSelector>(std::move(given), strategies_);
         Unlocked unlocked(strategies_);
         return replay_.add_selector(std::move(selector));
-    }
-    u32 add_foreign_selector(nb::object selector) {
-        auto foreign = std::make_unique<ForeignSelector>(std::move(selector), strategies_);
-        Unlocked unlocked(strategies_);
-        return replay_.add_selector(std::move(foreign));
     }
 
     nb::object get_batch(u32 size, u32 selector, const nb::callable& make) {
@@ -383,8 +383,7 @@ void bind_replay(nb::module_& module) {
         .def("cut_streams", without_gil(&Replay::cut_streams))
         .def_static(
             "selector_defaults", [](const std::string& kind) { return find_selector_kind(kind).defaults; }, "kind"_a)
-        .def("add_selector", &ReplayCore::add_selector, "kind"_a, "parameters"_a)
-        .def("add_foreign_selector", &ReplayCore::add_foreign_selector, "selector"_a)
+        .def("add_selector", &ReplayCore::add_selector, "selector"_a, "parameters"_a)
         .def("keep_selectors", without_gil(&Replay::keep_selectors), "count"_a)
         .def("set_importance_exponent", without_gil(&Replay::set_importance_exponent), "selector"_a, "exponent"_a)
         .def("get_batch", &ReplayCore::get_batch, "batch_size"_a, "selector"_a, "make"_a,

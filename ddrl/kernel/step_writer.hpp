@@ -40,10 +40,8 @@ struct RowFormat {
 
 enum class RowKind : uint32_t { step = 0, terminated = 1, truncated = 2 };
 
-// What to do with a reward or state that is NaN or infinite.
-enum class NonFinite { refuse, drop };
-
-// Thrown where one is refused; nothing of the vector step was written.
+// Thrown for a reward or state that is NaN or infinite, unless such rows are dropped; nothing of the vector step was
+// written.
 struct NonFiniteValue {
     size_t env;
     uint32_t step;  // of the environment's episode
@@ -64,11 +62,11 @@ class StepWriter {
 public:
     // first_step: of the first episodes. A writer that follows one that has died takes a number that no reader expects,
     // so that its first rows are never joined to an episode of the dead one.
-    StepWriter(Ring* ring, RowFormat format, uint32_t first_stream, NonFinite nonfinite, uint32_t first_step = 0)
+    StepWriter(Ring* ring, RowFormat format, uint32_t first_stream, bool drop_nonfinite, uint32_t first_step = 0)
         : ring_(ring),
           format_(std::move(format)),
           first_stream_(first_stream),
-          nonfinite_(nonfinite),
+          drop_nonfinite_(drop_nonfinite),
           first_step_(first_step) {
         packed_bytes_ = format_.state.offset + format_.state.bytes;
         for (const RowFormat::Further& column : format_.columns)
@@ -171,7 +169,7 @@ private:
             at.step_is_finite = reward && state;
             at.end_is_finite = !ends || finite_state(given.next_state, env);
             if (!at.step_is_finite || !at.end_is_finite) [[unlikely]] {
-                if (nonfinite_ == NonFinite::refuse)
+                if (!drop_nonfinite_)
                     throw NonFiniteValue{env, at.step, !state ? "state" : !reward ? "reward" : "final state"};
                 nonfinite_rows_ += 1 + (ends && !at.step_is_finite);
             }
@@ -248,7 +246,7 @@ private:
     Ring* ring_;
     RowFormat format_;
     uint32_t first_stream_;
-    NonFinite nonfinite_;
+    bool drop_nonfinite_;
     uint32_t first_step_;
     size_t packed_bytes_;  // of a row, without the padding at its end
     std::vector<Environment> environments_;

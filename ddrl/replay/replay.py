@@ -359,7 +359,7 @@ class ExperienceReplay:
             if isinstance(selector, KernelSelector):
                 return self.new_pick_selector(selector.name, **(selector.options | options))
             check_selector(selector)
-            handle = self._core.add_foreign_selector(selector)
+            handle = self._core.add_selector(selector, {})
             self._selectors.append({"selector": selector.name, "foreign": True})
             return handle
         chosen = selector_options(selector, options)

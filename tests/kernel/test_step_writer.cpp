@@ -5,7 +5,6 @@
 
 #include "expect.hpp"
 
-using ddrl::NonFinite;
 using ddrl::Ring;
 using ddrl::RowFormat;
 using ddrl::StepWriter;
@@ -41,8 +40,11 @@ struct Fixture {
     uint64_t version = 0;
     int broken = -1;  // environment whose newest frame holds a NaN
 
-    explicit Fixture(size_t capacity, NonFinite nonfinite = NonFinite::refuse)
-        : memory(prepare(capacity)), ring(memory.get()), consumer(memory.get()), writer(&ring, format, 10, nonfinite) {
+    explicit Fixture(size_t capacity, bool drop_nonfinite = false)
+        : memory(prepare(capacity)),
+          ring(memory.get()),
+          consumer(memory.get()),
+          writer(&ring, format, 10, drop_nonfinite) {
         writer.start(2);
     }
     static Memory prepare(size_t capacity) {
@@ -155,7 +157,7 @@ static void a_nan_is_refused_with_its_environment_and_step_and_nothing_is_writte
 }
 
 static void a_dropped_nan_leaves_a_gap_that_no_later_row_closes() {
-    Fixture f(64, NonFinite::drop);
+    Fixture f(64, true);
     f.write();  // step 0
     f.terminated[1] = true;
     f.broken = 1;
