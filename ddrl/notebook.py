@@ -20,6 +20,7 @@ from functools import partial
 from html import escape
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
@@ -91,6 +92,9 @@ def start(
     task: str | Path | Mapping[str, Any] = "",
     settings: Mapping[str, Any] | None = None,
     *,
+    env: Any = None,
+    network: Any = None,
+    algorithm: Any = None,
     ranks: int = 0,
     root: str | Path = "runs",
     wait: float = 60.0,
@@ -99,17 +103,23 @@ def start(
 
     `task`: as on the command line, "lunarlander" or a settings file; "": the one of env.id. `settings`: {"learner.lr":
     5e-4, ...} as after --set; without a task they are given alone. `ranks`: 0 for local processes,
-    else under mpirun with so many. Raises DdrlError with the run's own words where it ends at once."""
+    else under mpirun with so many.
+
+    `env`, `network`, `algorithm` and values of `settings` may be classes or functions, of a module, of this notebook or
+    of the script that runs: what `__main__` defines is written into RUN/cells, one readable file a role (`ddrl.cells`).
+    Raises DdrlError with the run's own words where it ends at once, ConfigError for code that cannot be written."""
     if isinstance(task, Mapping):
         settings = {**task, **(settings or {})}
         task = ""
-    settings = dict(settings or {})
+    given = {"env.id": env, "learner.network": network, "learner.algorithm": algorithm}
+    settings = {**(settings or {}), **{name: value for name, value in given.items() if value is not None}}
     root = Path(root).absolute()
     path = Path(
         settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_next()}"
     ).absolute()
     if (path / "config.toml").exists():
         raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
+    settings |= _code_names(settings, path)
     arguments = [sys.executable, "-m", "ddrl.run", *([str(task)] if task else []), "--set", f"run.dir={path}"]
     for name, value in settings.items():
         arguments += ["--set", f"{name}={_toml(value)}"]
@@ -136,6 +146,49 @@ def start(
     if run.state == "failed":
         raise DdrlError(f"the run ended at once: {_reason(run.last_words(60))} (all it said: {log})")
     return run
+
+
+def _code_names(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """The settings that are code, by the names that other processes import it by. What only this process has is written
+    into the run directory first."""
+    main = sys.modules["__main__"].__name__
+    names: dict[str, str] = {}
+    roles: dict[str, Any] = {}
+    for setting, value in settings.items():
+        module = getattr(value, "__module__", None)
+        if isinstance(value, str | int | float | Mapping | list | tuple) or value is None:
+            continue
+        if isinstance(value, type | FunctionType) and module != main:
+            if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is not value:
+                raise ConfigError(
+                    f"{setting}: {value.__qualname__} of {module} cannot be imported by that name: define it at the "
+                    "top of its module"
+                )
+            names[setting] = f"{module}:{value.__qualname__}"
+        else:
+            roles[setting] = value
+    _refuse_registered_here(settings.get("env.id"))
+    if roles:
+        from ddrl.cells import write_cells
+
+        try:
+            names |= write_cells(roles, path)
+        except ConfigError:
+            shutil.rmtree(path / "cells", ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.rmdir()
+            raise
+    return names
+
+
+def _refuse_registered_here(env_id: Any) -> None:
+    """ConfigError for an id that a cell has registered: no other process knows it."""
+    registry: Mapping[str, Any] = getattr(sys.modules.get("gymnasium"), "registry", {})
+    entry = getattr(registry.get(env_id) if isinstance(env_id, str) else None, "entry_point", None)
+    if getattr(entry, "__module__", None) == "__main__" or str(entry).startswith("__main__:"):
+        raise ConfigError(
+            f"env.id = {env_id} is registered in this process alone: give the class or function itself, env=..."
+        )
 
 
 def _takes_commands(path: Path) -> bool:

@@ -12,7 +12,10 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 import re
+import sys
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +62,7 @@ def load(setting: str, kind: str, name: str) -> Any:
     if not attribute:
         module_name = f"{kind}.{name}" if _module_of(kind) is None else kind
     try:
-        module = importlib.import_module(module_name)
+        module = import_code(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the module itself imports
@@ -75,6 +78,36 @@ def load(setting: str, kind: str, name: str) -> Any:
         if found.__module__ == module_name and vars(found).get("name") == name:
             return found
     raise AssertionError(f"{module_name} holds no class whose name is {name!r}")
+
+
+def import_code(name: str) -> ModuleType:
+    """Import the module that a setting names: cells_ID.ROLE is code of a notebook's cells, in a run directory that this
+    process or one above it has named by `mount_cells`."""
+    package = name.partition(".")[0]
+    folder = os.environ.get(cells_variable(package))
+    if folder is not None and package not in sys.modules:
+        made = ModuleType(package)
+        made.__path__ = [folder]
+        sys.modules[package] = made
+    return importlib.import_module(name)
+
+
+def mount_cells(run: Path, names: Iterable[str]) -> None:
+    """Let this process and its children import what these names of settings mean in the run directory."""
+    for name in names:
+        package = name.partition(".")[0]
+        if package.startswith("cells_"):
+            os.environ[cells_variable(package)] = str(run.absolute() / "cells")
+
+
+def cells_variable(package: str) -> str:
+    """The environment variable that holds the folder of a package of cells."""
+    return f"DDRL_{package.upper()}"
+
+
+def mounted_cells() -> dict[str, str]:
+    """The environment variables by which this process finds packages of cells."""
+    return {name: value for name, value in os.environ.items() if name.startswith("DDRL_CELLS_")}
 
 
 def slice_module(name: str, asked_by: str) -> ModuleType:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddrl import current_name
+from ddrl.core import plugins
 from ddrl.core.errors import RunDirError
 
 OWN = "ddrl.admix"  # its factories take no names of code; those of ddrl.envs.partial do
@@ -38,6 +39,7 @@ def check_trust(run: Path, code: Mapping[str, str], *, trust: bool) -> None:
             "by you on this machine: look at that code, then say --trust once"
         )
     remember_trust(run, unknown)
+    plugins.mount_cells(run, code.values())
 
 
 def remember_trust(run: Path, code: Mapping[str, str]) -> None:
@@ -65,8 +67,19 @@ def _names(tree: Mapping[str, Any] | Sequence[Any], prefix: str) -> Iterable[tup
 
 
 def _digest(run: Path, name: str) -> str:
-    text = "\0".join((str(run.resolve()), name, _origin(name.rpartition(":")[0])))
+    origin = _content(run / "cells") if name.startswith("cells_") else _origin(name.rpartition(":")[0])
+    text = "\0".join((str(run.resolve()), name, origin))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+
+
+def _content(folder: Path) -> str:
+    """A digest of the files that a run has of a notebook's cells: they lie in its directory, where others may change
+    them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*")):
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _origin(module: str) -> str:

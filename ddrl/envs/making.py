@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, MissingExtraError
+from ddrl.core.plugins import import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import has_picture, shown
 from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
@@ -124,7 +125,7 @@ def _find_registered(env_id: str) -> Registered:
 
 def _import_module(env_id: str, module_name: str) -> Any:
     try:
-        return importlib.import_module(module_name)
+        return import_code(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the user's module imports

@@ -16,7 +16,6 @@ which costs one matrix product instead of two.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line, user_error
+from ddrl.core.plugins import import_code
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
@@ -489,7 +489,7 @@ def _user_network(name: str, spec: EnvSpec) -> nn.Module:
             f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class"
         )
     try:
-        module = importlib.import_module(module_name)
+        module = import_code(module_name)
     except ImportError as error:
         raise NetworkError(
             f"{what}: cannot import {module_name}: {first_line(error)}; is it installed, or on PYTHONPATH?"

@@ -24,6 +24,7 @@ from ddrl.channels.board import PROCESSES, Blob, Board, Command, CounterRow, Cou
 from ddrl.channels.lane import Lane, MessageLane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
+from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, DdrlError, user_error, user_frame
@@ -56,6 +57,7 @@ class _TopologyMessage(msgspec.Struct, frozen=True):
     spec: EnvSpec
     declaration: Declaration
     ranks: tuple[Assignment, ...]
+    cells: dict[str, str]  # environment variables: where code of a notebook's cells lies
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,17 @@ class Topology:
 
     def to_bytes(self) -> bytes:
         """Serialized for blobs and messages."""
-        message = _TopologyMessage(self.run_id, config_to_toml(self.config), self.spec, self.declaration, self.ranks)
+        config = config_to_toml(self.config)
+        message = _TopologyMessage(
+            self.run_id, config, self.spec, self.declaration, self.ranks, plugins.mounted_cells()
+        )
         return msgspec.msgpack.encode(message)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Topology:
-        """Read what `to_bytes` wrote."""
+        """Read what `to_bytes` wrote; this process imports code of cells from where the writer does."""
         message = msgspec.msgpack.decode(data, type=_TopologyMessage)
+        os.environ.update(message.cells)
         config = config_from_toml(message.config_toml, "the run's topology")
         return cls(message.run_id, config, message.spec, message.declaration, message.ranks)
 

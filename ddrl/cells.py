@@ -1,0 +1,345 @@
+"""Classes and functions of a notebook's cells, or of a script, as files that every process of a run imports.
+
+A run's processes cannot import what only `__main__` has. So the code of each role (environment, network, algorithm and
+the like) is written from the source of the executed cells into one readable file, RUN/cells/ROLE.py, with only what
+that role needs: the definition, whatever it uses of other definitions, the imports that bring its names, and constants
+by their present values. Nothing is pickled. What cannot be written so (computed objects, closures, methods that were
+replaced) is refused by name, and a fresh process imports the files and compares their code with the living one before
+a run starts.
+
+    python -m ddrl.cells PACKAGE ROLE:NAME ...      what that fresh process runs: prints digests of the code as JSON
+"""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import builtins
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+import symtable
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddrl.core.errors import ConfigError
+from ddrl.core.plugins import cells_variable
+
+FOLDER = "cells"  # in the run directory
+CHECK_SECONDS = 120.0  # [s] for a fresh process to import the files
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def executed_sources() -> list[str]:
+    """The sources of the cells of this notebook in the order of their execution, or that of the script that runs."""
+    main = sys.modules["__main__"]
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        return [str(cell) for cell in shell.user_ns.get("In", [])]
+    file = getattr(main, "__file__", None)
+    if file is None:
+        raise ConfigError(
+            "this Python keeps no source of what is typed into it: write the class into a file, or use a notebook"
+        )
+    return [Path(file).read_text()]
+
+
+def write_cells(roles: Mapping[str, Any], run: Path) -> dict[str, str]:
+    """Write the code of each role, by the setting that names it ("env.id"), into RUN/cells; the names of what was
+    written, as settings take them.
+
+    ConfigError names what cannot be written, or is not as its cell says."""
+    package = f"cells_{secrets.token_hex(4)}"
+    folder = run / FOLDER
+    cells = Cells(vars(sys.modules["__main__"]), executed_sources())
+    files = {setting: cells.file_of(setting, value) for setting, value in roles.items()}
+    folder.mkdir(parents=True)
+    names: dict[str, str] = {}
+    for setting, value in roles.items():
+        role = setting.rpartition(".")[2] if setting != "env.id" else "env"
+        files[setting].write(folder / f"{role}.py")
+        names[setting] = f"{package}.{role}:{value.__name__}"
+    os.environ[cells_variable(package)] = str(folder)
+    _check(package, {name.partition(".")[2]: roles[setting] for setting, name in names.items()})
+    return names
+
+
+@dataclass
+class CellFile:
+    """The text of one role's module."""
+
+    doc: str
+    imports: dict[str, None] = field(default_factory=dict[str, None])  # lines, in order
+    constants: dict[str, str] = field(default_factory=dict[str, str])  # expression by name
+    arrays: dict[str, Any] = field(default_factory=dict[str, Any])
+    definitions: list[str] = field(default_factory=list[str])
+
+    def write(self, path: Path) -> None:
+        """Write the module, and a file beside it for each array."""
+        imports = list(self.imports)
+        lines = [f"{name} = {value}" for name, value in self.constants.items()]
+        for name, array in self.arrays.items():
+            file = f"{path.stem}.{name}.npy"
+            np.save(path.with_name(file), array, allow_pickle=False)
+            lines.append(f"{name} = _np.load(_Path(__file__).with_name({file!r}), allow_pickle=False)")
+        if self.arrays:
+            imports += ["from pathlib import Path as _Path", "import numpy as _np"]
+        imports.sort(key=lambda line: not line.startswith("from __future__"))
+        parts = [f'"""{self.doc}"""', "\n".join(imports), "\n".join(lines), *self.definitions]
+        path.write_text("\n\n".join(part for part in parts if part) + "\n")
+
+
+class Cells:
+    """The source of what was executed, beside the namespace that it made."""
+
+    def __init__(self, namespace: Mapping[str, Any], sources: Sequence[str]) -> None:
+        self._namespace = namespace
+        self._definitions: dict[str, str] = {}  # the newest source by name
+        self._imports: dict[str, list[tuple[str, str, str]]] = {}  # by name: (line, module, attribute or "")
+        self._future: dict[str, None] = {}
+        for source in sources:
+            try:
+                tree = ast.parse(source)
+            except SyntaxError:
+                continue  # of a cell that never ran
+            for statement in tree.body:
+                self._note(statement, source)
+
+    def _note(self, statement: ast.stmt, source: str) -> None:
+        if isinstance(statement, Definition):
+            first = min([statement.lineno, *(decorator.lineno for decorator in statement.decorator_list)])
+            lines = source.splitlines()[first - 1 : statement.end_lineno]
+            self._definitions[statement.name] = "\n".join(lines)
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                line = ast.unparse(ast.Import([alias]))
+                bound = alias.asname or alias.name.partition(".")[0]
+                self._imports.setdefault(bound, []).append((line, alias.name if alias.asname else bound, ""))
+        elif isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                line = ast.unparse(ast.ImportFrom(statement.module, [alias], statement.level))
+                if statement.module == "__future__":
+                    self._future[line] = None
+                else:
+                    place = (line, statement.module or "", alias.name)
+                    self._imports.setdefault(alias.asname or alias.name, []).append(place)
+
+    def file_of(self, setting: str, value: Any) -> CellFile:
+        """The module of a role; ConfigError where part of it cannot be written."""
+        if not isinstance(value, type | FunctionType):
+            raise ConfigError(
+                f"{setting} is a {type(value).__name__}: give the class, or a function that makes one, not what it made"
+            )
+        made = CellFile(f"{value.__name__} of a notebook or script, as it was when the run was started.")
+        made.imports |= self._future
+        self._add(value.__name__, value, setting, made, set())
+        return made
+
+    def _add(self, name: str, value: Any, user: str, made: CellFile, seen: set[str]) -> None:
+        """Let the module have `name`, which `user` needs."""
+        if name in seen:
+            return
+        seen.add(name)
+        if self._import(name, value, made):
+            return
+        if isinstance(value, type | FunctionType) and value.__module__ == self._namespace["__name__"]:
+            self._define(name, value, user, made, seen)
+        elif (literal := _literal(value)) is not None:
+            made.constants[name] = literal
+        elif isinstance(value, np.ndarray) and not cast(NDArray[Any], value).dtype.hasobject:
+            made.arrays[name] = value
+        else:
+            kind = type(cast(object, value)).__name__
+            raise ConfigError(
+                f"{user} uses {name}, a {kind} that was made in a cell and cannot be written into a "
+                f"file: make it inside {user}, or import it from a module"
+            )
+
+    def _import(self, name: str, value: Any, made: CellFile) -> bool:
+        """Whether an import brings the name: one that was executed, or by what the object says of itself."""
+        for line, module, attribute in reversed(self._imports.get(name, [])):
+            loaded = sys.modules.get(module)
+            if loaded is not None and (getattr(loaded, attribute, None) if attribute else loaded) is value:
+                # `import a.b` and `import a.c` both bind a.
+                lines = [line] if attribute else [each for each, of, _ in self._imports[name] if of == module]
+                made.imports |= dict.fromkeys(lines)
+                return True
+        if isinstance(value, ModuleType):
+            made.imports[f"import {value.__name__} as {name}"] = None
+            return True
+        module = getattr(value, "__module__", None)
+        own = getattr(value, "__qualname__", "")
+        if isinstance(value, type) or callable(value):
+            loaded = sys.modules.get(module) if isinstance(module, str) else None
+            if loaded is not None and module != self._namespace["__name__"] and getattr(loaded, own, None) is value:
+                made.imports[f"from {module} import {own} as {name}"] = None
+                return True
+        return False
+
+    def _define(self, name: str, value: Any, user: str, made: CellFile, seen: set[str]) -> None:
+        source = self._definitions.get(value.__name__)
+        if source is None or self._namespace.get(value.__name__) is not value:
+            raise ConfigError(
+                f"{user} uses {name}, which is no definition of a cell as it is now (it was made by a call, typed "
+                "where no source is kept, or defined anew since): write it with def or class, and run its cell again"
+            )
+        if value.__name__ != name:
+            self._add(value.__name__, value, user, made, seen)
+            made.definitions.append(f"{name} = {value.__name__}")
+            return
+        for base in getattr(value, "__bases__", ()):
+            current = self._namespace.get(base.__name__)
+            if base.__module__ == self._namespace["__name__"] and current is not base:
+                raise ConfigError(
+                    f"{name} has a base {base.__name__} that was defined anew: run the cell of {name} again"
+                )
+        at_once, later = _names(source)
+        for needed in at_once:
+            self._need(needed, name, made, seen)
+        made.definitions.append(source)
+        for needed in later:
+            self._need(needed, name, made, seen)
+
+    def _need(self, needed: str, user: str, made: CellFile, seen: set[str]) -> None:
+        if needed in self._namespace and not (needed.startswith("__") or self._is_builtin(needed)):
+            self._add(needed, self._namespace[needed], user, made, seen)
+
+    def _is_builtin(self, name: str) -> bool:
+        return getattr(builtins, name, self) is self._namespace[name]
+
+
+def _literal(value: Any) -> str | None:
+    """The value as an expression; None where it is none of plain numbers, texts and containers of them."""
+    if isinstance(value, np.generic) or (type(value).__module__ == "torch" and getattr(value, "ndim", 1) == 0):
+        value = cast(Any, value).item()
+    if isinstance(value, float):
+        return repr(value) if np.isfinite(value) else f"float({str(value)!r})"
+    kind = cast(Any, type(value))
+    if value is None or kind in (bool, int, complex, str, bytes):
+        return repr(value)
+    if kind not in (tuple, list, set, frozenset, dict):
+        return None
+    keys = list(map(_literal, value))
+    items = list(map(_literal, value.values())) if kind is dict else keys
+    if None in keys or None in items:
+        return None
+    if kind is dict:
+        return "{" + ", ".join(f"{key}: {item}" for key, item in zip(keys, items, strict=True)) + "}"
+    inside = ", ".join(map(str, items))
+    if kind is list:
+        return f"[{inside}]"
+    return f"({inside},)" if kind is tuple and items else f"{kind.__name__}([{inside}])"
+
+
+def _names(source: str) -> tuple[list[str], list[str]]:
+    """The global names that a definition uses: when it is executed (bases, decorators, defaults, annotations, bodies of
+    classes), and later (bodies of functions)."""
+    at_once: dict[str, None] = {}
+    later: dict[str, None] = {}
+
+    def visit(table: symtable.SymbolTable, now: bool) -> None:
+        now = now and table.get_type() != "function"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+                (at_once if now else later)[symbol.get_name()] = None
+        for child in table.get_children():
+            visit(child, now)
+
+    visit(symtable.symtable(source, "<cell>", "exec"), True)
+    return list(at_once), [name for name in later if name not in at_once]
+
+
+# -- the check in a fresh process --------------------------------------------------------------------------------------
+
+
+def digests(value: Any) -> dict[str, str]:
+    """Of the code of a function or of a class's methods, by name."""
+    return {name: hashlib.blake2b(_text(code).encode(), digest_size=8).hexdigest() for name, code in _codes(value)}
+
+
+def _codes(value: Any) -> Iterator[tuple[str, CodeType]]:
+    members: list[Any] = []
+    if isinstance(value, FunctionType):
+        yield value.__qualname__, value.__code__
+        members = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+    elif isinstance(value, type):
+        own: list[Any] = list(vars(value).values())
+        members = [one for one in own if not isinstance(one, type) or one.__qualname__.startswith(value.__qualname__)]
+    elif isinstance(value, staticmethod | classmethod):
+        members = [cast(Any, value).__func__]
+    elif isinstance(value, property):
+        members = [value.fget, value.fset, value.fdel]
+    for member in members:
+        yield from _codes(member)
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        return not isinstance(cell.cell_contents, type)  # that of super() names the class itself
+    except ValueError:
+        return False
+
+
+def _text(code: CodeType) -> str:
+    """What a piece of code does, in any process."""
+    constants = [_text(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    flags = code.co_flags & ~__future__.annotations.compiler_flag
+    return repr((code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount, flags))
+
+
+def _constant(value: Any) -> str:
+    return repr(sorted(map(repr, cast("frozenset[Any]", value)))) if isinstance(value, frozenset) else repr(value)
+
+
+def _check(package: str, roles: Mapping[str, Any]) -> None:
+    """Import the files in a fresh process; ConfigError where that fails or gives other code than lives here."""
+    command = [sys.executable, "-m", "ddrl.cells", package, *roles]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(
+            f"{', '.join(roles)} cannot be imported by itself within {CHECK_SECONDS:g} s: do what takes long inside "
+            "the class"
+        ) from None
+    lines = done.stderr.strip().splitlines()
+    if done.returncode:
+        said = lines[-1] if lines else f"exit status {done.returncode}"
+        raise ConfigError(f"{', '.join(roles)} cannot be imported by itself: {said}")
+    found: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
+    for role, value in roles.items():
+        here = digests(value)
+        for name in [*here, *found[role]]:
+            if here.get(name) != found[role].get(name):
+                raise ConfigError(
+                    f"{name} is not what its cell says (it was replaced, or its cell was changed without being run): "
+                    f"run the cell of {value.__name__} again, with everything inside it"
+                )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """See the module."""
+    from ddrl.core.plugins import import_code
+
+    package, *roles = arguments
+    found: dict[str, Any] = {}
+    for role in roles:
+        module, _, name = role.partition(":")
+        found[role] = digests(getattr(import_code(f"{package}.{module}"), name))
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

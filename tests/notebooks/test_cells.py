@@ -1,0 +1,282 @@
+"""Code of a notebook's cells becomes files that a run's processes import, or is refused by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ddrl import cells
+from ddrl.core import plugins, trust
+from ddrl.core.errors import ConfigError, RunDirError
+from tests.sources import ROOT, environment
+from tests.waiting import PATIENCE
+
+
+class Notebook:
+    """Cells that were executed, in a namespace that is `__main__`'s while code is written."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *sources: str) -> None:
+        self.sources: list[str] = []
+        main = ModuleType("__main__")
+        self.namespace = vars(main)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        monkeypatch.setattr(cells, "executed_sources", lambda: self.sources)
+        self.run(*sources)
+
+    def run(self, *sources: str) -> None:
+        for source in map(textwrap.dedent, sources):
+            self.sources.append(source)
+            exec(compile(source, "<cell>", "exec", dont_inherit=True), self.namespace)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.namespace[name]
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    before = set(os.environ)
+    yield lambda *sources: Notebook(monkeypatch, *sources)
+    for name in set(os.environ) - before:
+        del os.environ[name]
+
+
+def written(notebook: Notebook, folder: Path, name: str, setting: str = "env.id") -> Any:
+    """What another process would import: the object, after its file was written."""
+    names = cells.write_cells({setting: notebook[name]}, folder)
+    module, _, attribute = names[setting].partition(":")
+    return getattr(plugins.import_code(module), attribute)
+
+
+def test_a_class_comes_with_all_it_uses_and_with_nothing_else(notebook, tmp_path):
+    book = notebook(
+        """
+        from __future__ import annotations
+        import math
+        import os.path, json
+        import numpy as np
+        from collections import deque as queue
+        """,
+        """
+        SCALE = 3
+        UNUSED = object()
+        TABLE = np.arange(6.0).reshape(2, 3)
+        LIMITS = {"low": (-1.0,), "high": [float("inf"), 2], "names": {"a"}, 4: None}
+        HALF = np.float32(0.5)
+        """,
+        """
+        def unused():
+            return UNUSED
+
+        def half(x):
+            return x * HALF
+
+        def doubled(f):
+            def wrapper(*arguments):
+                return 2 * f(*arguments)
+            return wrapper
+        """,
+        """
+        class Base:
+            limit: queue = queue([1], maxlen=SCALE)
+
+            def root(self, x):
+                return math.sqrt(x)
+        """,
+        """
+        class Env(Base):
+            names = [key for key in LIMITS]
+
+            class Inner:
+                def place(self):
+                    return os.path.join("a", "b")
+
+            @doubled
+            def value(self, x):
+                def inside():
+                    return half(x) + self.root(TABLE[1, 2] - 1) + super(Env, self).root(4)
+                return inside()
+
+            @staticmethod
+            def table():
+                return TABLE
+
+            @property
+            def high(self):
+                return max(LIMITS["high"])
+        """,
+    )
+    made = written(book, tmp_path / "run", "Env")()
+    assert made.value(2.0) == book["Env"]().value(2.0) == 2 * (1.0 + 2.0 + 2.0)
+    np.testing.assert_array_equal(made.table(), book["TABLE"])
+    assert (made.high, made.limit.maxlen, made.Inner().place()) == (float("inf"), 3, "a/b")
+    assert made.names == ["low", "high", "names", 4]
+    text = (tmp_path / "run" / "cells" / "env.py").read_text()
+    assert "unused" not in text
+    assert "UNUSED" not in text
+    assert "json" not in text
+    assert text.index("class Base") < text.index("class Env")
+    assert sorted(path.name for path in (tmp_path / "run" / "cells").iterdir() if path.is_file()) == [
+        "env.TABLE.npy",
+        "env.py",
+    ]
+
+
+def test_the_present_value_and_the_latest_definition_count(notebook, tmp_path):
+    book = notebook("N = 1\ndef make():\n    return N\n", "N = 2\n", "def make():\n    return N + 10\n", "N = 3\n")
+    assert written(book, tmp_path / "run", "make")() == 13
+
+
+def test_an_alias_and_a_function_of_a_module_keep_their_names(notebook, tmp_path):
+    book = notebook(
+        "import numpy as np\nfrom math import sqrt as root\nrng = np.random.default_rng\n",
+        "def add(a, b=root(4)):\n    return a + b\n",
+        "plus = add\ndef make():\n    return plus(1), rng(0).random()\n",
+    )
+    assert written(book, tmp_path / "run", "make")() == (3.0, np.random.default_rng(0).random())
+
+
+def test_code_that_draws_in_a_run_needs_no_torch(notebook, tmp_path):
+    pytest.importorskip("torch", reason="needs the extra [train]")
+    book = notebook(
+        "import torch\n",
+        "HIDDEN = torch.tensor(8)\n",
+        "class Net(torch.nn.Linear):\n    def __init__(self, spec):\n        super().__init__(HIDDEN, 2)\n",
+        "class Env:\n    size = 3\n",
+    )
+    roles = {"learner.network": book["Net"], "env.id": book["Env"]}
+    names = cells.write_cells(roles, tmp_path / "run")
+    assert [name.partition(".")[2] for name in names.values()] == ["network:Net", "env:Env"]
+    assert "torch" not in (tmp_path / "run" / "cells" / "env.py").read_text()
+    assert "HIDDEN = 8" in (tmp_path / "run" / "cells" / "network.py").read_text()
+
+
+REFUSED = {
+    "an instance": ("class A: pass\na = A()\ndef f():\n    return a\n", "f uses a, a A that was made in a cell"),
+    "a computed object": ("a = open('/dev/null')\ndef f():\n    return a\n", "f uses a, a TextIOWrapper"),
+    "an array of objects": (
+        "import numpy as np\na = np.array([object()])\ndef f():\n    return a\n",
+        "uses a, a ndarray",
+    ),
+    "a lambda": ("g = lambda: 1\ndef f():\n    return g()\n", "f uses g, which is no definition of a cell"),
+    "a closure": (
+        "def outer(n):\n    def inner():\n        return n\n    return inner\ng = outer(3)\ndef f():\n    return g()\n",
+        "f uses g, which is no definition of a cell",
+    ),
+    "a base defined anew": (
+        "class A: pass\nclass f(A): pass\nclass A: pass\n",
+        "f has a base A that was defined anew: run the cell of f again",
+    ),
+    "a patched method": (
+        "class f:\n    def step(self): return 1\ndef other(self): return 2\nf.step = other\n",
+        "other is not what its cell says",
+    ),
+    "a name that is missing": ("def g(): pass\n@g\ndef f(): pass\n", "f is a NoneType: give the class"),
+}
+
+
+@pytest.mark.parametrize(("source", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_written_is_refused_by_name(notebook, tmp_path, source, message):
+    if "@g" in source:
+        source = source.replace("def g(): pass", "def g(of): pass")
+    book = notebook(source)
+    with pytest.raises(ConfigError, match=message) as refused:
+        cells.write_cells({"env.id": book["f"]}, tmp_path / "run")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cell_that_was_changed_but_not_run_is_refused(notebook, tmp_path):
+    book = notebook("def f():\n    return 1\n")
+    book.sources.append("def f():\n    return 2\n")
+    with pytest.raises(ConfigError, match="f is not what its cell says"):
+        cells.write_cells({"env.id": book["f"]}, tmp_path / "run")
+
+
+def test_a_file_that_fails_by_itself_is_named_with_its_error(notebook, tmp_path):
+    book = notebook("import os\nos.environ['ONLY_HERE'] = '1'\ndef f(a=os.environ['ONLY_HERE']):\n    return a\n")
+    os.environ.pop("ONLY_HERE")
+    with pytest.raises(ConfigError, match="env:f cannot be imported by itself: KeyError: 'ONLY_HERE'"):
+        cells.write_cells({"env.id": book["f"]}, tmp_path / "run")
+
+
+def test_consent_covers_the_content_of_the_files(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    names = cells.write_cells({"env.id": notebook("def f(): pass\n")["f"]}, tmp_path / "run")
+    trust.remember_trust(tmp_path / "run", names)
+    trust.check_trust(tmp_path / "run", names, trust=False)
+    with (tmp_path / "run" / "cells" / "env.py").open("a") as file:
+        file.write("import os\n")
+    with pytest.raises(RunDirError, match="look at that code, then say --trust once"):
+        trust.check_trust(tmp_path / "run", names, trust=False)
+
+
+SCRIPT = """
+import gymnasium
+import numpy as np
+import torch
+import ddrl
+
+GOAL = 5
+
+
+class Corridor(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, GOAL, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.place = max(0, self.place + (1 if action else -1))
+        return np.full(1, self.place, np.float32), float(action), self.place == GOAL, False, {}
+
+
+class Net(torch.nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.layer = torch.nn.Linear(spec.observation.size, spec.num_actions)
+
+    def forward(self, observation):
+        return self.layer(observation)
+
+
+gymnasium.register("Here-v0", Corridor)
+try:
+    ddrl.start(env="Here-v0", root="runs")
+except ddrl.core.errors.ConfigError as error:
+    print("refused:", error)
+small = {"run.max_env_steps": 400, "run.processes": 1, "evaluation.period": 200, "env.num_envs": 2}
+run = ddrl.start(settings=small, env=Corridor, network=Net, root="runs", wait=%f)
+print(run.wait(%f), run.path)
+"""
+
+
+def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
+    pytest.importorskip("torch", reason="needs the extra [train]")
+    (tmp_path / "script.py").write_text(SCRIPT % (PATIENCE, PATIENCE))
+    state = environment(XDG_STATE_HOME=str(tmp_path / "state"))
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *words]
+        return subprocess.run(command, cwd=tmp_path, env=state, capture_output=True, text=True, timeout=2 * PATIENCE)
+
+    done = call("script.py")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "refused: env.id = Here-v0 is registered in this process alone: give the class" in done.stdout
+    (run,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+    assert "ended" in done.stdout, done.stdout
+    assert sorted(path.name for path in (run / "cells").glob("*.py")) == ["env.py", "network.py"]
+    on = call("-m", "ddrl.run", "--resume", str(run), "--set", "run.max_env_steps=600")
+    assert on.returncode == 0, on.stderr[-2000:]
+    played = call("-m", "ddrl.evaluate", str(run), "--episodes", "1")
+    assert played.returncode == 0, played.stderr[-2000:]
