@@ -59,12 +59,12 @@ class SerialRun:
             self._evaluate_where_due()
         return Outcome.DONE if task.attend() else Outcome.MOVED if moved else Outcome.IDLE
 
-    def finish(self) -> dict[str, Any]:
-        """End the run in order; its summary."""
+    def finish(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+        """End the run in order, its last evaluation early where `stop` says yes; its summary."""
         self._worker.report()
         self._worker.release()
         self._worker.env.close()
-        document = self.task.finish(lambda: self._evaluator)
+        document = self.task.finish(lambda: self._evaluator, stop=stop)
         self._evaluator.close()
         self._channels.close()
         return document
@@ -115,7 +115,7 @@ def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda 
                     run.task.end(Reason.INTERRUPTED)
                 elif outcome is Outcome.IDLE and run.task.steering.paused:
                     run.task.wait(LOOK_PERIOD)
-            return run.finish()
+            return run.finish(lambda: interrupts.requested)
         except BaseException as error:
             run.abandon(error)
             raise

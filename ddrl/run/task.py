@@ -465,12 +465,18 @@ class Task:
         return self.training.learner.parameters.numpy()
 
     def finish(
-        self, evaluator: Callable[[], Evaluator] | None = None, *, settle: bool = True, saved: bool = False
+        self,
+        evaluator: Callable[[], Evaluator] | None = None,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        settle: bool = True,
+        saved: bool = False,
     ) -> dict[str, Any]:
         """Stop everyone, save (unless `saved` already), and write the summary; the summary.
 
         `settle`: wait for experience that is under way. `evaluator` plays with the last policy, and confirms the best
-        one; not after an interrupt, which should end soon. RunDirError at the very end where something is not on disk.
+        one; not after an interrupt, which should end soon, nor on where `stop` says yes meanwhile: episodes may have no
+        end. RunDirError at the very end where something is not on disk.
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
         self.board.command = Command.STOP
@@ -486,7 +492,7 @@ class Task:
         if not saved:
             self.checkpoints.save()
         if evaluator is not None and config.period and self.reason is not Reason.INTERRUPTED:
-            self._judge(evaluator())
+            self._judge(evaluator(), stop)
         self.best.save_unjudged(self.acting_vector())
         self.best.save_again(now=True)
         state = training.state
@@ -508,21 +514,26 @@ class Task:
             raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {refused}")
         return document
 
-    def _judge(self, evaluator: Evaluator) -> None:
+    def _judge(self, evaluator: Evaluator, stop: Callable[[], bool]) -> None:
         """Play with the last policy where a limit ended the run; confirm the best one where nobody has; hold predicted
         distributions of the return against returns."""
         state = self.training.state
-        beat = self.training.beat
+
+        def stopped() -> bool:
+            return self.training.beat() or stop()
+
         try:
             if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
                 vector = self.acting_vector()
-                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=beat), vector)
+                self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=stopped), vector)
             best = self.best.evaluation
             if best is not None and best.confirmed is None and self.config.evaluation.confirm_episodes:
-                self.best.confirm(evaluator.confirm(self.best.vector(), beat))
+                self.best.confirm(evaluator.confirm(self.best.vector(), stopped))
             if self.training.lender is None and has_distributions(self.training.learner):
                 met = evaluator.meet_states(self.acting_vector())
                 self.recorder.record_snapshot("values", **values_of(self.training.learner, met))
+        except InterruptedError as error:
+            self.recorder.record_event("alarm", f"the last {error}: the run was interrupted")
         finally:
             evaluator.close()
 

@@ -59,7 +59,12 @@ def drive(
             elif outcome is Outcome.IDLE:
                 task.wait(WAIT)
         saved = interrupts.terminated and save_elsewhere(task)
-        return task.finish(lambda: Evaluator(task.config, task.model), settle=not interrupts.terminated, saved=saved)
+        return task.finish(
+            lambda: Evaluator(task.config, task.model),
+            stop=lambda: interrupts.requested,
+            settle=not interrupts.terminated,
+            saved=saved,
+        )
     except BaseException as error:
         task.abandon(error)
         raise

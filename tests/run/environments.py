@@ -231,3 +231,13 @@ def endless() -> Walk:
     """A constructor that never returns."""
     while True:
         time.sleep(1.0)
+
+
+def everlasting() -> Walk:
+    """Episodes that no action ends."""
+
+    class Everlasting(Walk):
+        def step(self, action):
+            return self._observe(), 0.0, False, False, {}
+
+    return Everlasting()

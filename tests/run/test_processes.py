@@ -12,6 +12,7 @@ import pytest
 
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from ddrl.run.process import Interrupts
+from ddrl.telemetry import run_status
 from tests.run.launch import (
     TINY,
     ddrl,
@@ -146,6 +147,30 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
     assert done.returncode == 0, done.stderr
     assert summary(run)["env_steps"] >= stopped["env_steps"] + 500
     assert summary(run)["updates"] > stopped["updates"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"), [("--serial", signal.SIGINT), ("", signal.SIGINT), ("", signal.SIGKILL)], ids=str
+)
+def test_a_last_evaluation_without_an_end_is_ended_by_an_interrupt_and_by_the_keeper_s_death(mode, number, tmp_path):
+    run = tmp_path / "run"
+    options = settings("env.id=tests.run.environments:everlasting", "run.max_env_steps=400", f"run.dir={run}")
+    command = [sys.executable, "-m", "ddrl.run", *mode.split(), *TINY, *options]
+    with (tmp_path / "log").open("wb") as output:
+        job = subprocess.Popen(command, stdout=output, stderr=output, env=environment())
+    wait_until(
+        lambda: job.poll() is not None or ((run / "status.json").exists() and run_status(run).state == "ending"),
+        "the run does not end",
+    )
+    assert job.poll() is None, (tmp_path / "log").read_text()
+    wait_until(lambda: list((run / "checkpoints").glob("[0-9]*")), "nothing is saved")
+    os.kill(job.pid, number)
+    status = job.wait(timeout=PATIENCE)
+    wait_until(lambda: not processes_of(run), "processes outlive the run")
+    if number == signal.SIGINT:
+        assert status == 0, (tmp_path / "log").read_text()
+        assert summary(run)["reason"] == "run.max_env_steps reached"
+    assert segments_of(run) == []
 
 
 def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_path):
