@@ -15,6 +15,7 @@ import __future__
 
 import ast
 import builtins
+import dis
 import hashlib
 import json
 import os
@@ -290,11 +291,18 @@ def _is_full(cell: Any) -> bool:
 
 
 def _text(code: CodeType) -> str:
-    """What a piece of code does, in any process."""
-    constants = [_text(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    """What a piece of code does, in any process. The compiler calls `np.sqrt` in another way where it has seen the
+    import of np in the same file, so calls are compared by what they call."""
+    steps: list[tuple[str, str]] = []
+    for step in dis.get_instructions(code):
+        if step.opname in ("PUSH_NULL", "NOP"):
+            continue
+        jumps = step.opcode in (*dis.hasjrel, *dis.hasjabs)
+        shown = "" if jumps or isinstance(step.argval, CodeType) else _constant(step.argval)
+        steps.append(("LOAD_ATTR" if step.opname == "LOAD_METHOD" else step.opname, shown))
+    inner = [_text(each) for each in code.co_consts if isinstance(each, CodeType)]
     flags = code.co_flags & ~__future__.annotations.compiler_flag
-    return repr((code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount, flags))
+    return repr((steps, inner, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount, flags))
 
 
 def _constant(value: Any) -> str:

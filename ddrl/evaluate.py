@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import SavedPolicy, load_policy
+from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.errors import CheckpointError, DdrlError, user_error, user_frame
-from ddrl.core.trust import check_trust, foreign_code
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
 
@@ -96,9 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of words")
     options = parser.parse_args(arguments)
     try:
-        saved = load_policy(options.run)
-        named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
-        check_trust(options.run, foreign_code(named), trust=options.trust)
+        saved = load_trusted_policy(options.run, trust=options.trust)
         if options.days:
             return _account(saved, options)
         begin = time.perf_counter()

@@ -288,15 +288,16 @@ def panel_html(run: Run) -> str:
     return f"<div>{head}. {escape(name_bottleneck(newest).sentence)}</div><table><tr>{cells}</tr></table>{curve}"
 
 
-def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0) -> Film:
+def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0, trust: bool = False) -> Film:
     """A film of a run's best policy at play, kept as agent.gif in the run directory; the last line of a cell shows it.
 
-    Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, or its environment cannot be drawn."""
-    from ddrl.acting.policy_file import load_policy
+    Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, its environment cannot be drawn, or it
+    names code that the user has not trusted; `trust` does."""
+    from ddrl.acting.policy_file import load_trusted_policy
     from ddrl.video import NAME, Film, record
 
     path = Path(run) if isinstance(run, (str, Path)) else run.path
-    return Film(path / NAME, record(load_policy(path), path / NAME, episodes, seed))
+    return Film(path / NAME, record(load_trusted_policy(path, trust=trust), path / NAME, episodes, seed))
 
 
 class Panel:

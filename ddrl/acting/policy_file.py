@@ -17,6 +17,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.files import decode
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, Bytes, EnvSpec
+from ddrl.core.trust import check_trust, foreign_code
 
 FORMAT = "ddrl policy 2"
 GRAPH = "policy.onnx"
@@ -147,6 +149,14 @@ def save_policy(
                 with contextlib.suppress(OSError):
                     path.unlink()
         raise RunDirError(f"cannot write the policy into {run_dir}: {error.strerror or error}") from None
+
+
+def load_trusted_policy(run_dir: Path, *, trust: bool = False) -> SavedPolicy:
+    """As `load_policy`, where the user trusts the code that the policy names (`ddrl.core.trust`); RunDirError else."""
+    saved = load_policy(run_dir)
+    named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
+    check_trust(run_dir, foreign_code(named), trust=trust)
+    return saved
 
 
 def load_policy(run_dir: Path) -> SavedPolicy:
