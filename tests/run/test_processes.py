@@ -93,7 +93,7 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
     done = start(*arguments)
     assert done.returncode != 0
     assert done.stderr.count("RuntimeError: the corridor collapsed") == 1, done.stderr
-    assert "tests/run/environments.py" in done.stderr
+    assert "(environments.py, line 34, in step: raise RuntimeError" in done.stderr
     assert segments_of(tmp_path / "run") == []
 
 
