@@ -328,6 +328,12 @@ METRICS: tuple[Metric, ...] = (
 # Figures that value-based algorithms declare.
 TD_ERROR = Metric("td_error", "gauge", "", "Mean absolute TD error of a recent batch.")
 Q_MEAN = Metric("q_mean", "gauge", "", "Mean action value of a recent batch.")
+SUPPORT_ENDS = Metric(
+    "support_ends",
+    "gauge",
+    "",
+    "Share of the probability of a recent batch's targets that lies beyond the support, and counts as at its ends.",
+)
 FIGURES: tuple[Metric, ...] = (TD_ERROR, Q_MEAN)  # what a run records unless its algorithm declares others
 
 RESERVED = frozenset({"level", "tick", "time", "wall_seconds"})  # columns of the tables that hold series

@@ -50,7 +50,8 @@ class Loss(NamedTuple):
 
     loss: torch.Tensor | Callable[[], torch.Tensor]
     priority: torch.Tensor | None = None  # [B], of the batch's draws
-    figures: Mapping[str, torch.Tensor] = {}  # by the names of declared metrics; their means are reported
+    # By the names of declared metrics; their means are reported. Functions are called only where statistics are wanted.
+    figures: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]] = {}
     derivatives: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()  # (output, the loss's derivative by it)
 
     def scalar(self) -> torch.Tensor:

@@ -264,7 +264,7 @@ class CheckedAlgorithm:
             if name not in declared:
                 known = ", ".join(declared) or "none"
                 self._refuse(method, f"figures that describe() declares ({known})", f"a figure {name!r}")
-            if not isinstance(figure, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            if not isinstance(figure() if callable(figure) else figure, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
                 self._refuse(method, f"a tensor as figure {name!r}", _shown(figure))
         return loss
 

@@ -358,7 +358,8 @@ class Learner:
         vector = engine.backward(loss)
         figures = {}
         if statistics:
-            own = {key: value.detach().mean(dtype=torch.float32) for key, value in loss.figures.items()}
+            computed = {key: value() if callable(value) else value for key, value in loss.figures.items()}
+            own = {key: value.detach().mean(dtype=torch.float32) for key, value in computed.items()}
             figures = {"loss": loss.scalar().detach(), **own}
         priority = None if loss.priority is None else loss.priority.detach()
         count = rows_of(evaluations[0].inputs[0])

@@ -131,6 +131,17 @@ class Support:
         projected.scatter_add_(1, lower, probability * (1.0 - share))
         return projected.scatter_add_(1, lower + 1, probability * share)
 
+    def clipped(
+        self, logits: torch.Tensor, selector: torch.Tensor, r_t: torch.Tensor, discount_t: torch.Tensor
+    ) -> torch.Tensor:
+        """Share [B] of the target's probability that lies beyond the ends, and counts as lying there."""
+        with torch.no_grad():
+            best = self.mean(selector.softmax(2)).argmax(1)
+            probability = at_action(logits, best).softmax(1)
+            moved = r_t.unsqueeze(1) + discount_t.unsqueeze(1) * self._on(probability)
+            beyond = (moved < self.v_min - self.spacing / 2) | (moved > self.v_max + self.spacing / 2)
+            return (probability * beyond).sum(1)
+
     def _on(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._z.device != tensor.device or self._z.dtype != tensor.dtype:
             z = torch.linspace(self.v_min, self.v_max, self.atoms, dtype=torch.float64)
@@ -152,8 +163,8 @@ def categorical(
     distribution of r_t + discount_t z, z ~ p_t(argmax_a of the selector's mean), on the support's atoms.
 
     Without an action all K = A entries are learned, each from its own reward: r_t [B, K]. Priorities: the divergences
-    [B], means over K (Hessel et al. 2018): cross-entropies less the targets' entropies, which can reach zero. Figure
-    q_mean alone."""
+    [B], means over K (Hessel et al. 2018): cross-entropies less the targets' entropies, which can reach zero. Figures
+    q_mean and support_ends."""
     value, value_t, chooser = _by_row(action, logits_tm1, logits_t, logits_t if selector is None else selector)
     chosen, reward, discount, share = _columns(logits_tm1, action, r_t, discount_t, weight)
     if devices.has_kernel(value.device, value.dtype):
@@ -173,7 +184,8 @@ def categorical(
         loss = partial(torch.mean, share * each)
         made = Loss(loss, each, {"q_mean": support.mean(p)}, [(logits_tm1, slope.view(logits_tm1.shape))])
     priority = cast(torch.Tensor, made.priority).clamp(min=0.0)  # rounding errors may be below 0
-    made = made._replace(priority=priority, figures={"q_mean": made.figures["q_mean"]})
+    clipped = partial(support.clipped, value_t, chooser, reward, discount)
+    made = made._replace(priority=priority, figures={"q_mean": made.figures["q_mean"], "support_ends": clipped})
     return made if action is not None else _of_objectives(made, r_t)
 
 
@@ -289,8 +301,9 @@ def _columns(
 def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
     """The loss of rows of K objectives each, r_t [B, K], as that of B draws: mean priorities, sums of values."""
     assert loss.priority is not None
-    values = loss.figures["q_mean"].view(r_t.shape).sum(1)
-    return loss._replace(priority=loss.priority.view(r_t.shape).mean(1), figures={"q_mean": values})
+    values = cast(torch.Tensor, loss.figures["q_mean"]).view(r_t.shape).sum(1)
+    figures = {name: figure for name, figure in loss.figures.items() if callable(figure)}
+    return loss._replace(priority=loss.priority.view(r_t.shape).mean(1), figures={**figures, "q_mean": values})
 
 
 def _empty(*shape: int) -> NDArray[np.float32]:

@@ -8,6 +8,7 @@ itself: the learner is handed in.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
-from ddrl.core.metrics import Phase
+from ddrl.core.metrics import SUPPORT_ENDS, Phase
 from ddrl.core.rows import RowKind
 
 if TYPE_CHECKING:
@@ -305,6 +306,8 @@ class LagBound:
 
 DRAIN_BYTES = 1 << 22  # most experience recorded in one move: bounds the time between two updates
 MAX_UPDATES = 16  # between two looks at the lanes: bounds how long a lane can stay full
+MAX_SHARE_BEYOND = 0.2  # of the targets' probability beyond the support, above which returns lie outside it
+UPDATES_BEYOND = 3  # with statistics, in a row, before that is said
 STATISTICS_PERIOD = 32  # [updates] between looks at loss and gradient norm, which would stop an accelerator each time
 COUNTERS = (
     *(
@@ -381,6 +384,8 @@ class Training:
         self._rows = np.zeros(max(64, DRAIN_BYTES // ends.row_dtype.itemsize), ends.row_dtype)
         self._began = time.perf_counter() - state.wall_seconds
         self._unpublished = 0
+        self._beyond = 0  # updates in a row whose targets lie beyond the support
+        self._warned = False
         self.idle = False  # the last cycle, or the look for a worker's data, found nothing
         self.ending = False  # no further draw is begun
         self.lender: DeviceLender | None = None  # None: the device is its own
@@ -487,6 +492,19 @@ class Training:
         for name, value in figures.items():
             if name in self._count:
                 self._count[name].set(value)
+        if SUPPORT_ENDS.name in figures:
+            beyond = figures[SUPPORT_ENDS.name] > MAX_SHARE_BEYOND
+            self._beyond = self._beyond + 1 if beyond else 0
+            if self._beyond == UPDATES_BEYOND and not self._warned:
+                self._warned = True
+                print(f"ddrl: {self._beyond_words(figures[SUPPORT_ENDS.name])}", file=sys.stderr, flush=True)
+
+    def _beyond_words(self, share: float) -> str:
+        table = f"learner.{self.config.learner.algorithm}"
+        return (
+            f"returns lie outside the support: {share:.0%} of the targets' probability is beyond {table}.v_min or "
+            "v_max and counts as lying there; set them to the least and the largest discounted return"
+        )
 
     def account(self, batch: Any, priority: Any) -> None:
         """Count a batch that was learned from, and write its priorities [B] back."""

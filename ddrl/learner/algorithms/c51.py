@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.metrics import Q_MEAN
+from ddrl.core.metrics import Q_MEAN, SUPPORT_ENDS
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import (
@@ -68,7 +68,7 @@ class C51(ValueAlgorithm):
                 )
             size = sum(map(sum, linear_widths(config.learner, spec.unmasked, settings.atoms)))
             noise = (ActingInput("noise", "noise", (size,), distribution="normal", per="step"),)
-        return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN,), inputs=noise)
+        return Declaration("c51", "epsilon_greedy", figures=(Q_MEAN, SUPPORT_ENDS), inputs=noise)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: C51Settings) -> None:
         from ddrl.learner import losses, networks

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
-from ddrl.core.metrics import Q_MEAN
+from ddrl.core.metrics import Q_MEAN, SUPPORT_ENDS
+from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 from ddrl.learner.algorithms.td3 import require_bounds
@@ -77,7 +78,9 @@ class D4PG:
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         require_bounds(spec, "D4PG")
-        return Declaration("d4pg", "gaussian", figures=(Q_MEAN,))
+        settings: D4PGSettings = plugin_settings(config, "learner", D4PG)
+        figures = (Q_MEAN, SUPPORT_ENDS) if settings.critic == "categorical" else (Q_MEAN,)
+        return Declaration("d4pg", "gaussian", figures=figures)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: D4PGSettings) -> None:
         from ddrl.learner import actor_critic, losses
