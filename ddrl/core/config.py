@@ -344,6 +344,13 @@ class RunConfig:
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
     )
+    checkpoint_seconds: float = setting(
+        0.0,
+        "s",
+        "Seconds after a checkpoint until the next one, if checkpoint_period has not come first; 0: by steps alone. "
+        "Bounds what the death of a trainer or a rank loses. Not with --serial, which depends on no clock.",
+        ge=0,
+    )
     start_limit: float = setting(
         600.0, "s", "The same before a process's first sign of life: hundreds that start at once take minutes.", gt=0
     )

@@ -222,7 +222,9 @@ class Checkpoints:
 
     def due(self) -> bool:
         """Whether to take one now, between two draws."""
-        return self._training.state.env_steps >= self._next and self.disk.due("checkpoint")
+        steps = self._training.state.env_steps
+        is_due = steps >= self._next or (time.monotonic() >= self._next_time and steps > self._saved)
+        return is_due and self.disk.due("checkpoint")
 
     def save(self) -> bool:
         """Take one; whether that worked. Where the disk refuses, it is tried again later."""
@@ -259,8 +261,11 @@ class Checkpoints:
         return path
 
     def _set_next(self) -> None:
-        period = self._training.config.run.checkpoint_period
+        run = self._training.config.run
+        self._saved = self._training.state.env_steps
+        period = run.checkpoint_period
         self._next = (self._training.state.env_steps // period + 1) * period if period else math.inf
+        self._next_time = time.monotonic() + run.checkpoint_seconds if run.checkpoint_seconds else math.inf
 
 
 # -- the best policy ---------------------------------------------------------------------------------------------------

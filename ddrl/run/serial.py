@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddrl.channels.board import Board
+from ddrl.core.errors import ConfigError
 from ddrl.core.generators import Generators
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.members import Evaluator, make_worker, member_seed
@@ -26,6 +27,10 @@ class SerialRun:
     """A task together with its one rollout and its evaluator."""
 
     def __init__(self, preparation: Preparation) -> None:
+        if preparation.config.run.checkpoint_seconds:
+            raise ConfigError(
+                "run.checkpoint_seconds: with --serial checkpoints go by steps: set run.checkpoint_period"
+            )
         topology = preparation.topology(RANKS)
         records = preparation.open_records()
         self._channels = HostChannels.create(topology, 0, Board.create(board_name(topology.run_id, 0)))

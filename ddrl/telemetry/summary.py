@@ -101,10 +101,10 @@ def summarize(
     }
 
 
-def _lost(taken: float | None, *recorded: float | None) -> float:
+def _lost(taken: float | None, *recorded: float | None) -> int:
     """Steps that rollouts have taken and training has neither recorded nor left out for their age: beyond the end, in a
     process that died, or under way when the trainer was sent SIGTERM."""
-    return max(0.0, (taken or 0.0) - sum(count or 0.0 for count in recorded))
+    return max(0, int(taken or 0) - sum(int(count or 0) for count in recorded))
 
 
 def _last(rows: Floats, name: str) -> float | None:

@@ -276,6 +276,27 @@ def test_members_offer_themselves_to_the_kernel_when_memory_is_short() -> None:
     assert math.isfinite(child.end(0.0).cpu_seconds)
 
 
+# -- the trainer -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_trainer_dies_continues_from_a_checkpoint_that_the_clock_has_asked_for(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1", "run.checkpoint_period=0", "run.checkpoint_seconds=0.5")
+    command = [*DDRL, *TINY, *UNTIL_STOPPED, *more]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as job:
+        wait_until(lambda: any((run / "checkpoints").glob("0*")), "no checkpoint was taken")
+        os.kill(run_status(run).pid, signal.SIGKILL)
+        error = job.communicate(timeout=PATIENCE)[1]
+    assert job.returncode == 1
+    assert "(trainer, process" in error
+    assert f"--resume {run}" in error
+    saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
+    went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={saved + 100}"))
+    assert went_on.returncode == 0, went_on.stderr
+    assert summary(run)["env_steps"] == saved + 100
+    assert segments_of(run) == []
+
+
 # -- places ------------------------------------------------------------------------------------------------------------
 
 

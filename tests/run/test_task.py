@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddrl.acting.policy_file import load_policy
+from ddrl.core.errors import ConfigError
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
@@ -39,6 +40,12 @@ def test_a_checkpoint_is_taken_every_period_and_the_newest_stay(tmp_path: Path) 
     folders = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert len(folders) == 3
     assert folders[1:] == ["000000000600", "000000000800"]
+
+
+def test_checkpoints_by_the_clock_are_refused_where_every_bit_follows_from_the_seed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.checkpoint_seconds: .*run\.checkpoint_period"):
+        start(tmp_path / "run", "run.checkpoint_seconds=10")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_best_policy_is_confirmed_by_further_episodes_at_the_end(tmp_path: Path) -> None:
