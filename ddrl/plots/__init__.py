@@ -17,27 +17,25 @@ from ddrl.plots.distribution import (
     version_flow,
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
-from ddrl.plots.replay import (
-    draw_probabilities,
-    recording_rates,
-    replay_fill,
-    sample_balance,
-    who_waits,
-)
 from ddrl.plots.runs import (
     cpu_by_role,
     differing_labels,
+    draw_probabilities,
     gpu_use,
     heartbeat_ages,
     learning_curve,
     memory_by_role,
     predicted_returns,
     rank_table,
+    recording_rates,
+    replay_fill,
+    sample_balance,
     series_over,
     settings_table,
     sketch,
     state_value,
     trainer_time,
+    who_waits,
 )
 
 __all__ = [

@@ -412,7 +412,7 @@ _NAMED = {
             "except ZeroDivisionError as error:",
         ),
     ),
-    "plots/replay.py": (
+    "plots/runs.py": (
         (
             "priorities are shown from the lowest",
             "np.maximum(np.asarray(priorities, np.float64), 1e-12) ** power)[::-1]",
