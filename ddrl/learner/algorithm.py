@@ -148,6 +148,34 @@ class ValueAlgorithm:
         return evaluations
 
 
+class ActorCriticAlgorithm:
+    """What algorithms of a critic and an actor share, as methods of `Algorithm`: one draw an update, target copies of
+    both, and an actor that acts by its mean and is updated after the critic, every `actor_delay` updates from
+    `actor_start` on."""
+
+    parts: ClassVar[tuple[str, ...]] = ("critic", "actor")
+    targets: ClassVar[tuple[str, ...]] = ("critic", "actor")
+    updates = 0
+    critic: Any  # torch modules
+    actor: Any
+    actor_delay: int
+    actor_start = 0
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        return {"critic": self.critic, "actor": self.actor}
+
+    def prepare(self, source: Any) -> Iterable[Any]:
+        """One draw."""
+        yield source.sample()
+
+    def due(self, part: str) -> bool:
+        return part == "critic" or (self.updates >= self.actor_start and self.updates % self.actor_delay == 0)
+
+    def acting(self) -> Acting:
+        """The mean of the actions."""
+        return Acting("actor", self.actor, ("mean",))
+
+
 # -- declaration: from settings to an algorithm's class and its declaration, without torch
 
 

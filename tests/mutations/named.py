@@ -236,7 +236,7 @@ _NAMED = {
         ),
     ),
     "learner/algorithms/td3.py": (
-        ("the actor learns at every update", "self.updates % self._settings.actor_delay == 0", "True"),
+        ("the actor learns at every update", "self.actor_delay = settings.actor_delay", "self.actor_delay = 1"),
         (
             "target noise is not clipped",
             "return noise.clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)",

@@ -14,9 +14,9 @@ the distance of the action's bounds (env.scale = auto)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
@@ -24,12 +24,11 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Q_MEAN, SUPPORT_ENDS
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.algorithm import ActorCriticAlgorithm, Evaluation, Loss
 from ddrl.learner.algorithms.td3 import require_bounds
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,12 @@ class D4PGSettings:
             raise ConfigError(f"learner.d4pg.v_min ({self.v_min:g}) must be below learner.d4pg.v_max ({self.v_max:g})")
 
 
-class D4PG:
+class D4PG(ActorCriticAlgorithm):
     """The critic gives [B, K, atoms], K = 1 for rewards of one number: logits (categorical), or values (quantile)."""
 
     name = "d4pg"
     Settings = D4PGSettings
-    parts = ("critic", "actor")
-    targets = ("critic", "actor")
     reads = ("hidden",)
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -93,6 +89,8 @@ class D4PG:
         outputs = 1 if settings.critic == "scalar" else settings.atoms
         self.critic = actor_critic.make_critics(spec, config.learner.hidden, outputs=outputs)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
+        self.actor_delay = settings.actor_delay
+        self.actor_start = settings.actor_start
         self.lr_factors = {"actor": settings.actor_lr_factor}
         if settings.actor_anchor and "prior" not in spec.observation.arrays:
             raise ConfigError(
@@ -100,20 +98,7 @@ class D4PG:
                 "this environment's observations lack: set it to 0"
             )
 
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"critic": self.critic, "actor": self.actor}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw."""
-        yield source.sample()
-
-    def due(self, part: str) -> bool:
-        """The actor every actor_delay updates of the critic, from actor_start on."""
-        settings = self._settings
-        return part == "critic" or (self.updates >= settings.actor_start and self.updates % settings.actor_delay == 0)
-
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """The actor is updated after the critic's step."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t,), target=True),
@@ -132,7 +117,7 @@ class D4PG:
             loss = -self._mean(outputs["z"]).sum(1).mean()
             anchor = self._settings.actor_anchor
             if anchor:
-                departure = cast(Any, self.actor).departure(batch.s_tm1, outputs["action"])
+                departure = self.actor.departure(batch.s_tm1, outputs["action"])
                 loss = loss + anchor * departure.square().sum(1).mean()
             return Loss(loss)
         z_tm1 = outputs["z_tm1"]  # [B, K, N]
@@ -148,10 +133,6 @@ class D4PG:
         error = r_t + batch.discount_t.unsqueeze(1) * z_t[:, :, 0] - z_tm1[:, :, 0]
         each = (0.5 * error.square()).mean(1)
         return Loss((batch.weight * each).mean(), each, {"q_mean": z_tm1[:, :, 0].sum(1)})
-
-    def acting(self) -> Acting:
-        """The mean of the actions."""
-        return Acting("actor", self.actor, ("mean",))
 
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The policy's action "mean" [B, *action.shape], q [B] there, and the return's distribution:

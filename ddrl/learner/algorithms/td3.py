@@ -10,7 +10,7 @@ the distance of the action's bounds (env.scale = auto). Departure: each target f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +19,10 @@ from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.specs import NETWORKS, EnvSpec
-from ddrl.learner.algorithm import Acting, Evaluation, Loss
+from ddrl.learner.algorithm import ActorCriticAlgorithm, Evaluation, Loss
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
 
 TARGET_NOISE_CLIP = 0.5  # where the noise on the target action is cut off (c), in the units of target_noise
@@ -43,16 +42,13 @@ class TD3Settings:
     actor_lr_factor: float = setting(1.0, "", "The actor's step size as a share of learner.lr.", gt=0)
 
 
-class TD3:
+class TD3(ActorCriticAlgorithm):
     """Part "critic" holds both critics, part "actor" the policy that acts."""
 
     name = "td3"
     Settings = TD3Settings
-    parts = ("critic", "actor")
-    targets = ("critic", "actor")
     reads = ("hidden", "loss")
     draws = ("critic",)  # the noise on the target action
-    updates = 0
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -69,23 +65,12 @@ class TD3:
         self._losses = losses
         self._draw_rows = devices.draw_rows
         self._action_size = spec.action.size
-        self.critics = actor_critic.make_critics(spec, config.learner.hidden, count=2)
+        self.critic = actor_critic.make_critics(spec, config.learner.hidden, count=2)
         self.actor = actor_critic.make_actor(spec, config.learner.hidden)
+        self.actor_delay = settings.actor_delay
         self.lr_factors = {"actor": settings.actor_lr_factor}
 
-    def modules(self) -> Mapping[str, nn.Module]:
-        return {"critic": self.critics, "actor": self.actor}
-
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """One draw."""
-        yield source.sample()
-
-    def due(self, part: str) -> bool:
-        """The actor every actor_delay updates of the critics."""
-        return part == "critic" or self.updates % self._settings.actor_delay == 0
-
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
-        """The actor is updated after the critics' step."""
         if part == "critic":
             return [
                 Evaluation("action_t", "actor", (batch.s_t, self._noise(batch)), target=True),
@@ -106,14 +91,10 @@ class TD3:
             outputs["q_tm1"], batch.r_t, batch.discount_t, outputs["q_t"], batch.weight, self._kind
         )
 
-    def acting(self) -> Acting:
-        """The mean of the actions."""
-        return Acting("actor", self.actor, ("mean",))
-
     def inspect(self, observations: torch.Tensor) -> Mapping[str, torch.Tensor]:
         """The policy's action "mean" [B, *action.shape], and q [B, 2] of both critics there."""
         mean = self.actor(observations)
-        return {"mean": mean, "q": self.critics(observations, mean).squeeze(2)}
+        return {"mean": mean, "q": self.critic(observations, mean).squeeze(2)}
 
     def _noise(self, batch: Any) -> torch.Tensor:
         settings = self._settings
