@@ -100,6 +100,11 @@ def as_transitions(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Tr
     )
 
 
+def _picks(size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.float32]]:
+    """Fresh arrays for the handles, positions and weights of picks."""
+    return np.empty(size, np.uint64), np.empty(size, np.uint32), np.empty(size, np.float32)
+
+
 class BatchShapes:
     """Makes fresh arrays for the batches of one replay; called by the kernel when no used batch is free.
 
@@ -118,21 +123,17 @@ class BatchShapes:
         arrays = self._columns({ColumnRole.MEMORY: (size,)}, lead)
         del arrays["policy_version"]
         after = self._next_states(lead)
-        length = np.empty(size, np.uint32)
-        next_length = np.empty(size, np.uint32)
-        handle = np.empty(size, np.uint64)
-        position = np.empty(size, np.uint32)
+        lengths = (np.empty(size, np.uint32), np.empty(size, np.uint32))
+        picks = _picks(size)[:2]
         batch = Windows(
             as_observation(self._schema, arrays),
             arrays["action"],
             arrays["reward"],
             as_observation(self._schema, after),
-            length,
-            next_length,
-            handle,
-            position,
+            *lengths,
+            *picks,
         )
-        outputs = (handle, position, None, *self._outputs(arrays), *after.values(), length, next_length)
+        outputs = (*picks, None, *self._outputs(arrays), *after.values(), *lengths)
         return (batch, self._further(arrays, after)), outputs
 
     def transitions(self, size: int) -> tuple[Transitions, Outputs]:
@@ -140,22 +141,18 @@ class BatchShapes:
         arrays = self._columns({}, (size,))
         after = self._next_states((size,))
         discount = np.empty(size, np.float32)
-        weight = np.empty(size, np.float32)
-        handle = np.empty(size, np.uint64)
-        position = np.empty(size, np.uint32)
+        picks = _picks(size)
         batch = Transitions(
             as_observation(self._schema, arrays),
             arrays["action"],
             arrays["reward"],
             discount,
             as_observation(self._schema, after),
-            handle,
-            position,
-            weight,
+            *picks,
             arrays["policy_version"],
             self._further(arrays, after),
         )
-        return batch, (handle, position, weight, *self._outputs(arrays), *after.values(), discount)
+        return batch, (*picks, *self._outputs(arrays), *after.values(), discount)
 
     def sequences(self, size: int) -> tuple[Sequences, Outputs]:
         """Arrays for sample_sequences; after the columns: values of the pick's first record alone, one for each column,
@@ -170,29 +167,23 @@ class BatchShapes:
         arrays = self._columns(leads, (size, room))
         del arrays["policy_version"]
         at_pick = {"policy_version": np.empty(size, np.uint64)}
-        discount = np.empty(lead, np.float32)
-        weight = np.empty(size, np.float32)
-        ahead = np.empty(lead, np.uint32)
-        burn = np.empty(size, np.uint32)
-        length = np.empty(size, np.uint32)
-        handle = np.empty(size, np.uint64)
-        position = np.empty(size, np.uint32)
+        places = (
+            np.empty(lead, np.float32),  # discount
+            np.empty(lead, np.uint32),  # ahead
+            np.empty(size, np.uint32),  # burn_len
+            np.empty(size, np.uint32),  # length
+        )
+        picks = _picks(size)
         batch = Sequences(
             as_observation(self._schema, arrays),
             arrays["action"],
             arrays["reward"],
-            discount,
-            ahead,
-            burn,
-            length,
-            handle,
-            position,
-            weight,
+            *places,
+            *picks,
             at_pick["policy_version"],
             self._further(arrays, {}),
         )
-        picks = (handle, position, weight)
-        return batch, (*picks, *self._outputs(arrays), *self._outputs(at_pick), discount, ahead, burn, length)
+        return batch, (*picks, *self._outputs(arrays), *self._outputs(at_pick), *places)
 
     def _columns(self, leads: Mapping[ColumnRole, tuple[int, ...]], lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
         """An array for each stored column; its leading axes are those of its role in `leads`, else `lead`."""
