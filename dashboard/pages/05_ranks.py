@@ -18,7 +18,7 @@ def health(runs: watch.Runs) -> None:
     now = time.time() if run.status.is_active else float(latest.time[-1]) if len(latest) else 0.0
     table = plots.rank_table(latest, now)
     verb = "have shown" if run.status.is_active else "had shown at the last record"
-    troubled = sum(table["health"] != "alive")
+    troubled = sum(np.isin(table["health"], ("late", "silent")))
     if troubled:
         st.warning(
             f"{troubled} of {len(table['rank'])} ranks {verb} no sign of life for more than 10 s.",

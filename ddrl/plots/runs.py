@@ -481,8 +481,8 @@ def rank_table(processes: Processes, now: float) -> dict[str, Array]:
     """One row a process at the newest moment: rank, role, host, health in words, seconds since its last sign of life,
     and what it has done.
 
-    Worst first: silent ranks, then late ones, then by rank. `now`: Unix seconds (a run that has ended: the time of its
-    last record)."""
+    Worst first: silent ranks, then late ones, then by rank; an empty place has no process now. `now`: Unix seconds (a
+    run that has ended: the time of its last record)."""
     if not len(processes):
         return {name: np.zeros(0) for name in ("rank", "role", "host", "health", "seconds silent")}
     last = {name: processes.column(name)[-1] for name in processes.columns}
@@ -490,11 +490,13 @@ def rank_table(processes: Processes, now: float) -> dict[str, Array]:
     last = {name: values[present] for name, values in last.items()}
     silent = np.maximum(now - last["heartbeat"], 0.0)
     badness = np.where(np.isnan(silent), 2, np.where(silent > LATE_SECONDS, 1, 0))
+    is_empty = (last["ended"] == 1.0) & (badness > 0)  # nobody is expected there
+    badness[is_empty] = 0
     table: dict[str, Array] = {
         "rank": last["rank"],
         "role": np.array([ROLES[int(code)].value for code in last["role"]], object),
         "host": last["host"],
-        "health": np.array(["alive", "late", "silent"], object)[badness],
+        "health": np.where(is_empty, "empty", np.array(["alive", "late", "silent"], object)[badness]),
         "seconds silent": np.round(silent, 1),
         "policy version": last["policy_version"],
         "env steps": last["env_steps"],

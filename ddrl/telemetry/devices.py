@@ -130,6 +130,7 @@ class HostSampler:
         self._report = report or partial(print, file=sys.stderr, flush=True)
         self._on_death = on_death
         self._dead = set[int]()
+        self._used: dict[int, tuple[int, float, float]] = {}  # by row: pid, its processor time, that of those before it
         self._reported: set[str] = set()
         self._counters = counters
         self._period = period
@@ -159,8 +160,12 @@ class HostSampler:
         for index in np.flatnonzero(~np.isnan(table[:, COLUMN["pid"]])):
             use = process_use(int(table[index, COLUMN["pid"]]))
             if use is not None:
+                pid = int(table[index, COLUMN["pid"]])
+                known, last, before = self._used.get(int(index), (pid, 0.0, 0.0))
+                before += last if pid != known else 0.0
+                self._used[int(index)] = pid, float(np.nan_to_num(use.cpu_seconds)), before
                 row = self._counters.row(int(index))
-                row["cpu_seconds"].set(use.cpu_seconds)
+                row["cpu_seconds"].set(before + use.cpu_seconds)
                 row["memory_bytes"].set(use.memory_bytes)
             elif index not in self._dead and table[index, COLUMN["ended"]] != 1.0:
                 self._dead.add(int(index))

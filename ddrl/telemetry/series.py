@@ -281,7 +281,8 @@ class SeriesWindow:
         return {series.name: values[series.name] for series in self.series}
 
     def _accumulate(self, table: Floats) -> Floats:
-        """The table with counts that never fall: a restarted process adds to what it had counted before."""
+        """The table with counts that never fall: where counts of a process have fallen, another one began at zero, and
+        adds to them. A rollout that is started again after a death continues its predecessor's counts itself."""
         last = self._grown[:0] if self._last is None else self._last
         rows = max(len(table), len(last))
         table, last, grown = (_lengthened(part, rows) for part in (table, last, self._grown))
@@ -289,12 +290,11 @@ class SeriesWindow:
         new = table[:, counts]
         old = _or_zero(last[:, counts])
         before = grown[:, counts]
-        pid = self._column["pid"]
-        other = (table[:, pid] != last[:, pid]) & ~np.isnan(table[:, pid]) & ~np.isnan(last[:, pid])
         fallen = new < old
         if "return_sum" in self._column:  # returns may be negative: their sum falls without a restart
-            fallen[:, counts == self._column["return_sum"]] = False
-        gain = np.where(other[:, None] | fallen, new, new - old)
+            returns = counts == self._column["return_sum"]
+            fallen[:, returns] = fallen[:, ~returns].any(axis=1, keepdims=True)
+        gain = np.where(fallen, new, new - old)
         whole = table.copy()
         whole[:, counts] = np.where(np.isnan(new), before, _or_zero(before) + gain)
         self._last = table.copy()

@@ -312,9 +312,11 @@ def test_a_rank_that_went_quiet_is_listed_first_and_called_late(small):
     beat = processes.columns.index("heartbeat")
     processes.values[-1, 7, beat] -= 60
     processes.values[-1, 3, beat] = np.nan
+    processes.values[-1, 5, [beat, processes.columns.index("ended")]] = np.nan, 1.0
     table = plots.rank_table(processes, float(processes.time[-1]))
     assert table["health"][:3].tolist() == ["silent", "late", "alive"]
     assert table["rank"][:2].tolist() == [3, 7]
+    assert table["health"][table["rank"] == 5].tolist() == ["empty"]  # nobody misses it
     assert len(table["rank"]) == 12
 
 

@@ -112,6 +112,18 @@ def test_a_process_that_starts_again_counts_on_from_what_it_had_counted():
     assert values["return_mean"] == -10.0
 
 
+def test_a_process_that_continues_the_counts_of_a_dead_one_counts_nothing_twice():
+    cluster = FakeCluster()
+    window = SeriesWindow(Config())
+    row = int(cluster.rollouts[0])
+    cluster.set(row, episodes=100.0, return_sum=-500.0, pid=98.0)
+    before = window.measure(cluster.table(), 0.0, 0.0)["episodes"]
+    cluster.set(row, episodes=103.0, return_sum=-530.0, pid=99.0)
+    values = window.measure(cluster.table(), 1.0, 1.0)
+    assert values["episodes"] == before + 3
+    assert values["return_mean"] == -10.0
+
+
 def test_frames_of_a_ddrl_with_other_counters_are_dropped_on_resume_not_misread(tmp_path):
     record_run(tmp_path, records=5)
     db = sqlite3.connect(tmp_path / "telemetry.sqlite")
