@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,28 +47,22 @@ PACKAGE = "ddrl.balance.sizers"
 DEFAULT = "affine"
 
 
-class Sizer(Protocol):
-    """What a sizer is. One that reads more of an observation than times also has `reads_gradients = True`."""
+class Sizer:
+    """Base of all sizers. One that reads more of an observation than times also has `reads_gradients = True`."""
 
     name: ClassVar[str]
 
-    def __init__(self, cluster: Cluster, settings: Any) -> None: ...
+    def __init__(self, cluster: Cluster, settings: Any) -> None:
+        """For `cluster`; `settings`: of the sizer's own table."""
 
     def propose(self, observation: Observation) -> Sizes:
         """Sizes [..., N], each within the cluster's bounds, that sum to its batch. Called once an iteration, first
         with a blank observation."""
-        ...
+        raise NotImplementedError
 
-    def first(self) -> np.ndarray | None:
+    def first(self) -> NDArray[np.int64] | None:
         """K [...]: how many gradients the coordinator awaits in the iteration just proposed; None: all. A sizer gives K
         from its first sizes on, or never."""
-        ...
-
-
-class AwaitsAll:
-    """A sizer that does not choose K."""
-
-    def first(self) -> None:
         return None
 
 
@@ -163,7 +157,7 @@ class Balancer:
 # -- rules without a model of times ------------------------------------------------------------------------------------
 
 
-class Static(AwaitsAll):
+class Static(Sizer):
     """In proportion to the speeds c_i p_i that model information gives before the first iteration, for good:
     b_i = B c_i p_i / sum c p."""
 
@@ -192,7 +186,7 @@ class EmaSettings:
     rate: float = setting(0.2, "", "Share of the newest throughput in the average.", gt=0, le=1)
 
 
-class Ema(AwaitsAll):
+class Ema(Sizer):
     """In proportion to an exponential average of each node's throughput b_i / t_i (LB-BSP: Chen et al., SoCC 2020). The
     first time received replaces the speed of model information."""
 
@@ -243,7 +237,7 @@ class ControllerSettings:
     gain: float = setting(0.5, "", "Share of the measured time error that one iteration corrects.", gt=0, le=1)
 
 
-class Controller(AwaitsAll):
+class Controller(Sizer):
     """A proportional controller on each node's time error (OmniLearn: Tyagi and Sharma, 2025).
 
     Node i computes b_i / t_i samples/s, so T_mean - t_i seconds of error are worth gain b_i (T_mean - t_i) / t_i
@@ -277,7 +271,7 @@ class Controller(AwaitsAll):
 # -- affine times ------------------------------------------------------------------------------------------------------
 
 
-class Affine(AwaitsAll):
+class Affine(Sizer):
     """Affine times by a Kalman filter with a jump test, and the exact integer optimum under them (Cannikin: Nie et al.
     2024, arXiv 2402.05302, which fits by least squares)."""
 
@@ -296,7 +290,7 @@ class Affine(AwaitsAll):
         )
 
 
-class Causal(AwaitsAll):
+class Causal(Sizer):
     """The optimum under the true speeds of the iteration that has just ended: the measure of all sizers, since nothing
     that reacts can be earlier."""
 
@@ -351,7 +345,7 @@ class DdqnSettings(FilterSettings):
     network: str = setting("", "path", "Its safetensors file; empty: the one that ships.")
 
 
-class Ddqn:
+class Ddqn(Sizer):
     """A double DQN over the affine filter: each node's action multiplies the filter's size or chooses another regime; a
     further action chooses K of N where `choose_first`. Action = argmax of the objectives' weighted values.
 
