@@ -270,11 +270,6 @@ class ServedPolicy:
         if not again:
             self._acting.greedy(None, vector)  # the first run reserves memory
 
-    @property
-    def spec(self) -> EnvSpec:
-        """What it sees and gives."""
-        return self.model.spec
-
     def scores(self) -> Floats32:
         """Scores [1, C] or [1, slots] of what is in `inputs`; to be read before the next call."""
         return self._acting.greedy(None, self.vector)
@@ -474,7 +469,7 @@ class Mixer:
 
     def use(self, policy: ServedPolicy) -> None:
         """Choose by `policy` from the next request on. CheckpointError where it was trained for other features."""
-        require(self.book, policy.spec)
+        require(self.book, policy.model.spec)
         inputs = {name: array.view(np.uint8).reshape(1, -1) for name, array in policy.inputs.items()}
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
         self._policy = policy

@@ -114,11 +114,6 @@ class LeaseTable:
 
         return cls(Segment.create(name, KIND, slots * _SLOT, initialize))
 
-    @classmethod
-    def attach(cls, name: str) -> LeaseTable:
-        """Map an existing table."""
-        return cls(Segment.attach(name, KIND))
-
     def wake_master(self) -> None:
         """Let the master read the slots."""
         # Without room it has datagrams to read, so it is awake; a wait for a grant notices that it has died.
@@ -306,7 +301,9 @@ MASTER_PERIOD = 0.5  # [s] in which a waiting task notices that the master has d
 class LeaseHolder:
     """A task's end of the table, in the task's own process."""
 
-    def __init__(self, table: LeaseTable, task: str) -> None:
+    def __init__(self, name: str, task: str) -> None:
+        """Join the pool whose table has this name. PoolError where it has no such task, or that one runs already."""
+        table = LeaseTable(Segment.attach(name, KIND))
         self.task = task
         self._table = table
         self._slot = table.find(task)
@@ -323,11 +320,6 @@ class LeaseHolder:
             self._slot.wish["started"] = start_time(os.getpid())
             self._slot.wish["pid"] = os.getpid()
         self._table.wake_master()
-
-    @classmethod
-    def attach(cls, name: str, task: str) -> LeaseHolder:
-        """Join the pool whose table has this name. PoolError where it has no such task, or that one runs already."""
-        return cls(LeaseTable.attach(name), task)
 
     def acquire(
         self, round: int, *, part: int = 0, remaining: float = math.nan, timeout: float = math.inf

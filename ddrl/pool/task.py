@@ -159,7 +159,7 @@ def run_task(setup: PoolSetup, task: PoolTask, run_id: str, hosts: int) -> tuple
     from ddrl.run.preparation import Preparation
 
     preparation = Preparation(command_of(setup, task), run_id)
-    holder = LeaseHolder.attach(setup.table, task.name)
+    holder = LeaseHolder(setup.table, task.name)
     devices = setup.parsed_devices()
     lenders: list[Lender] = []
     collectors: list[Collectors] = []

@@ -148,12 +148,12 @@ class Lending:
         self._master.add("task")
         self._master.add("other")
         self._thread = MasterThread(self._master)
-        self.other = LeaseHolder.attach(self._table, "other")
+        self.other = LeaseHolder(self._table, "other")
         self.lender: Lender | None = None
 
     def lend(self, task: Task) -> None:
         """Let the task take leases."""
-        holder = LeaseHolder.attach(self._table, "task")
+        holder = LeaseHolder(self._table, "task")
         self.lender = Lender(task.training, holder, self._devices, self.pool_id, splits=self._splits)
         task.training.lender = self.lender
 

@@ -40,7 +40,7 @@ def work(table: str, task: str, moves: list[str]) -> None:
         holder.release(busy=0.25)
 
     try:
-        holder = LeaseHolder.attach(table, task)
+        holder = LeaseHolder(table, task)
         for move in moves:
             word, _, round = move.partition(":")
             if word == "acquire":

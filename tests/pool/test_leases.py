@@ -104,7 +104,7 @@ def test_a_new_process_that_claims_before_the_master_looks_does_not_inherit_the_
     os.kill(victim, signal.SIGKILL)
     while start_time(victim):
         os.sched_yield()
-    holder = LeaseHolder.attach(name, "a")  # the master has not had a turn since
+    holder = LeaseHolder(name, "a")  # the master has not had a turn since
     turn(pool, 0.0)
     assert pool.queue.holders == {}
     assert pool.queue.tasks == {"a"}
@@ -130,7 +130,7 @@ def served(master):
 
 def test_one_acquire_a_task_and_round(served, name):
     served(Fifo(), 2, ["a", "b"])
-    holder = LeaseHolder.attach(name, "a")
+    holder = LeaseHolder(name, "a")
     device = holder.acquire(3)
     assert holder.acquire(3) == device  # the round has it already
     with pytest.raises(PoolError, match="asks for round 4 while it holds a device for round 3"):
@@ -146,7 +146,7 @@ def test_one_acquire_a_task_and_round(served, name):
 
 def test_a_wait_that_ends_without_a_device_leaves_the_queue(served, name):
     running = served(Fifo(), 1, ["a", "b"])
-    first, second = LeaseHolder.attach(name, "a"), LeaseHolder.attach(name, "b")
+    first, second = LeaseHolder(name, "a"), LeaseHolder(name, "b")
     assert first.acquire(0) == 0
     assert second.acquire(0, timeout=0.05) is None
     first.release()
@@ -158,13 +158,13 @@ def test_a_wait_that_ends_without_a_device_leaves_the_queue(served, name):
 
 def test_a_task_has_one_process_and_a_name_of_the_pool(served, name):
     served(Fifo(), 1, ["a"])
-    holder = LeaseHolder.attach(name, "a")
+    holder = LeaseHolder(name, "a")
     with pytest.raises(PoolError, match=f"task 'a' runs already, in process {os.getpid()}"):
-        LeaseHolder.attach(name, "a")
+        LeaseHolder(name, "a")
     with pytest.raises(PoolError, match="no task 'z' in this pool; its tasks are: a"):
-        LeaseHolder.attach(name, "z")
+        LeaseHolder(name, "z")
     holder.close()
-    LeaseHolder.attach(name, "a").close()
+    LeaseHolder(name, "a").close()
 
 
 def test_tasks_are_added_and_refused_in_one_line(master):
@@ -196,7 +196,7 @@ def refusal(holder: LeaseHolder, round: int) -> str:
 
 def test_a_weight_changes_at_the_policy_too(served, name):
     running = served(Fair(), 1, ["a", "b"])
-    holder = LeaseHolder.attach(name, "a")
+    holder = LeaseHolder(name, "a")
     holder.acquire(0)
     policy = running.master.queue.policy
     assert policy._accounts["a"].weight == 1.0
@@ -207,7 +207,7 @@ def test_a_weight_changes_at_the_policy_too(served, name):
 
 def test_time_slices_wake_the_master_by_themselves(served, name):
     served(Slices(SlicesSettings(seconds=0.05)), 1, ["a", "b"])
-    holders = [LeaseHolder.attach(name, task) for task in "ab"]
+    holders = [LeaseHolder(name, task) for task in "ab"]
     for round in range(3):
         for holder in holders:
             assert holder.acquire(round) == 0
@@ -233,7 +233,7 @@ def test_a_dead_master_ends_the_waits_with_a_reason(name):
     process = subprocess.Popen([sys.executable, "-c", MASTER, name], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    holders = [LeaseHolder.attach(name, task) for task in "ab"]
+    holders = [LeaseHolder(name, task) for task in "ab"]
     assert holders[0].acquire(0) == 0
     threading.Timer(0.2, process.kill).start()
     assert "master has died" in refusal(holders[1], 0)
