@@ -190,7 +190,25 @@ class ValueHead(nn.Module):
         return x if self.atoms == 1 else x.unflatten(1, (rows, self.atoms))
 
 
-class MLP(nn.Module):
+class WithHead(nn.Module):
+    """A network of the library: the features [B, F] of observations, and a head."""
+
+    head: ValueHead
+
+    def features(self, observation: Any) -> torch.Tensor:
+        """What the head is given [B, F]."""
+        raise NotImplementedError
+
+    def forward(self, observation: Observation) -> torch.Tensor:
+        """q [B, num_actions] or [B, num_actions, atoms]."""
+        return self.head(self.features(observation))
+
+    def outputs(self, observation: Observation) -> dict[str, torch.Tensor]:
+        """q and the two streams (`ValueHead.outputs`)."""
+        return self.head.outputs(self.features(observation))
+
+
+class MLP(WithHead):
     """Flattened observation (of a record: all its arrays) -> hidden layers with relu -> head. Byte observations are
     scaled to [0, 1]."""
 
@@ -215,14 +233,6 @@ class MLP(nn.Module):
     def layers(self) -> list[nn.Linear]:
         """Every linear layer, in order; the last one gives V and A, or Q."""
         return [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, num_actions] or [B, num_actions, atoms]."""
-        return self.head(self.features(observation))
-
-    def outputs(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
-        """q and the two streams (`ValueHead.outputs`)."""
-        return self.head.outputs(self.features(observation))
 
     def features(self, observation: torch.Tensor) -> torch.Tensor:
         """What the head is given [B, F]."""
@@ -303,7 +313,7 @@ class Convolved(nn.Module):
         return self.trunk(x)
 
 
-class CNN(Convolved):
+class CNN(Convolved, WithHead):
     """Convolutions, then a stream each for V and A.
 
     `nature_cnn` is the network of Mnih et al. (2015); `small_cnn` that of van Hasselt et al. (2019, data-efficient
@@ -321,16 +331,8 @@ class CNN(Convolved):
         super().__init__(observation, kind)
         self.head = ValueHead(self.width, num_actions, form, CNN_KINDS[kind].stream_width, atoms, epsilon)
 
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """q [B, num_actions] or [B, num_actions, atoms]."""
-        return self.head(self.features(observation))
 
-    def outputs(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
-        """q and the two streams (`ValueHead.outputs`)."""
-        return self.head.outputs(self.features(observation))
-
-
-class PicturesAndVector(nn.Module):
+class PicturesAndVector(WithHead):
     """Named arrays: convolutions of each picture, beside the numbers of the others, then streams as those of `CNN`."""
 
     def __init__(
@@ -347,14 +349,6 @@ class PicturesAndVector(nn.Module):
 
     def _convolved(self) -> list[Convolved]:
         return list(self.pictures)  # type: ignore[arg-type]
-
-    def forward(self, observation: Observation) -> torch.Tensor:
-        """q [B, num_actions] or [B, num_actions, atoms]."""
-        return self.head(self.features(observation))
-
-    def outputs(self, observation: Observation) -> dict[str, torch.Tensor]:
-        """q and the two streams (`ValueHead.outputs`)."""
-        return self.head.outputs(self.features(observation))
 
     def features(self, observation: Observation) -> torch.Tensor:
         """What the head is given [B, F]."""
@@ -523,7 +517,7 @@ class ImplicitQuantiles(nn.Module):
     The head of an mlp is one linear layer, so all its hidden layers are computed once for all fractions; where all rows
     share their fractions, the layer's weights are multiplied by the embedding in place of each row's features."""
 
-    def __init__(self, network: MLP | CNN, cosines: int) -> None:
+    def __init__(self, network: WithHead, cosines: int) -> None:
         super().__init__()
         self.network = network
         self.cosines = cosines
