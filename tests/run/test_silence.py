@@ -106,10 +106,10 @@ def test_a_local_rollout_that_hangs_is_started_again_and_the_run_ends_well(tmp_p
 
 
 def test_under_mpirun_the_job_ends_saved_with_one_message(tmp_path: Path) -> None:
-    done = mpirun(4, *TINY, *HANGS, *settings(f"run.dir={tmp_path / 'run'}", "env.kwargs={hang_at = 400}"))
+    hangs = (*HANGS, *settings("env.kwargs={hang_at = 400}", "rollout.restarts=0"))
+    done = mpirun(4, *TINY, *hangs, *settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode != 0
-    assert done.stderr.count("(run.silence_limit)") == 4, done.stderr
-    assert done.stderr.count("4 times in a row (rollout.restarts = 3)") == 1, done.stderr
+    assert done.stderr.count("(run.silence_limit)") == 1, done.stderr
     assert any((tmp_path / "run" / "checkpoints").glob("0*"))
     went_on = ddrl("--resume", str(tmp_path / "run"), "--set", "env.kwargs={hang_at = -1}")
     assert went_on.returncode == 0, went_on.stderr
