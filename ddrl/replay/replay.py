@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddrl._kernel import Misfit, ReplayCore
-from ddrl.core.errors import CheckpointError
+from ddrl.core.errors import CheckpointError, shortened
 from ddrl.core.files import replacement
 from ddrl.core.rows import STATE, RowSchema, schema_of
 from ddrl.core.specs import ArraySpec, Column, ColumnRole
@@ -485,13 +485,7 @@ class ExperienceReplay:
         head = snapshots[0][:SNAPSHOT_HEAD].tobytes()
         before = len(self._selectors)
         try:
-            selectors: list[dict[str, Any]] = []
-            if not self._selectors:
-                length = int.from_bytes(head[8:12], "little")
-                described = (
-                    msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
-                )
-                selectors = described.get("selectors", [])
+            selectors: list[dict[str, Any]] = [] if self._selectors else _described(head).get("selectors", [])
             for selector in selectors:
                 if "foreign" in selector:
                     raise ValueError(f"make its selector {selector['selector']} first: it is not one of the kernel's")
@@ -500,11 +494,32 @@ class ExperienceReplay:
         except (RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
             self._core.keep_selectors(before)
             del self._selectors[before:]
-            raise CheckpointError(f"{source} cannot be loaded: {error}") from None
+            words = self._difference(head) or shortened(error)
+            raise CheckpointError(f"{source} cannot be loaded: {words}") from None
+
+    def _difference(self, head: bytes) -> str:
+        """By which setting a snapshot is of another configuration; "" where it is none, or cannot be read."""
+        try:
+            described = _described(head)
+        except msgspec.DecodeError:
+            return ""
+        for name, own in self._configuration.items():
+            saved = described.get(name, own)
+            if saved != own:
+                setting = f"replay.{name}" if name in ("capacity", "n_step", "eviction") else f"its {name}"
+                values = "differ" if name == "columns" else f"is {saved} there and {own} now: set it to {saved}"
+                return f"it is of another configuration, {setting} {values}"
+        return ""
 
     def _describe(self) -> str:
         """What a snapshot names: the configuration and the selectors that it needs."""
         return msgspec.json.encode({**self._configuration, "selectors": self._selectors}).decode()
+
+
+def _described(head: bytes) -> dict[str, Any]:
+    """What a snapshot says of itself at its beginning; nothing where it is foreign."""
+    length = int.from_bytes(head[8:12], "little")
+    return msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
 
 
 def _mapped(path: str | Path) -> NDArray[np.uint8]:

@@ -91,6 +91,23 @@ def test_truncated_corrupt_and_foreign_snapshots_change_nothing(tmp_path: Path) 
         other.save(tmp_path / "missing" / "replay")
 
 
+@pytest.mark.parametrize(
+    ("capacity", "settings", "words"),
+    [
+        (500, {}, "replay.capacity is 400 there and 500 now: set it to 400"),
+        (400, {"n_step": 2}, "replay.n_step is 1 there and 2 now"),
+        (400, {"eviction": "lru"}, "replay.eviction is fifo there and lru now"),
+        (400, {"pick_len": 3}, "its pick_len is 1 there"),
+    ],
+)
+def test_a_snapshot_of_another_configuration_names_the_setting(capacity: int, settings: dict, words: str) -> None:
+    data = fill(make_replay(400), [50] * 2).serialize()
+    with pytest.raises(CheckpointError, match="of another configuration") as refusal:
+        make_replay(capacity, **settings).unserialize(data)
+    assert words in str(refusal.value)
+    assert len(str(refusal.value)) < 300
+
+
 def test_progress_is_reported_up_to_the_whole() -> None:
     replay = fill(make_replay(3_000_000), [1_000_000] * 2)
     told: list[tuple[int, int]] = []
