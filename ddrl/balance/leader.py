@@ -296,14 +296,14 @@ class Leader:
         if memory is not None:
             memory.publish({name: versions[name] for name in request.vectors})
         request.rows = {name: array for name, array in arrays_of(state.rows).items() if name not in BOOKKEEPING}
-        self._connection.send(node + 1, request)
+        self._connection.send(request, node + 1)
         if memory is not None:
             return
         for name in request.vectors:
             if name not in sent_vectors:
                 vector = self._exchange.vector(name)
                 sent_vectors[name] = vector.copy() if copy else vector
-            self._connection.send_vector(node + 1, sent_vectors[name])
+            self._connection.post(sent_vectors[name], node + 1)
 
     def _sum(self, batches: PartBatches, part: str) -> Gradient:
         """The update's gradient from the accepted answers; then the next sizes."""
@@ -363,7 +363,7 @@ class Leader:
 
     def _receive(self) -> bool:
         """Handle one message, if one has arrived."""
-        received = self._connection.receive()
+        received = self._connection.take()
         if received is None:
             return False
         node = received[0] - 1
@@ -397,7 +397,7 @@ class Leader:
                     "must hold the same networks; start every rank with the same code and packages"
                 )
         if memory is not None:
-            self._connection.send(node + 1, Share(memory.name, memory.has_vectors))
+            self._connection.send(Share(memory.name, memory.has_vectors), node + 1)
 
     def _accept(self, node: int, reply: Computed) -> None:
         """A node's gradient has arrived: keep it for the next update, or drop it."""
@@ -467,8 +467,7 @@ class Leader:
 
         self._check_job = check_deadline
         self._wait(lambda: not self._absent and len(self._free_nodes()) == len(self.nodes))
-        for node in self.nodes:
-            self._connection.send(node + 1, Finish())
+        self._connection.send(Finish(), *(node + 1 for node in self.nodes))
 
 
 def mean_figures(figures: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from ddrl.channels import Doorbell
 from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import Segment
 from ddrl.channels.wire import Wire
+from ddrl.distribution.requests import MpiEnd
 from ddrl.distribution.waits import rest
 
 if TYPE_CHECKING:
@@ -158,81 +159,31 @@ def _rebuild(batches: Sequence[Any], make: Callable[[Sequence[NDArray[Any]]], An
     return type(first)(*(field([getattr(batch, name) for batch in batches]) for name in first._fields))
 
 
-# -- one end of the messages -------------------------------------------------------------------------------------------
-
-
-class Connection:
-    """The messages of one process, leader or node. `memory`, once set, wakes receivers on this host; bytes are added to
-    `counters`."""
+class Connection(MpiEnd[Message]):
+    """The messages of one process, leader or node, and the vectors that follow some. `memory`, once set, wakes
+    receivers on this host."""
 
     def __init__(self, comm: MPI.Comm, counters: CounterRow | None) -> None:
-        self._comm = comm
+        super().__init__(comm, NODES, MESSAGE)
+        self.memory: SharedMemory | None = None
         self._counters = counters
         self._rank = comm.Get_rank()
-        self._sending: list[tuple[MPI.Request, Any, int]] = []  # with the memory that is sent, and the receiver
-        self._abandoned: list[tuple[MPI.Request, Any]] = []  # messages of dead ranks, and their memory
-        self.memory: SharedMemory | None = None
 
-    @property
-    def ranks(self) -> int:
-        """Ranks of the communicator: the leader and all nodes that there have been."""
-        return self._comm.Get_size()
-
-    def send(self, rank: int, message: Message) -> None:
-        """Begin to send a message."""
-        self._send(rank, NODES.encode(message), MESSAGE)
-
-    def send_vector(self, rank: int, vector: NDArray[np.uint8]) -> None:
-        """Begin to send; `vector` must not change before it has arrived."""
-        self._send(rank, vector, VECTOR)
-
-    def _send(self, rank: int, data: NDArray[np.uint8], tag: int) -> None:
-        self._is_sending()
-        self._sending.append((self._comm.Isend(data, rank, tag), data, rank))
+    def post(self, data: NDArray[np.uint8], rank: int, tag: int = VECTOR) -> None:
+        """Begin to send memory, by default a vector. It must not change before it has arrived."""
+        super().post(data, rank, tag)
         if self.memory is not None:
             self.memory.bells[rank].ring()
-        self._count("bytes_sent", data)
-
-    def _is_sending(self) -> bool:
-        self._sending = [message for message in self._sending if not message[0].Test()]
-        return bool(self._sending)
-
-    def flush(self) -> None:
-        """Wait until everything sent has arrived."""
-        from mpi4py import MPI
-
-        MPI.Request.Waitall([request for request, _, _ in self._sending])
-        self._sending = []
-
-    def receive(self) -> tuple[int, Message] | None:
-        """The next message and the rank of its sender; None where none has arrived. Never waits."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        for _ in range(2):  # the first call may only make MPI take in what the second one returns
-            arrived = self._comm.Improbe(MPI.ANY_SOURCE, MESSAGE, status)
-            if arrived is not None:
-                data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-                arrived.Recv(data)
-                self._count("bytes_received", data)
-                return status.Get_source(), NODES.decode(data)
-        return None
 
     def receive_vector(self, rank: int, vector: NDArray[np.uint8], is_alive: Callable[[], bool]) -> bool:
         """Wait for the vector that follows a message of `rank`; False where that died first."""
-        request = self._comm.Irecv(vector, rank, VECTOR)
+        request = self.comm.Irecv(vector, rank, VECTOR)
         while not request.Test():
             if not is_alive():
-                self._abandoned.append((request, vector))
+                self._of_the_dead.append((request, vector))
                 return False
-        self._count("bytes_received", vector)
+        self.bytes_received += vector.nbytes
         return True
-
-    def forget(self, rank: int) -> None:
-        """`rank` has died: nothing sent to it is waited for any more. The memory is kept, since MPI may still read
-        it."""
-        self._abandoned += [(request, data) for request, data, receiver in self._sending if receiver == rank]
-        self._sending = [message for message in self._sending if message[2] != rank]
 
     @property
     def rings(self) -> int:
@@ -245,14 +196,15 @@ class Connection:
 
         MPI over shared memory wakes nobody, and moves what is being sent only while it is called: so every sleep is
         short."""
-        if self.memory is None or self._is_sending() or not all_ring:
+        if self._counters is not None:
+            self._counters["bytes_sent"].set(self.bytes_sent)
+            self._counters["bytes_received"].set(self.bytes_received)
+        if self.arriving:
+            return
+        if self.memory is None or not self.all_sent or not all_ring:
             rest(begun, longest=longest)
         else:
             self.memory.bells[self._rank].wait(rings, longest)
-
-    def _count(self, name: str, data: NDArray[np.uint8]) -> None:
-        if self._counters is not None:
-            self._counters[name].add(data.nbytes)
 
 
 # -- shared memory -----------------------------------------------------------------------------------------------------

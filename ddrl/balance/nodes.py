@@ -144,7 +144,7 @@ def serve(
     report_stacks(2)
     try:
         exchange = make_exchange()
-        connection.send(0, Joined(exchange.signature))
+        connection.send(Joined(exchange.signature), 0)
         node = Node(connection, comm.Get_rank() - 1, exchange, counters)
         while (request := _await_message(connection, counters, job_continues)) is not None:
             match request:
@@ -157,9 +157,9 @@ def serve(
                 case _:
                     raise MessageError(f"the leader has sent a message of a node's: {type(request).__name__}")
     except DdrlError as error:
-        connection.send(0, Failed(str(error)))
+        connection.send(Failed(str(error)), 0)
     except Exception as error:
-        connection.send(0, Failed(describe(error, f"node {comm.Get_rank() - 1}")))
+        connection.send(Failed(describe(error, f"node {comm.Get_rank() - 1}")), 0)
     finally:
         connection.flush()
 
@@ -173,7 +173,7 @@ def _await_message(
         if counters is not None:
             counters["heartbeat"].set(time.time())
         rings = connection.rings
-        received = connection.receive()
+        received = connection.take()
         if received is not None:
             return received[1]
         connection.sleep(rings, begun, MAX_SLEEP)
@@ -222,16 +222,16 @@ class Node:
         if gradient.priority is not None:
             reply.priority = gradient.priority.cpu().numpy()
         seconds = time.perf_counter() - begin
-        self._connection.send(0, reply)
+        self._connection.send(reply, 0)
         if memory is None:
-            self._connection.send_vector(0, vector)
+            self._connection.post(vector, 0)
         self._connection.flush()
         if self._counters is not None:
             self._count(self._counters, request, seconds)
 
     def map(self, share: Share) -> None:
         """Map the leader's memory if this node is on the leader's host, and say whether it is."""
-        ranks = self._connection.ranks
+        ranks = self._connection.comm.Get_size()
         with contextlib.suppress(ChannelError):  # on another host there is none of this name
             memory = SharedMemory.attach(
                 share.memory, self._exchange, ranks, self._number, has_vectors=share.has_vectors
@@ -240,7 +240,7 @@ class Node:
             if share.has_vectors:
                 self._vectors_memory = memory
                 self._gradients = memory.gradients[self._number]
-        self._connection.send(0, Mapped(self._connection.memory is not None))
+        self._connection.send(Mapped(self._connection.memory is not None), 0)
 
     def _update_vectors(self, request: Compute) -> None:
         memory = self._vectors_memory

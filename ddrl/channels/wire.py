@@ -3,8 +3,8 @@ inside a host.
 
 A `Wire` is a channel's name and the union of its messages: what carries them encodes and decodes by it, so that bytes
 which are no such message are refused in one place. Three carriers have `send(message)` and `receive()`: `SocketEnd`
-here, `MessageLane` in shared memory, and relays and gradient nodes over MPI (`distribution.membership`,
-`balance.messages`). A failure is a message of the union, or a carrier that is `closed`.
+here, `MessageLane` in shared memory, and `distribution.requests.MpiEnd` over MPI. A failure is a message of the union,
+or a carrier that is `closed`.
 """
 
 from __future__ import annotations

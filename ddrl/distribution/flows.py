@@ -304,7 +304,7 @@ class TablesUp(Duty):
     def progress(self) -> bool:
         """Send the table where the last messages have left and TABLE_PERIOD has passed."""
         now = time.monotonic()
-        if now >= self._next and self._membership.all_sent:
+        if now >= self._next and self._membership.messages.all_sent:
             self._next = now + TABLE_PERIOD
             self._send()
         return False
@@ -450,7 +450,7 @@ class RootCommands(Duty):
         if not self._said_goodbye and self._all_done():
             self._membership.send_all(Goodbye())
             self._said_goodbye = moved = True
-        self.done = self._said_goodbye and self._membership.all_sent
+        self.done = self._said_goodbye and self._membership.messages.all_sent
         return moved
 
     def _send_state(self) -> None:

@@ -13,7 +13,6 @@ replaced by one of fewer hosts or in another order (`withdraw`, then `Relay.rese
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +23,8 @@ from numpy.typing import NDArray
 
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.distribution.requests import Exchange, Part, Posted, withdraw
+from ddrl.distribution.requests import Exchange, MpiEnd, Part, withdraw
+from ddrl.distribution.waits import wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -169,26 +169,19 @@ class Membership:
         describe: Callable[[BaseException], str] = describe_relay,
         ids: Sequence[int] | None = None,
     ) -> None:
-        from mpi4py import MPI
-
         self.rank = comm.rank
         self.hosts = comm.size - 1  # beside the root
         self.ids = list(range(comm.size)) if ids is None else list(ids)
         self.host = self.ids[self.rank]
         self.data = comm.Dup()
         self.control = comm.Dup()
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self._mpi = MPI
+        self.messages = MpiEnd(self.control, RELAYS, TAG_MESSAGE)
         self._peers = [0] if self.rank else range(1, comm.size)
         self._describe = describe
         self._left = False
         self._next_poll = 0.0
-        self._sends: list[tuple[Any, NDArray[np.uint8]]] = []  # request, and what MPI reads until it has ended
-        self._arriving: deque[tuple[Any, int, NDArray[np.uint8]]] = deque()  # request, rank, bytes
         self._unread: list[tuple[int, Message]] = []
-        self._parts: list[Part] = []
-        self.keep(self)
+        self._parts: list[Part] = [self.messages]
         self.exchange = Exchange(self.control, self, TAG_EXCHANGE)
 
     def __enter__(self) -> Self:
@@ -210,26 +203,15 @@ class Membership:
 
     def send(self, host: int, message: Message) -> None:
         """To the relay of one host; never blocks."""
-        self._send(self.ids.index(host), RELAYS.encode(message))
+        self.messages.send(message, self.ids.index(host))
 
     def send_root(self, message: Up) -> None:
         """To the root."""
-        self._send(0, RELAYS.encode(message))
+        self.messages.send(message, 0)
 
     def send_all(self, message: Message) -> None:
         """From the root to every relay, or from a relay to the root."""
-        data = RELAYS.encode(message)
-        for rank in self._peers:
-            self._send(rank, data)
-
-    def _send(self, rank: int, data: NDArray[np.uint8]) -> None:
-        self._sends.append((self.control.Isend([data, self._mpi.BYTE], rank, TAG_MESSAGE), data))
-        self.bytes_sent += len(data)
-
-    @property
-    def all_sent(self) -> bool:
-        """Whether MPI had taken every message when it was last asked (`receive`, `poll`)."""
-        return not self._sends
+        self.messages.send(message, *self._peers)
 
     def receive(self) -> list[tuple[int, Message]]:
         """Messages since the last call, (host, message), those of a host in order. RelayFailed where another relay has
@@ -247,27 +229,13 @@ class Membership:
             self._read()
 
     def _read(self) -> None:
-        mpi = self._mpi
-        self._sends = [entry for entry in self._sends if not entry[0].Test()]
-        status = mpi.Status()
-        while (found := self.control.Improbe(mpi.ANY_SOURCE, TAG_MESSAGE, status)) is not None:
-            data = np.empty(status.Get_count(mpi.BYTE), np.uint8)
-            self._arriving.append((found.Irecv([data, mpi.BYTE]), status.Get_source(), data))
-        while self._arriving and self._arriving[0][0].Test():
-            _, rank, data = self._arriving.popleft()
-            self.bytes_received += len(data)
-            message = RELAYS.decode(data)
+        while (received := self.messages.take()) is not None:
+            rank, message = received
             if isinstance(message, Failed):
                 raise RelayFailed(message.text)
             self._unread.append((self.ids[rank], message))
 
     # -- objects that have posted requests (`requests.Guard`)
-
-    def posted(self) -> Posted:
-        """Requests of messages that have not ended."""
-        receives = [request for request, _, _ in self._arriving]
-        sends = [request for request, _ in self._sends]
-        return Posted(receives, sends, [*self._arriving, *self._sends])
 
     def keep(self, part: Part) -> None:
         """`part` posts requests from now on."""
@@ -285,8 +253,8 @@ class Membership:
             return
         self.exchange.barrier()
         self._left = True
-        posted = self.posted()
-        self._mpi.Request.Waitall([*posted.receives, *posted.sends])
+        posted = self.messages.posted()
+        wait([*posted.receives, *posted.sends])
         self._free()
 
     def withdraw(self) -> bool:

@@ -222,8 +222,8 @@ class Relay:
             "heartbeat": time.time(),
             "model_bytes_sent": traffic.bytes_sent,
             "model_bytes_received": traffic.bytes_received,
-            "bytes_sent": traffic.bytes_sent + self._membership.bytes_sent,
-            "bytes_received": traffic.bytes_received + self._membership.bytes_received,
+            "bytes_sent": traffic.bytes_sent + self._membership.messages.bytes_sent,
+            "bytes_received": traffic.bytes_received + self._membership.messages.bytes_received,
             "versions_sealed": traffic.sealed,
             "checksum_failures": traffic.refused,
         }

@@ -1,4 +1,5 @@
-"""Requests that MPI has not ended yet, how they are withdrawn, and collective calls that can be aborted.
+"""Requests that MPI has not ended yet, how they are withdrawn, the messages of a wire over MPI, and collective calls
+that can be aborted.
 
 MPI writes into a posted buffer whenever its message arrives, and reads from one until it has been taken: freeing such
 memory earlier crashes the process, or its neighbour waits for ever. So every object that posts requests lists those
@@ -9,18 +10,23 @@ together. Knows nothing of models.
 from __future__ import annotations
 
 import ctypes
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.distribution.waits import nothing, rest, wait
+from ddrl.channels.wire import Wire
+from ddrl.distribution.waits import SHARE, nothing, rest, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+M = TypeVar("M")
 
 WITHDRAW_SECONDS = 8.0  # for all relays to begin, and to take what still travels
 COLLECTIVE_TAG = 1 << 14
@@ -61,6 +67,85 @@ class Guard(Protocol):
     def poll(self) -> None:
         """Raises where another relay has failed; called while this one waits for others."""
         ...
+
+
+class MpiEnd(Generic[M]):
+    """One rank's end of a wire over MPI, by a tag of its own: messages of one rank are received in order. Only `flush`
+    waits."""
+
+    def __init__(self, comm: MPI.Comm, wire: Wire[M], tag: int) -> None:
+        self.comm = comm
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._wire = wire
+        self._tag = tag
+        self._sends: list[tuple[Any, Any, int]] = []  # request, memory that MPI reads, rank
+        self._arriving: deque[tuple[Any, int, NDArray[np.uint8]]] = deque()  # request, rank, bytes
+        self._received: deque[tuple[int, M]] = deque()
+        self._of_the_dead: list[Any] = []  # requests and memory
+
+    def send(self, message: M, *ranks: int) -> None:
+        """Begin to send a message to each of these ranks."""
+        data = self._wire.encode(message)
+        for rank in ranks:
+            self.post(data, rank, self._tag)
+
+    def post(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+        """Begin to send memory, which must not change before it has arrived."""
+        self._sends.append((self.comm.Isend(data, rank, tag), data, rank))
+        self.bytes_sent += data.nbytes
+
+    @property
+    def all_sent(self) -> bool:
+        """Whether MPI has taken every message."""
+        self._sends = [entry for entry in self._sends if not entry[0].Test()]
+        return not self._sends
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a message had begun to arrive when one was last asked for; it does so only while MPI is called."""
+        return bool(self._arriving)
+
+    def take(self, rank: int | None = None) -> tuple[int, M] | None:
+        """The sender and the oldest message that has arrived and was not taken, or the oldest of `rank`."""
+        self._read()
+        for index, received in enumerate(self._received):
+            if rank is None or received[0] == rank:
+                del self._received[index]
+                return received
+        return None
+
+    def _read(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        misses = 0
+        while misses < 2:  # the first call may only make MPI take in what the second one returns
+            found = self.comm.Improbe(MPI.ANY_SOURCE, self._tag, status)
+            if found is None:
+                misses += 1
+            else:
+                data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                self._arriving.append((found.Irecv(data), status.Get_source(), data))
+        while self._arriving and self._arriving[0][0].Test():
+            _, rank, data = self._arriving.popleft()
+            self.bytes_received += data.nbytes
+            self._received.append((rank, self._wire.decode(data)))
+
+    def flush(self, share: float = SHARE, longest: float = math.inf) -> None:
+        """Wait until everything sent has arrived; `share`, `longest`: as of `waits.wait`."""
+        wait([request for request, _, _ in self._sends], share=share, longest=longest)
+        self._sends = []
+
+    def forget(self, rank: int) -> None:
+        """`rank` has died: nothing sent to it is waited for. The memory is kept, since MPI may still read it."""
+        self._of_the_dead += [entry for entry in self._sends if entry[2] == rank]
+        self._sends = [entry for entry in self._sends if entry[2] != rank]
+
+    def posted(self) -> Posted:
+        """Requests that have not ended."""
+        receives = [request for request, _, _ in self._arriving]
+        return Posted(receives, [request for request, _, _ in self._sends], [*self._arriving, *self._sends])
 
 
 class Exchange:

@@ -17,6 +17,7 @@ import msgspec
 
 from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import sweep_dead, unlink_run
+from ddrl.channels.wire import Wire
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed, PoolError
 from ddrl.core.roles import Role
@@ -29,7 +30,7 @@ from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
 from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
 from ddrl.run.processes import HostKeeper, KeepHost, Made
-from ddrl.run.ranks import Meeting, SliceMessage, abort_on_error, barrier, broadcast
+from ddrl.run.ranks import Meeting, SliceOrders, abort_on_error, barrier
 from ddrl.run.relay import relay_process
 from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, board_name, describe, report_failure
 
@@ -66,6 +67,9 @@ class PoolRanks(msgspec.Struct, frozen=True):
             if rank in members:
                 return RelayPlace(task, run_id, members.index(rank), members)
         raise ValueError(f"rank {rank} is no relay of the pool")
+
+
+POOL: Wire[PoolRanks] = Wire("the ranks of a pool", PoolRanks)
 
 
 def assign_relays(machines: Sequence[str], tasks: int, relays: int) -> tuple[tuple[int, ...], ...]:
@@ -117,11 +121,10 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
         setup = setup_of(command)
         relays = TaskRelays(world, setup, meeting.machines, launcher, meeting.launcher)
     except BaseException:
-        broadcast(world, b"")
+        meeting.give_orders(SliceOrders())
         raise
     with abort_on_error(world):
-        message = SliceMessage("pool.ranks", meeting.machines, msgspec.msgpack.encode(relays.ranks))
-        broadcast(world, msgspec.msgpack.encode(message))
+        meeting.give_orders(SliceOrders("pool.ranks", meeting.machines, POOL.encode(relays.ranks).tobytes()))
         barrier(world, READY)
     try:
         return run_tasks(setup, relays)
@@ -239,7 +242,7 @@ def serve_rank(meeting: Meeting, message: bytes) -> int:
     machines = meeting.machines
     rank = world.Get_rank()
     with abort_on_error(world):
-        ranks = msgspec.msgpack.decode(message, type=PoolRanks)
+        ranks = POOL.decode(message)
         place = ranks.place(rank)
         if machines[rank] == machines[0]:
             keep_off(ranks.cores)

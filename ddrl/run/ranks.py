@@ -22,15 +22,17 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from ddrl.channels.segment import sweep_dead, unlink_run
-from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MissingExtraError
+from ddrl.channels.wire import Wire
+from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MessageError, MissingExtraError
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
+from ddrl.distribution.requests import MpiEnd
 from ddrl.distribution.waits import nothing, rest, wait
 from ddrl.run import slot
 from ddrl.run.cli import parse
@@ -58,9 +60,8 @@ if TYPE_CHECKING:
     from ddrl.run.task import Task
 
 END_TIMEOUT = 10.0  # [s] after a failure for the other ranks to end; then the job is aborted
-ORDERS = 4  # tags, beside those of `slot`
-READY = 5
-GO = 6
+MESSAGES = 4  # tag, beside those of `slot`
+ORDERED = (slot.RELAY, slot.TRAINER, slot.NODE)  # work that needs the topology
 LETTERS = {Role.RELAY: slot.RELAY, Role.NODE: slot.NODE, Role.TRAINER: slot.TRAINER}
 # Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
 SHARE = 0.3
@@ -71,13 +72,66 @@ class BarrierError(DdrlError):
     """Ranks did not meet at a barrier."""
 
 
-class Orders(msgspec.Struct, frozen=True):
-    """What rank 0 sends a relay, a node or the trainer: the topology, the cores of the host's ranks in rank order, and
-    where records are kept. No topology: the job does not start."""
+class Orders(msgspec.Struct, tag=True):
+    """Rank 0 to a relay, a node or the trainer: the topology, the cores of the host's ranks in rank order, and where
+    records are kept. No topology: the job does not start."""
 
-    topology: bytes
-    cores: list[list[int]]
-    records: Records | None
+    topology: bytes = b""
+    cores: list[list[int]] = []
+    records: Records | None = None
+
+
+class Ready(msgspec.Struct, tag=True):
+    """To rank 0: this rank has started, or why it has not."""
+
+    failure: str = ""
+
+
+class Go(msgspec.Struct, tag=True):
+    """Rank 0 to the same ranks: whether all have started."""
+
+    all_started: bool
+
+
+class Left(msgspec.Struct, tag=True):
+    """A relay to rank 0: it has ended. The trainer sends its `Result`."""
+
+
+class SliceOrders(msgspec.Struct, tag=True):
+    """Rank 0 to all others in the job of a slice: the module whose `serve_rank(meeting, body)` gives a rank's status.
+    No module: the job does not start."""
+
+    module: str = ""
+    machines: list[str] = []
+    body: bytes = b""
+
+
+Message = Orders | Ready | Go | Left | Result | SliceOrders
+RANKS: Wire[Message] = Wire("the ranks of a job", Message)
+Received = TypeVar("Received", bound=Message)
+
+
+class Mail(MpiEnd[Message]):
+    """The messages between rank 0 and the ranks that are more than slots."""
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        super().__init__(world, RANKS, MESSAGES)
+        self.world = world
+
+    def tell(self, message: Message, *ranks: int) -> None:
+        """Send, and wait until it has arrived."""
+        self.send(message, *ranks)
+        self.flush(SHARE, MAX_SLEEP)
+
+    def wait_for(self, kind: type[Received], rank: int = 0) -> Received:
+        """The next message of a rank, which is of this kind."""
+        begun = time.perf_counter()
+        while (received := self.take(rank)) is None:
+            rest(begun, SHARE, MAX_SLEEP)
+        message = received[1]
+        if not isinstance(message, kind):
+            raise MessageError(f"rank {rank} has sent {type(message).__name__} in place of {kind.__name__}")
+        return message
 
 
 @dataclass(frozen=True)
@@ -88,6 +142,10 @@ class Meeting:
     world: MPI.Intracomm
     machines: list[str]
     launcher: int
+
+    def give_orders(self, orders: SliceOrders) -> None:
+        """Rank 0 to all others."""
+        Mail(self.world).tell(orders, *range(1, self.world.Get_size()))
 
 
 # -- rank 0 ------------------------------------------------------------------------------------------------------------
@@ -191,25 +249,26 @@ class Lead:
         _answer(world, work)
         import ddrl.run.relay  # noqa: F401  # pyright: ignore[reportUnusedImport]  (while the keeper makes the channels)
 
+        mail = Mail(world)
         result: Result
         ordered = False
         try:
             made = keeper.receive(Made)
             topology = Topology.from_bytes(made.topology)
             with abort_on_error(world, self._run_id):
-                _give_orders(world, work, topology, cores, made.records)
+                _give_orders(mail, work, topology, cores, made.records)
             ordered = True
-            failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, world, work))
-            result = _result_of_trainer(world, work, keeper)
+            failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, mail, work))
+            result = _result_of_trainer(mail, work, keeper)
             if failure and result.document is not None:
                 result = Result(None, failure)
         except DdrlError as error:
             result = keeper.result or Result(None, str(error))
             if not ordered:
-                _give_orders(world, work, None, cores, None)
+                mail.tell(Orders(), *_with_work(work, *ORDERED))
         status = conclude(result, launcher)
         keeper.end()
-        _part(world, work, result, self._run_id, _with_work(work, slot.RELAY) if ordered else [])
+        _part(mail, work, result, self._run_id, _with_work(work, slot.RELAY) if ordered else [])
         return status
 
 
@@ -259,47 +318,35 @@ def _with_work(work: bytes | bytearray, *letters: int) -> list[int]:
 
 
 def _give_orders(
-    world: MPI.Intracomm,
-    work: bytearray,
-    topology: Topology | None,
-    cores: list[list[int]],
-    records: Records | None,
+    mail: Mail, work: bytearray, topology: Topology, cores: list[list[int]], records: Records | None
 ) -> None:
-    from mpi4py import MPI
-
-    requests: list[MPI.Request] = []
-    for rank in _with_work(work, slot.RELAY, slot.TRAINER, slot.NODE):
-        orders = Orders(b"", [], None)
-        if topology is not None:
-            host = topology.ranks[rank].host
-            orders = Orders(
-                topology.to_bytes(),
-                [cores[one.rank] for one in topology.on_host(host) if one.rank < len(cores)],
-                records,
-            )
-        requests.append(world.Isend([msgspec.msgpack.encode(orders), MPI.BYTE], rank, ORDERS))
-    wait(requests, share=SHARE, longest=MAX_SLEEP)
+    for rank in _with_work(work, *ORDERED):
+        on_host = topology.on_host(topology.ranks[rank].host)
+        of_host = [cores[one.rank] for one in on_host if one.rank < len(cores)]
+        mail.send(Orders(topology.to_bytes(), of_host, records), rank)
+    mail.flush(SHARE, MAX_SLEEP)
 
 
-def _part(world: MPI.Intracomm, work: bytearray, result: Result, run_id: str, relays: list[int]) -> None:
+def _part(mail: Mail, work: bytearray, result: Result, run_id: str, relays: list[int]) -> None:
     """End the slots, and wait for these other relays: gradient nodes may have died meanwhile. Where the job has failed,
     the wait is bounded, and then the job is aborted."""
     from mpi4py import MPI
 
     for rank in _with_work(work, slot.SLOT):
-        world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
+        mail.world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
     deadline = time.monotonic() + END_TIMEOUT
     begun = time.perf_counter()
     while relays:
-        for rank in list(relays):
-            if _poll(world, rank, slot.END) is not None:
-                relays.remove(rank)
+        received = mail.take()
+        if received is None:
+            rest(begun, SHARE, MAX_SLEEP)
+        elif isinstance(received[1], Left):
+            relays.remove(received[0])
         if result.document is None and time.monotonic() > deadline:
-            abort(world, run_id)
-        rest(begun, SHARE, MAX_SLEEP)
+            abort(mail.world, run_id)
 
 
-def _result_of_trainer(world: MPI.Intracomm, work: bytearray, keeper: HostKeeper) -> Result:
+def _result_of_trainer(mail: Mail, work: bytearray, keeper: HostKeeper) -> Result:
     """How training ended, once it has: the keeper says it, or a trainer that is a rank."""
     trainers = _with_work(work, slot.TRAINER)
     if not trainers:
@@ -309,22 +356,21 @@ def _result_of_trainer(world: MPI.Intracomm, work: bytearray, keeper: HostKeeper
     begun = time.perf_counter()
     while True:
         with contextlib.suppress(MPI.Exception):  # a rank that has died: the keeper says so
-            data = _poll(world, trainers[0], slot.END)
-            if data is not None:
-                return msgspec.msgpack.decode(data, type=Result)
+            received = mail.take(trainers[0])
+            if received is not None and isinstance(received[1], Result):
+                return received[1]
         result = keeper.result_now()
         if result is not None:
             return result
         rest(begun, SHARE, MAX_SLEEP)
 
 
-def _agree_all(world: MPI.Intracomm, work: bytearray, failure: str) -> None:
+def _agree_all(mail: Mail, work: bytearray, failure: str) -> None:
     """Rank 0's part of `_agree`."""
-    others = _with_work(work, slot.RELAY, slot.TRAINER, slot.NODE)
+    others = _with_work(work, *ORDERED)
     for rank in others:
-        failure = failure or _await(world, rank, READY).decode()
-    for rank in others:
-        _send(world, rank, GO, b"" if failure else b"go")
+        failure = failure or mail.wait_for(Ready, rank).failure
+    mail.tell(Go(not failure), *others)
     if failure:
         raise JobFailed(failure)
 
@@ -338,18 +384,23 @@ def follow(world: MPI.Intracomm, work: bytes, launcher: int) -> int:
     letter = work[rank]
     die_with(launcher, signal.SIGTERM if letter == slot.TRAINER else signal.SIGKILL)
     report_stacks(2)
+    mail = Mail(world)
     if letter == slot.POOL:
-        return _follow_slice(world, launcher)
-    orders = msgspec.msgpack.decode(_await(world, 0, ORDERS), type=Orders)
+        of_slice = mail.wait_for(SliceOrders)
+        if not of_slice.module:
+            return 1
+        module = slice_module(of_slice.module, "this job")
+        return module.serve_rank(Meeting(world, of_slice.machines, launcher), of_slice.body)
+    orders = mail.wait_for(Orders)
     if not orders.topology:
         return 1  # rank 0 says why
     topology = Topology.from_bytes(orders.topology)
     mine = topology.ranks[rank]
     name_process(f"ddrl {rank} {mine.role.value}")
     if letter == slot.RELAY:
-        return _follow_relay(world, topology, mine, orders.cores)
+        return _follow_relay(mail, topology, mine, orders.cores)
     try:
-        _agree(world, "")
+        _agree(mail, "")
         with abort_on_error(world, topology.run_id):
             nodes = _group(world, topology, Role.TRAINER, Role.NODE)
         if letter == slot.NODE:
@@ -358,49 +409,30 @@ def follow(world: MPI.Intracomm, work: bytes, launcher: int) -> int:
     except JobFailed as error:
         result = Result(None, str(error))
     if letter == slot.TRAINER:
-        _send(world, 0, slot.END, msgspec.msgpack.encode(result))
+        mail.tell(result, 0)
     return 0 if result.document is not None else 1
 
 
-def _follow_slice(world: MPI.Intracomm, launcher: int) -> int:
-    """A rank that a slice's module serves, which rank 0 names."""
-    data = broadcast(world, None)
-    if not data:
-        return 1
-    message = msgspec.msgpack.decode(data, type=SliceMessage)
-    module = slice_module(message.module, "this job")
-    return module.serve_rank(Meeting(world, message.machines, launcher), message.body)
-
-
-class SliceMessage(msgspec.Struct, frozen=True):
-    """What rank 0 broadcasts in the job of a slice: the module whose `serve_rank(meeting, body)` gives a rank's status.
-    An empty broadcast: the job does not start."""
-
-    module: str
-    machines: list[str]
-    body: bytes
-
-
-def _follow_relay(world: MPI.Intracomm, topology: Topology, mine: Assignment, cores: list[list[int]]) -> int:
+def _follow_relay(mail: Mail, topology: Topology, mine: Assignment, cores: list[list[int]]) -> int:
     """The relay of another host."""
     keeper = HostKeeper(topology.run_id, mine.host)
     failure = ""
     try:
         keeper.send(KeepHost(topology.to_bytes(), cores))
-        failure = _relay(world, topology, mine, keeper, partial(_agree, world))
+        failure = _relay(mail.world, topology, mine, keeper, partial(_agree, mail))
     except JobFailed as error:
         failure = str(error)
     finally:
         keeper.end()
-        _send(world, 0, slot.END, b"")
+        mail.tell(Left(), 0)
     return 1 if failure else 0
 
 
-def _agree(world: MPI.Intracomm, failure: str) -> None:
+def _agree(mail: Mail, failure: str) -> None:
     """Wait until every relay, node and trainer that is a rank is ready. JobFailed where one of them has failed, which
     rank 0 says; `failure`: of this one."""
-    _send(world, 0, READY, failure.encode())
-    if not _await(world, 0, GO):
+    mail.tell(Ready(failure), 0)
+    if not mail.wait_for(Go).all_started:
         raise JobFailed(failure)
 
 
@@ -515,45 +547,6 @@ def _save_in_a_copy(task: Task) -> bool:
         os._exit(status)
 
 
-# -- messages and collective calls -------------------------------------------------------------------------------------
-
-
-def _send(world: MPI.Intracomm, rank: int, tag: int, data: bytes) -> None:
-    from mpi4py import MPI
-
-    wait([world.Isend([data, MPI.BYTE], rank, tag)], share=SHARE, longest=MAX_SLEEP)
-
-
-def _poll(world: MPI.Intracomm, rank: int, tag: int) -> bytes | None:
-    """The next message with this tag, if it is there."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    message = world.Improbe(rank, tag, status)
-    if message is None:
-        return None
-    data = bytearray(status.Get_count(MPI.BYTE))
-    message.Recv([data, MPI.BYTE])
-    return bytes(data)
-
-
-def _await(world: MPI.Intracomm, rank: int, tag: int) -> bytes:
-    begun = time.perf_counter()
-    while (data := _poll(world, rank, tag)) is None:
-        rest(begun, SHARE, MAX_SLEEP)
-    return data
-
-
-def broadcast(comm: MPI.Comm, data: bytes | None, root: int = 0) -> bytes:
-    """Bytes from the root (which gives `data`) to all ranks of `comm`."""
-    size = np.array([len(data) if data is not None else 0], np.int64)
-    wait([comm.Ibcast(size, root)], share=SHARE, longest=MAX_SLEEP)
-    buffer = np.frombuffer(bytearray(data if data is not None else int(size[0])), np.uint8)
-    if len(buffer):
-        wait([comm.Ibcast(buffer, root)], share=SHARE, longest=MAX_SLEEP)
-    return buffer.tobytes()
-
-
 def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing) -> None:
     """Wait until all ranks of `comm` are here; `meanwhile` is called between polls. BarrierError where some wait at a
     barrier of another name."""
@@ -568,9 +561,6 @@ def barrier(comm: MPI.Comm, name: str, meanwhile: Callable[[], object] = nothing
             f"rank {comm.Get_rank()} waits at the barrier '{name}': some ranks came to another one, so they do not do "
             "the same"
         )
-
-
-# -- the end of a job --------------------------------------------------------------------------------------------------
 
 
 def abort(world: MPI.Intracomm, run_id: str = "") -> None:

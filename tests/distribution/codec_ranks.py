@@ -138,7 +138,6 @@ def flipped():
     if RANK == 0:
         host.publish_next()
     while not host.relay.finished:
-        host.turn()
         executor = host.relay.models.executor
         if RANK == 0 and executor is not None and not hasattr(executor, "spoiled"):
             executor.spoiled, inner = True, executor._packing.datatype
@@ -150,6 +149,7 @@ def flipped():
                 return inner(flight, message)
 
             executor._packing.datatype = datatype
+        host.turn()
         if RANK == 0 and host.relay.models.settled and len(host.relay.models.confirms) == 2 * (SIZE - 1):
             host.stop()
     report(**host.findings(codec))

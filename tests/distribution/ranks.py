@@ -212,7 +212,6 @@ def flipped():
         host.publish(0)
     sealed = []
     while not host.relay.finished:
-        host.relay.progress()
         executor = host.relay.models.executor
         if RANK == 0 and executor is not None and not hasattr(executor, "spoiled"):
             executor.spoiled, start, handles = True, executor.start, executor._packing.handles
@@ -232,6 +231,7 @@ def flipped():
                 return handles(flight, messages)
 
             executor.start, executor._packing.handles = started, handled
+        host.relay.progress()
         if host.mailbox.newest >= 0 and not sealed:
             sealed.append(bool(np.array_equal(host.reader.pin().data, model(0, nbytes))))
         if RANK == 0 and host.relay.models.settled and len(host.relay.models.confirms) == 2 * (SIZE - 1):
