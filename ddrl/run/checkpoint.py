@@ -1,4 +1,4 @@
-"""Checkpoints: everything the trainer needs to go on, whole or not at all.
+"""Checkpoints: everything that the trainer needs to continue, whole or not at all.
 
     RUN/checkpoints/<env steps>/learner.safetensors   parameters, targets, optimizer
                                 replay.snapshot       records and selectors (or trajectories.npy)
@@ -92,7 +92,7 @@ KEPT_CHECKPOINTS = 3  # the newest of a run
 
 @dataclass(frozen=True)
 class TaskRecords:
-    """Where a task's records are kept, and what it goes on from."""
+    """Where a task's records are kept, and the checkpoint that it resumes from."""
 
     directory: RunDirectory
     resume: Checkpoint | None = None
@@ -281,7 +281,7 @@ class BestPolicy:
         self._model = model
         self._disk = disk
         self._unsaved: np.ndarray | None = None  # the best parameters, where the disk has refused them
-        self.evaluation: Evaluation | None = None  # of the best policy so far; None: nobody has played it
+        self.evaluation: Evaluation | None = None  # of the best policy so far; None: none was played
         self.target_reached = False
         self.worse_since = 0  # evaluations since the best one
         if (path / "policy.json").exists():
@@ -309,7 +309,7 @@ class BestPolicy:
         self._save(self.vector())
 
     def save_unjudged(self, vector: np.ndarray) -> None:
-        """Where no evaluation ever came, the last parameters stand in for the best."""
+        """Where there was no evaluation, the last parameters stand in for the best."""
         if self.evaluation is None:
             self._save(vector)
 

@@ -1,4 +1,4 @@
-"""The run directory: what a run leaves behind, and where each thing stands.
+"""The run directory: what a run leaves behind, and where each thing is.
 
     RUN/config.toml         the effective settings
     RUN/run.json            run id, ddrl version, ranks, when it began
@@ -241,7 +241,7 @@ class RunDirectory:
 
 
 def sweep_unfinished(directory: RunDirectory) -> None:
-    """Remove what a killed process left half-written. Only under the lock: nobody writes there now."""
+    """Remove what a killed process left half-written. Only under the lock: no other process writes there."""
     if directory.checkpoints.is_dir():
         for path in list(directory.checkpoints.iterdir()):
             replaced = _REPLACED.fullmatch(path.name)

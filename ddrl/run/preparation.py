@@ -258,7 +258,7 @@ class Preparation:
             )
 
     def open_records(self) -> TaskRecords:
-        """The run's directory, made here for a new run, and the checkpoint to go on from."""
+        """The run's directory, made here for a new run, and the checkpoint to resume from."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id, self._path)
             remember_trust(self.directory.path, foreign_code(config_tree(self.config)))
@@ -285,7 +285,7 @@ class Preparation:
             theirs = state[name.replace("learner.", "").replace(".", "_")]
             if theirs != mine:
                 raise ConfigError(f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}")
-        for override in overrides:  # what is set now comes before what was set while the run went on
+        for override in overrides:  # what is set now comes before what was set during the run
             live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
             if live is not None:
                 state["live"][live] = None

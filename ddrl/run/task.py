@@ -1,4 +1,4 @@
-"""A training task: everything one training owns, made move by move by whoever drives it.
+"""A training task: everything one training owns, made move by move by a driver (`serial`, `trainer.drive`).
 
 Algorithm and parameters, source of experience, lanes, mailbox, counters, best policy, live settings, run directory.
 `turn` makes one move and never blocks, but for a device where a pool lends it (`Training.lender`); it owns
@@ -515,8 +515,8 @@ class Task:
         return document
 
     def _judge(self, evaluator: Evaluator, stop: Callable[[], bool]) -> None:
-        """Play with the last policy where a limit ended the run; confirm the best one where nobody has; hold predicted
-        distributions of the return against returns."""
+        """Play with the last policy where a limit ended the run; confirm the best one where that was not done; compare
+        predicted distributions of the return with returns."""
         state = self.training.state
 
         def stopped() -> bool:

@@ -35,14 +35,12 @@ from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import Column, EnvSpec
 from ddrl.distribution.membership import RELAYS, Message
 
-# -- topology ----------------------------------------------------------------------------------------------------------
-
 MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones
-LANE_ROWS = 512  # of a lane that never stands full for long
+LANE_ROWS = 512  # of a lane that is drained all the time
 
 
 def rollouts_of_host(config: Config) -> int:
-    """Rollouts of a host where no ranks stand for them: run.processes."""
+    """Rollouts of a host that has no rank for each of them: run.processes."""
     return config.run.processes or max(1, len(os.sched_getaffinity(0)) - 1)
 
 
@@ -131,7 +129,7 @@ class Topology:
         return transition_columns(self.schema) if self.config.replay.through_areas else ()
 
     def lane_rows(self) -> int:
-        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back stand full: what waits there
+        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back are full: what waits there
         is learned from late."""
         channels = self.config.channels
         # A collector ends before its lane is drained: the lane holds all of a round's steps.
@@ -147,12 +145,8 @@ class Topology:
 
 
 # -- failure -----------------------------------------------------------------------------------------------------------
-# How one process's failure ends the job once: first wins, shown once, nonzero exit everywhere.
-#
-# The failing process writes its message as the host's failure blob (creating it is exclusive, so the first wins) and
-# sets
-# the board's command to FAIL. The host's creator sees the command; a relay passes the message to the root, the trainer
-# shows it and ends the job.
+# The process that fails writes its message as its host's failure blob and sets the board's command to FAIL. Creating
+# the blob is exclusive, so the first failure counts. A relay sends the message to the root; the trainer ends the job.
 
 
 def describe(error: BaseException, where: str) -> str:
@@ -175,7 +169,7 @@ def report_failure(board: Board, run_id: str, host: int, text: str) -> None:
     board.command = Command.FAIL
     try:
         Board.attach(board_name(run_id, host))
-    except ChannelError:  # the host's channels are removed already: nobody will remove this one
+    except ChannelError:  # the host's channels are removed already: so nothing else would remove this one
         blob.unlink()
 
 
@@ -193,13 +187,10 @@ def forget_failure(run_id: str, host: int) -> None:
 
 
 # -- host --------------------------------------------------------------------------------------------------------------
-# Who meets whom: the channels of one host, made once by its creator and attached by name by everyone else.
-#
-# The creator is the trainer on the trainer's host, the relay on every other. Two stages of readiness, announced on the
-# board:
-#     CHANNELS  board, counters and lanes stand (the environment's spec was known)
-#     POLICY    the acting model and the mailbox stand (the trainer has built its network)
-# Nobody polls: everyone waits on the board.
+# The channels of one host are made by its keeper, the policy's by the trainer or the host's relay; all other processes
+# attach them by name, once the board says that they are there:
+#     CHANNELS  board, counters and lanes (the environment's spec was known)
+#     POLICY    the acting model and the mailbox (the trainer has built its network)
 
 
 CHANNELS = 1
@@ -273,8 +264,6 @@ class HostChannels:
             self.reports = self._keep(MessageLane.create(self._name("reports"), RELAYS))
         self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
 
-    # -- made or attached ----------------------------------------------------------------------------------------------
-
     @classmethod
     def create(cls, topology: Topology, host: int, board: Board) -> HostChannels:
         """Make counters and lanes, and say so on the board (stage CHANNELS)."""
@@ -284,11 +273,11 @@ class HostChannels:
 
     @classmethod
     def attach(cls, run_id: str, host: int, timeout: float) -> HostChannels:
-        """Join a host: wait for its channels. ChannelError if they do not stand within `timeout` seconds."""
+        """Join a host: wait for its channels. ChannelError if they are not there within `timeout` seconds."""
         board = Board.attach(board_name(run_id, host))
         if not board.wait_ready(CHANNELS, timeout):
             raise ChannelError(
-                f"the channels of host {host} did not stand within {timeout:.0f} s: its trainer or relay did not "
+                f"the channels of host {host} were not made within {timeout:.0f} s: its trainer or relay did not "
                 "start; see its messages"
             )
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
@@ -367,13 +356,13 @@ class HostChannels:
         return self.mailbox
 
     def create_segment(self, kind: str, nbytes: int) -> Segment:
-        """Plain memory for whoever is told its name. ChannelError where there is no room."""
+        """Plain memory, which other processes attach by its name. ChannelError where there is no room."""
         return self._keep(Segment.create(self._name(kind), kind, nbytes))
 
     def attach_policy(
         self, timeout: float, meanwhile: Callable[[], object] = lambda: None
     ) -> tuple[ActingModel, Mailbox] | None:
-        """The model and the mailbox, once they stand; None when the run stops first. ChannelError after `timeout`
+        """The model and the mailbox, once they are there; None when the run stops first. ChannelError after `timeout`
         seconds. `meanwhile` is done once in LOOK_PERIOD."""
         deadline = time.monotonic() + timeout
         while not self.board.wait_ready(POLICY, LOOK_PERIOD):
@@ -457,5 +446,5 @@ class HostChannels:
 
 
 def board_name(run_id: str, host: int) -> str:
-    """Name of a host's board, which stands before everything else."""
+    """Name of a host's board, which is made before everything else."""
     return segment_name(run_id, host, "board")

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 
 # -- moves -------------------------------------------------------------------------------------------------------------
-# The moves of a training, and what it asks of those who lend it a device, cycle it in rounds, or compute for it.
-
-
 class Move(StrEnum):
     """What training does next."""
 
@@ -121,16 +118,11 @@ class GradientSource(Protocol):
 
 
 # -- lag ---------------------------------------------------------------------------------------------------------------
-# Policy lag: how old the policy that acted was, when its sample was learned from.
-#
-# lag = learner's version when the sample is consumed - the version that acted, per sample. Its parts, counted for each
-# sample by the version that acted: in flight (versions published between choosing the action and the row's arrival at
-# the
-# trainer, the lane included; rows of one version that arrived at different times count their mean) and in queue
-# (versions
-# published while the row stood in replay). Publish: updates done but not yet published when the sample was consumed.
-# Lag
-# in seconds is measured from the publish time of the version that acted.
+# Policy lag of a sample: the learner's version when it is consumed less the version that acted. Its parts, counted for
+# each sample by the version that acted: in flight (versions published between choosing the action and the row's arrival
+# at the trainer, the lane included; rows of one version that arrived at different times count their mean) and in queue
+# (versions published while the row was in replay). Unpublished: updates done but not yet published when the sample was
+# consumed. Lag in seconds is measured from the publish time of the version that acted.
 
 
 RECENT = 1 << 15  # [samples] window of the live percentiles
@@ -250,22 +242,14 @@ class LagMeter:
         }
 
 
-# -- lag_bound ---------------------------------------------------------------------------------------------------------
-# Policy lag as a service level: rollout.max_policy_lag, and what is done where experience would arrive older than
-# that.
-#
-# lag on arrival = newest version published - version that acted. `wait`: the trainer puts off its next version, and
-# with
-# it further updates, until the rows of every rollout show a version recent enough: rows of one rollout arrive in order,
-# so none can come later that is older. `drop`: rows that are older are left out and counted; replay closes the gap in
-# `step`. `weight` is done where samples are drawn (`ddrl.replay.sources`). How many versions may travel at
-# once is
-# another setting, cluster.versions_in_flight.
-
-
 class LagBound:
-    """Keeps the lag of what arrives within bounds. `newest`: the version that a resumed run begins after; `absent`:
-    which rollouts have no process now [rollouts], for which nothing waits."""
+    """rollout.max_policy_lag: bounds the lag on arrival, newest version published less the version that acted.
+
+    `wait`: the trainer puts off its next version, and with it further updates, until the rows of every rollout show a
+    version recent enough: rows of one rollout arrive in order, so no later one is older. `drop`: rows that are older
+    are left out and counted; replay closes the gap in `step`. `weight` is done where samples are drawn
+    (`ddrl.replay.sources`). `newest`: the version that a resumed run begins after; `absent`: which rollouts have no
+    process now [rollouts], for which nothing waits."""
 
     def __init__(
         self, config: Config, rollouts: int, newest: int, absent: Callable[[], NDArray[np.bool_]] | None = None
@@ -340,7 +324,7 @@ class TrainingState:
 
 @dataclass
 class LiveSettings:
-    """Settings changed from outside while a run goes on; None: as configured. Checkpoints keep them."""
+    """Settings changed from outside during a run; None: as configured. Checkpoints keep them."""
 
     lr: float | None = None
     epsilon: float | None = None
@@ -432,7 +416,7 @@ class Training:
         return not (self.idle and self.next_move in (Move.DRAIN, Move.RECORD))
 
     def _cycle(self) -> Iterator[Move]:
-        """Each move is named, then, when the next turn comes, made."""
+        """Each move is named, then made by the next turn."""
         while True:
             yield Move.DRAIN
             moved = self.drain()
@@ -545,7 +529,7 @@ class Training:
             return 0
         left = self.config.run.max_env_steps - self.state.env_steps
         if left <= 0:
-            return lanes.drain(self._rows)  # the run is over; what still comes is dropped
+            return lanes.drain(self._rows)  # the run is over: what still arrives is dropped
         room = min(room, left)
         begin = time.perf_counter()
         rows = self._rows[: lanes.drain(self._rows[:room])]
@@ -560,7 +544,7 @@ class Training:
         return moved
 
     def empty(self, lane: Rows, *, record: bool = True) -> None:
-        """Take everything out of a lane that nobody writes to now, and record it, up to run.max_env_steps."""
+        """Take everything out of a lane that no process writes to now, and record it, up to run.max_env_steps."""
         begin = time.perf_counter()
         while count := lane.pop(self._rows):
             left = self.config.run.max_env_steps - self.state.env_steps

@@ -94,11 +94,6 @@ class Recorder:
         """The newest record; None before the first."""
         return self._latest
 
-    @property
-    def wall_seconds(self) -> float:
-        """Seconds since the run began, earlier parts of a resumed run included."""
-        return self._clock() - self._begin
-
     def record_event(self, kind: str, text: str, **fields: Any) -> None:
         """Note that something happened, from any thread; returns at once. `fields` are JSON values."""
         now = self._clock()
@@ -141,8 +136,6 @@ class Recorder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    # ---- the thread ----
 
     def _work(self) -> None:
         due = time.monotonic()
