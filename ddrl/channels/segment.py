@@ -204,16 +204,28 @@ class Channel:
 
 
 def sweep_dead() -> list[str]:
-    """Remove every segment of ddrl whose owner is dead; returns their names. Files of other programs, users and process
-    id namespaces (containers) stay."""
-    swept: list[str] = []
+    """Remove every segment of ddrl whose owner is dead, but for those of a run that has a living process yet: what a
+    process left for its keeper is the keeper's to remove. Returns their names. Files of other programs, users and
+    process id namespaces (containers) stay."""
+    dead: list[Path] = []
+    living_runs: set[str] = set()
     for path in _segments(""):
         owner = _owner(path)
-        if owner is not None and not is_alive(*owner):
+        if owner is not None and is_alive(*owner):
+            living_runs.add(_run_of(path))
+        elif owner is not None:
+            dead.append(path)
+    swept: list[str] = []
+    for path in dead:
+        if _run_of(path) not in living_runs:
             with contextlib.suppress(OSError):
                 path.unlink()
                 swept.append(path.name)
     return sorted(swept)
+
+
+def _run_of(path: Path) -> str:
+    return path.name.removeprefix(PREFIX).partition("-h")[0]
 
 
 def unlink_run(run_id: str, host: int | None = None) -> list[str]:

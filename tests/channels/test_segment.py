@@ -131,6 +131,20 @@ def test_a_killed_process_leaves_nothing_after_the_next_sweep(name, process):
     assert not [entry for entry in os.listdir(SHM) if run_id in entry]
 
 
+def test_what_a_dead_process_left_for_a_living_one_of_its_run_is_not_swept(name, process):
+    """The message of a rollout that failed is read after it has ended, while other runs start."""
+    board = Segment.create(name("owner"), "board", 64)
+    child = process(HOLD, name().split("-")[1])
+    assert child.stdout.readline() == "made\n"
+    child.kill()
+    child.wait()
+    left = {entry for entry in os.listdir(SHM) if name().split("-")[1] in entry} - {name("owner")}
+    assert len(left) == 5
+    assert not left & set(sweep_dead())
+    board.unlink()
+    assert left <= set(sweep_dead())
+
+
 def test_a_killed_child_that_nobody_waited_for_counts_as_dead(process):
     child = process("print('up', flush=True); import sys; sys.stdin.read()")
     child.stdout.readline()
