@@ -501,7 +501,7 @@ class ExperienceReplay:
         """By which setting a snapshot is of another configuration; "" where it is none, or cannot be read."""
         try:
             described = _described(head)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return ""
         for name, own in self._configuration.items():
             saved = described.get(name, own)

@@ -64,10 +64,12 @@ def test_mpirun_on_one_host_shares_areas_and_several_hosts_are_refused(tmp_path:
     assert "shared memory of one host" in refused.stderr
 
 
-def test_a_dying_explorer_ends_the_run_with_one_message_and_leaves_no_memory(tmp_path: Path) -> None:
+def test_an_explorer_that_dies_once_too_often_ends_the_run_with_one_message_and_leaves_no_memory(
+    tmp_path: Path,
+) -> None:
     run = tmp_path / "run"
     command = [sys.executable, "-m", "ddrl.run", *TINY, *AREAS]
-    command += settings("run.processes=2", "run.max_env_steps=100000000", f"run.dir={run}")
+    command += settings("run.processes=2", "run.max_env_steps=100000000", "rollout.restarts=0", f"run.dir={run}")
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
     try:
         wait_for_checkpoint(run, running)
