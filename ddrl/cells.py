@@ -18,7 +18,6 @@ import builtins
 import dis
 import hashlib
 import json
-import os
 import secrets
 import subprocess
 import symtable
@@ -33,9 +32,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
-from ddrl.core.plugins import cells_variable
+from ddrl.core.plugins import CELLS, import_code, mount_cells
 
-FOLDER = "cells"  # in the run directory
 CHECK_SECONDS = 120.0  # [s] for a fresh process to import the files
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -60,16 +58,18 @@ def write_cells(roles: Mapping[str, Any], run: Path) -> dict[str, str]:
 
     ConfigError names what cannot be written, or is not as its cell says."""
     package = f"cells_{secrets.token_hex(4)}"
-    folder = run / FOLDER
+    folder = run / CELLS
     cells = Cells(vars(sys.modules["__main__"]), executed_sources())
     files = {setting: cells.file_of(setting, value) for setting, value in roles.items()}
     folder.mkdir(parents=True)
     names: dict[str, str] = {}
     for setting, value in roles.items():
-        role = setting.rpartition(".")[2] if setting != "env.id" else "env"
+        role = "env" if setting == "env.id" else setting.rpartition(".")[2]
+        if (folder / f"{role}.py").exists():  # of another section
+            role = setting.replace(".", "_")
         files[setting].write(folder / f"{role}.py")
         names[setting] = f"{package}.{role}:{value.__name__}"
-    os.environ[cells_variable(package)] = str(folder)
+    mount_cells(run, names.values())
     _check(package, {name.partition(".")[2]: roles[setting] for setting, name in names.items()})
     return names
 
@@ -338,8 +338,6 @@ def _check(package: str, roles: Mapping[str, Any]) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """See the module."""
-    from ddrl.core.plugins import import_code
-
     package, *roles = arguments
     found: dict[str, Any] = {}
     for role in roles:

@@ -24,6 +24,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
+from ddrl.core.plugins import CELLS
 from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
@@ -174,7 +175,7 @@ def _code_names(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
         try:
             names |= write_cells(roles, path)
         except ConfigError:
-            shutil.rmtree(path / "cells", ignore_errors=True)
+            shutil.rmtree(path / CELLS, ignore_errors=True)
             with contextlib.suppress(OSError):
                 path.rmdir()
             raise

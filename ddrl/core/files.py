@@ -7,6 +7,7 @@ file become values by `decode`: whatever they hold, they can at most be refused,
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -46,6 +47,23 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool =
 
 
 # ---- Bytes from outside ----
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a regular file, or of one that a link names. ValueError for anything else (a fifo would wait for a
+    writer) and for more than `max_bytes`; OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is not a file")
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(data) > max_bytes:
+        raise ValueError(f"it is longer than {max_bytes >> 20} MiB")
+    return data
+
 
 T = TypeVar("T")
 

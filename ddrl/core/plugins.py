@@ -22,8 +22,11 @@ from types import ModuleType
 from typing import Any
 
 from ddrl.core.errors import ConfigError
+from ddrl.core.files import read_regular
 
 ROOT = Path(__file__).parents[1]
+CELLS = "cells"  # the folder of a run directory that holds code of a notebook's cells
+MAX_CELL_BYTES = 1 << 30  # of one file of a notebook's cells, arrays included
 
 
 # A class's own `name`, with or without a type: how built-in plug-ins are found in a module without importing it.
@@ -81,15 +84,28 @@ def load(setting: str, kind: str, name: str) -> Any:
 
 
 def import_code(name: str) -> ModuleType:
-    """Import the module that a setting names: cells_ID.ROLE is code of a notebook's cells, in a run directory that this
-    process or one above it has named by `mount_cells`."""
-    package = name.partition(".")[0]
+    """Import the module that a setting names. cells_ID.ROLE is code of a notebook's cells, in a run directory that this
+    process or one above it has named by `mount_cells`; it is always compiled from its source, which is what the user
+    has consented to, and never taken from a folder of compiled files beside it."""
+    package, _, role = name.partition(".")
     folder = os.environ.get(cells_variable(package))
-    if folder is not None and package not in sys.modules:
-        made = ModuleType(package)
-        made.__path__ = [folder]
-        sys.modules[package] = made
-    return importlib.import_module(name)
+    if folder is None or not role.isidentifier():
+        return importlib.import_module(name)
+    if name not in sys.modules:
+        path = Path(folder) / f"{role}.py"
+        try:
+            source = read_regular(path, MAX_CELL_BYTES)
+        except (OSError, ValueError) as error:
+            raise ModuleNotFoundError(f"{path} cannot be read: {error}", name=name) from None
+        module = ModuleType(name)
+        module.__file__ = str(path)
+        sys.modules[name] = module
+        try:
+            exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def mount_cells(run: Path, names: Iterable[str]) -> None:
@@ -97,7 +113,7 @@ def mount_cells(run: Path, names: Iterable[str]) -> None:
     for name in names:
         package = name.partition(".")[0]
         if package.startswith("cells_"):
-            os.environ[cells_variable(package)] = str(run.absolute() / "cells")
+            os.environ[cells_variable(package)] = str(run.absolute() / CELLS)
 
 
 def cells_variable(package: str) -> str:

@@ -19,6 +19,7 @@ from typing import Any, cast
 from ddrl import current_name
 from ddrl.core import plugins
 from ddrl.core.errors import RunDirError
+from ddrl.core.files import read_regular
 
 OWN = "ddrl.admix"  # its factories take no names of code; those of ddrl.envs.partial do
 
@@ -67,18 +68,23 @@ def _names(tree: Mapping[str, Any] | Sequence[Any], prefix: str) -> Iterable[tup
 
 
 def _digest(run: Path, name: str) -> str:
-    origin = _content(run / "cells") if name.startswith("cells_") else _origin(name.rpartition(":")[0])
+    origin = _content(run) if name.startswith("cells_") else _origin(name.rpartition(":")[0])
     text = "\0".join((str(run.resolve()), name, origin))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def _content(folder: Path) -> str:
-    """A digest of the files that a run has of a notebook's cells: they lie in its directory, where others may change
-    them."""
+def _content(run: Path) -> str:
+    """A digest of the code and arrays that a run has of a notebook's cells: they lie in its directory, where others may
+    change them. RunDirError for what is no file."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.glob("*")):
-        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
-        digest.update(path.read_bytes())
+    folder = run / plugins.CELLS
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*.npy")]):
+        try:
+            data = read_regular(path, plugins.MAX_CELL_BYTES)
+        except (OSError, ValueError) as error:
+            raise RunDirError(f"{path} cannot be read: {error}; remove it, or take a whole copy of the run") from None
+        digest.update(f"{path.name}\0{len(data)}\0".encode(errors="surrogateescape"))
+        digest.update(data)
     return digest.hexdigest()
 
 

@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import socket
-import stat
 import sys
 import time
 import weakref
@@ -33,7 +32,7 @@ from typing import Any
 from ddrl import __version__
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.files import write_atomically
+from ddrl.core.files import read_regular, write_atomically
 from ddrl.core.settings import config_from_toml, config_to_toml
 
 # -- lock --------------------------------------------------------------------------------------------------------------
@@ -257,14 +256,7 @@ def sweep_unfinished(directory: RunDirectory) -> None:
 
 def read_text(path: Path) -> str:
     """The text of a regular file of at most LARGEST_DOCUMENT bytes; ValueError where it is none."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a file")
-        data = file.read(LARGEST_DOCUMENT + 1)
-    if len(data) > LARGEST_DOCUMENT:
-        raise ValueError(f"it is longer than {LARGEST_DOCUMENT >> 20} MiB")
-    return data.decode()
+    return read_regular(path, LARGEST_DOCUMENT).decode()
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:

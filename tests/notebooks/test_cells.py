@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import py_compile
 import subprocess
 import sys
 import textwrap
@@ -205,15 +207,56 @@ def test_a_file_that_fails_by_itself_is_named_with_its_error(notebook, tmp_path)
         cells.write_cells({"env.id": book["f"]}, tmp_path / "run")
 
 
-def test_consent_covers_the_content_of_the_files(notebook, tmp_path, monkeypatch):
+@pytest.fixture
+def trusted(notebook, tmp_path, monkeypatch) -> dict[str, str]:
+    """The names of a run's cells, which the user has consented to."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    names = cells.write_cells({"env.id": notebook("def f(): pass\n")["f"]}, tmp_path / "run")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as on anybody's machine
+    names = cells.write_cells({"env.id": notebook("def f():\n    return 1\n")["f"]}, tmp_path / "run")
     trust.remember_trust(tmp_path / "run", names)
     trust.check_trust(tmp_path / "run", names, trust=False)
+    return names
+
+
+def test_consent_covers_the_content_of_the_files(trusted, tmp_path):
     with (tmp_path / "run" / "cells" / "env.py").open("a") as file:
         file.write("import os\n")
     with pytest.raises(RunDirError, match="look at that code, then say --trust once"):
-        trust.check_trust(tmp_path / "run", names, trust=False)
+        trust.check_trust(tmp_path / "run", trusted, trust=False)
+
+
+def test_compiled_files_beside_the_source_are_neither_run_nor_in_the_way_of_consent(trusted, tmp_path):
+    source = tmp_path / "run" / "cells" / "env.py"
+    hostile = tmp_path / "hostile.py"
+    hostile.write_text("def f():\n    return 2\n".ljust(source.stat().st_size, "\n"))
+    os.utime(hostile, ns=(source.stat().st_atime_ns, source.stat().st_mtime_ns))
+    compiled = Path(importlib.util.cache_from_source(str(source)))
+    compiled.parent.mkdir(exist_ok=True)
+    py_compile.compile(str(hostile), cfile=str(compiled))  # by size and time it is of the source
+    trust.check_trust(tmp_path / "run", trusted, trust=False)
+    (name,) = trusted.values()
+    assert plugins.import_code(name.partition(":")[0]).f() == 1
+
+
+def test_a_fifo_among_the_files_hangs_nobody(trusted, tmp_path):
+    os.mkfifo(tmp_path / "run" / "cells" / "more.py")
+    with pytest.raises(RunDirError, match=r"more.py cannot be read: it is not a file"):
+        trust.check_trust(tmp_path / "run", trusted, trust=False)
+
+
+def test_a_name_leads_to_no_file_outside_of_the_cells(trusted, tmp_path):
+    (tmp_path / "run" / "evil.py").write_text("raise AssertionError('it was run')\n")
+    package = trusted["env.id"].partition(".")[0]
+    for role in ("../evil", "a.b", ""):
+        with pytest.raises((ModuleNotFoundError, ValueError)):
+            plugins.import_code(f"{package}.{role}")
+
+
+def test_roles_of_one_name_have_files_of_their_own(notebook, tmp_path):
+    book = notebook("def f():\n    return 1\n", "def g():\n    return 2\n")
+    names = cells.write_cells({"learner.network": book["f"], "other.network": book["g"]}, tmp_path / "run")
+    made = [plugins.import_code(name.partition(":")[0]) for name in names.values()]
+    assert (made[0].f(), made[1].g()) == (1, 2)
 
 
 def test_the_cells_of_a_real_notebook_are_found(tmp_path, monkeypatch):
@@ -286,6 +329,7 @@ def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
     pytest.importorskip("torch", reason="needs the extra [train]")
     (tmp_path / "script.py").write_text(SCRIPT % (PATIENCE, PATIENCE))
     state = environment(XDG_STATE_HOME=str(tmp_path / "state"))
+    state.pop("PYTHONDONTWRITEBYTECODE", None)  # as on anybody's machine
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, *words]
