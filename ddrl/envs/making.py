@@ -174,7 +174,8 @@ def _native(config: EnvConfig, registered: Registered, count: int) -> NativeVect
     except (TypeError, ImportError, gymnasium.error.DependencyNotInstalled):
         return None  # the loop names the trouble, or takes the argument
     if speaks_our_protocol(vector):
-        return NativeVectorEnv(config.id, vector, config.reward_clip, trusted=True)
+        trusted = type(vector).__module__.startswith("gymnasium.")  # packages register vectors of their own
+        return NativeVectorEnv(config.id, vector, config.reward_clip, trusted=trusted)
     vector.close()
     return None
 

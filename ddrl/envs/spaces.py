@@ -283,7 +283,8 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
     shape = space.shape
     dtype = space.dtype
     declared = f"an array of {dtype} {shape}"
-    low, high = space.low, space.high
+    low = space.low
+    high = space.high
     bounded = dtype.kind in "iu" and bool((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any())
 
     def write(observation: Any, row: Array) -> None:

@@ -58,8 +58,11 @@ class StepCheck:
             raw = None
         if raw is None or raw.shape != self._shape:
             raw = np.array([self._one_number(reward) for reward in given])
-        reward = (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
-        return raw, reward
+        return raw, self.learned(raw)
+
+    def learned(self, raw: Floats) -> Floats32:
+        """Rewards as the learner sees them."""
+        return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
 
     def flags(self, given: Any, name: str) -> Flags:
         """`given` as an array of its own."""
@@ -323,14 +326,20 @@ class NativeVectorEnv:
 
     def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
-        action = action + self._first_action if self._first_action or not self._trusted else action
-        observation, reward, terminated, truncated, _ = self._vector.step(action)
-        check = self._check
-        raw, learned = check.rewards(reward)
-        terminated = check.flags(terminated, "terminated")
-        truncated = check.flags(truncated, "truncated")
-        if not self._trusted:
-            check.resets(raw, terminated, truncated)
+        if self._trusted:  # whose checks would take a tenth of CartPole's step
+            if self._first_action:
+                action = action + self._first_action
+            observation, reward, terminated, truncated, _ = self._vector.step(action)
+            raw = reward.astype(np.float64)
+            own = np.empty(self._out_shape, self._out_dtype)
+            own[...] = observation
+            return EnvStep(own, self._check.learned(raw), terminated.copy(), truncated.copy(), raw)
+        # The vector may write into its actions, and the row keeps what was chosen: an array of its own either way.
+        observation, reward, terminated, truncated, _ = self._vector.step(action + self._first_action)
+        raw, learned = self._check.rewards(reward)
+        terminated = self._check.flags(terminated, "terminated")
+        truncated = self._check.flags(truncated, "truncated")
+        self._check.resets(raw, terminated, truncated)
         return EnvStep(self._own(observation), learned, terminated, truncated, raw)
 
     def render(self) -> Any:

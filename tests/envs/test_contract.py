@@ -307,6 +307,29 @@ def test_an_action_that_an_environment_writes_into_stays_what_was_chosen(native:
     assert (action == 0.25).all()
 
 
+class Registered(gymnasium.vector.SyncVectorEnv):
+    """A vector that a package registers: its rewards are of several numbers."""
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__([Doubling] * num_envs)
+
+    def step(self, actions: Any) -> Any:
+        observation, reward, *rest = super().step(actions)
+        return (observation, np.stack([reward, reward], 1), *rest)
+
+
+def test_a_vector_that_a_package_registers_is_checked_and_gymnasium_s_own_is_not() -> None:
+    gymnasium.register("Registered-v0", Doubling, vector_entry_point=Registered)
+    try:
+        env = make_vector_env(EnvConfig(id="Registered-v0"), 2)
+        env.reset(1)
+        with pytest.raises(EnvError, match="reward"):
+            env.step(np.zeros((2, 2), np.float32))
+    finally:
+        del gymnasium.registry["Registered-v0"]
+    assert make_vector_env(EnvConfig(id="CartPole-v1"), 2)._trusted
+
+
 class CallsItselfOne(Given):
     num_envs = 4
 
