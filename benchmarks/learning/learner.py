@@ -170,9 +170,11 @@ def measure(
     peer = Peer(peer_python, network, batch_size, device) if peer_python else None
     if peer is not None:
         cases["stable-baselines3 (plain)"] = lambda: peer.run(updates)
-    clock = time.perf_counter
-    if device == "cpu":
-        clock = lambda: time.process_time() + (peer.seconds if peer else 0.0)  # noqa: E731
+
+    def processor_seconds() -> float:
+        return time.process_time() + (peer.seconds if peer else 0.0)
+
+    clock = processor_seconds if device == "cpu" else time.perf_counter
     seconds = interleave(cases, rounds, clock=clock)
     if peer is not None:
         peer.close()

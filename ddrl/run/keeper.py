@@ -431,10 +431,11 @@ class Keeper:
     def __init__(
         self, places: Mapping[int, Place], seed: int = 0, environment: Mapping[str, str] | None = None
     ) -> None:
-        """seed: of `random` and `numpy.random` in forks, with place and incarnation; environment: of programs."""
+        """seed: of `random` and `numpy.random` in forks, with place and incarnation, until a run sets its own;
+        environment: of programs."""
         self.places = dict(places)
         self.children: dict[int, Child] = {}  # by place
-        self._seed = seed
+        self.seed = seed
         self._environment = without_launcher(os.environ if environment is None else environment)
         self._selector = selectors.DefaultSelector()
         self._keeps_cores = False  # a process could not be moved to its own
@@ -560,7 +561,7 @@ class Keeper:
                     os.close(child.pidfd)
                 self._selector.close()
                 name_process(f"ddrl {wanted.rank} {wanted.role.value}")
-                run_fork(parent, writing, wanted.work, [self._seed, place, incarnation])
+                run_fork(parent, writing, wanted.work, [self.seed, place, incarnation])
         return pid
 
 

@@ -280,6 +280,7 @@ class Job:
         config = topology.config
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
         self._deaths.limit = config.rollout.restarts
+        self.keeper.seed = config.run.seed
         ranks = topology.on_host(self.host)
         if cores:
             self.keeper.run_on(os.getpid(), {core for one in cores for core in one})

@@ -56,10 +56,14 @@ _NAMED = {
         ("the target is never reached", "self.target_reached = self.target_reached or reached", "pass"),
         ("old checkpoints stay", "for old in _complete(folder)[:-keep]:", "for old in []:"),
         ("a damaged file passes", "if actual != digest:", "if False:"),
+        (
+            "checkpoints at every look",
+            "self._next = (self._training.state.env_steps // period + 1) * period if period else math.inf",
+            "self._next = self._training.state.env_steps",
+        ),
     ),
     "run/task.py": (
         ("a resumed run has an empty replay", 'source.load(resume.path, resume.state["source"])', "pass"),
-        ("checkpoints at every look", "return (env_steps // period + 1) * period", "return env_steps"),
         ("a pause is ignored", "moved = not paused and training.turn()", "moved = training.turn()"),
         (
             "max_seconds is ignored",
@@ -68,7 +72,7 @@ _NAMED = {
         ),
         (
             "the best policy is not confirmed",
-            "self.best.confirm(evaluator.confirm(self.best.vector(), self.beat))",
+            "self.best.confirm(evaluator.confirm(self.best.vector(), stopped))",
             "pass",
         ),
     ),
@@ -76,7 +80,7 @@ _NAMED = {
         ("epsilon never falls", "progress = min(env_steps / config.epsilon_decay_steps, 1.0)", "progress = 0.0"),
         ("all rollouts explore alike", "config.epsilon_spread * index / (count - 1)", "0.0 * index / (count - 1)"),
         ("epsilon counts once a vector step", "where=self._uniform[place] < exploration)", "where=True)"),
-        ("the worst action is greedy", 'action = outputs["q"].argmax(1)', 'action = outputs["q"].argmin(1)'),
+        ("the worst action is greedy", 'return outputs["q"].argmax(1)', 'return outputs["q"].argmin(1)'),
         (
             "actions leave their bounds",
             "action = np.clip(drawn, self._low, self._high).astype(self._dtype)",
@@ -111,8 +115,8 @@ _NAMED = {
     "rollout/evaluation.py": (
         (
             "the evaluator plays zeros",
-            "step = env.step(policy.greedy(observation, vector))",
-            "step = env.step(policy.greedy(observation, vector) * 0)",
+            "step = env.step(policy.greedy(observation, vector))\n        observation",
+            "step = env.step(policy.greedy(observation, vector) * 0)\n        observation",
         ),
         ("the first episodes to end count", "if len(returns[index]) < quotas[index]:", "if missing:"),
         ("the reset counts as a step", "began[index] = turn + 1  # the next step only resets", "began[index] = turn"),
@@ -178,8 +182,8 @@ _NAMED = {
     "core/roles.py": (
         (
             "the evaluator stands on any host",
-            "elif host == 0 and evaluator_wanted:",
-            "elif host == 1 and evaluator_wanted:",
+            "elif host == 0 and first_host:",
+            "elif first_host:",
         ),
     ),
     "core/settings.py": (("a setting that does not exist passes", "if name not in known:", "if False:"),),
@@ -332,8 +336,8 @@ _NAMED = {
         ("the wait never ends", "return self._opened_at + self.settings.wait", "return math.inf"),
         (
             "a dead node's samples are lost",
-            "self._requeued += samples\n            self.counts.requeued += samples\n            self._begun",
             "self.counts.requeued += samples\n            self._begun",
+            "self.counts.lost += samples\n            self._begun",
         ),
         (
             "every gradient has the same weight",
@@ -423,7 +427,11 @@ _NAMED = {
     "kernel/plain_networks.hpp": (("a second gradient replaces the first", "if (first) *first = true;", ""),),
     "kernel/replay/selectors.hpp": (
         ("the past does not fade", "std::exp2(-shift / half_life_)", "std::exp2(-0.0 / half_life_)"),
-        ("new picks have priority 1", "max_priority_ = std::max(max_priority_, priority[i]);", ""),
+        (
+            "new picks have priority 1",
+            "max_priority_ = std::max(max_priority_, priority[i]);\n            if (index[i] != NONE) tree_",
+            "if (index[i] != NONE) tree_",
+        ),
         (
             "the largest weight is not 1",
             "for (float& w : weight) w = std::pow(least / w, beta_);",
