@@ -198,8 +198,13 @@ def compare(options: argparse.Namespace, words: Sequence[str], goals: Mapping[st
     rows = {name: ratio_of_pairs(pairs[name]) for name in sorted(pairs) if pairs[name] and re.search(figures, name)}
     shown = [{"figure": name, **row, "goal": goals.get(name)} for name, row in rows.items()]
     print_rows(shown)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=other, capture_output=True, text=True)
-    save(options.json, {"other": commit.stdout.strip(), "ratios": {row["figure"]: row for row in shown}})
+    save(options.json, {"other": commit_of(other), "ratios": {row["figure"]: row for row in shown}})
+
+
+def commit_of(tree: Path) -> str:
+    """The commit that a tree is at, with "+" where files of it differ; empty outside git."""
+    words = ["git", "describe", "--always", "--exclude=*", "--abbrev=8", "--dirty=+"]
+    return subprocess.run(words, cwd=tree, capture_output=True, text=True).stdout.strip()
 
 
 def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -325,6 +330,7 @@ def save(path: Path, figures: Mapping[str, Any]) -> None:
     document = {
         "command": command(sys.argv[1:]),
         "date": time.strftime("%Y-%m-%d"),
+        "commit": commit_of(ROOT),
         "machine": machine(),
         **figures,
     }

@@ -15,13 +15,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import arguments, machine, print_table
+from benchmarks.harness import ROOT, arguments, commit_of, machine, print_table
 from ddrl.core.files import write_atomically
 
-ROOT = Path(__file__).parents[1]
 LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 MULTI_PROCESS = re.compile(r"subprocess|mpirun|ddrl\.start|\bprocess\(")
 
@@ -42,9 +40,9 @@ def main() -> int:
         for number in range(rounds):
             for tests in cases:
                 name = " ".join(tests)
-                case = kept.setdefault(name, {"commit": commit(), "rounds": 0, "failed": [], "seconds": []})
-                if case["commit"] != commit():  # other code: begin anew
-                    case |= {"commit": commit(), "rounds": 0, "failed": [], "seconds": []}
+                case = kept.setdefault(name, {"commit": commit_of(ROOT), "rounds": 0, "failed": [], "seconds": []})
+                if case["commit"] != commit_of(ROOT):  # other code: begin anew
+                    case |= {"commit": commit_of(ROOT), "rounds": 0, "failed": [], "seconds": []}
                 if case["rounds"] > number:
                     continue
                 failed, seconds = run(tests, options.under.split())
@@ -79,13 +77,6 @@ def run(tests: list[str], under: list[str]) -> tuple[list[str], float]:
         print(done.stdout[-6000:], flush=True)
         failed = failed or [f"pytest ended with {done.returncode}"]
     return failed, time.monotonic() - begin
-
-
-def commit() -> str:
-    """The commit of the code under test."""
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    ).stdout.strip()
 
 
 @contextmanager

@@ -209,7 +209,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     if options.json.exists():
         known = json.loads(options.json.read_text())
-        figures = {name: value for name, value in known.items() if name not in ("command", "date", "machine")}
+        figures = {name: value for name, value in known.items() if name not in ("command", "date", "commit", "machine")}
     for part in options.part or ["speed", "optimum", *CELLS]:
         if part in CELLS:
             small = part == "orientation"

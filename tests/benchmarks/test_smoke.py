@@ -26,6 +26,7 @@ FORMS = {
 # Programs without figures.
 PLAIN = {
     "benchmarks.ages": [""],
+    "benchmarks.figures": ["--check"],
     "benchmarks.size": [""],
     "benchmarks.distribution.cluster": ["up --hosts 2", "run --ranks 1 -- true", "down"],
     "benchmarks.replay.picture": ["{folder}/replay.png"],
