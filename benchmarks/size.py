@@ -76,8 +76,8 @@ def measure(files: Iterable[tuple[str, str]]) -> dict[str, Size]:
 def package_of(path: str) -> str:
     """The package that a file counts to: ddrl/replay, benchmarks/pool, tests; a module of ddrl itself is its own."""
     first, *rest = path.split("/")
-    if first == "tests" or first == "dashboard":
-        return first
+    if first in ("tests", "dashboard") or path.startswith("ddrl/dashboard/"):
+        return first if first == "tests" else "dashboard"
     return f"{first}/{rest[0]}"
 
 

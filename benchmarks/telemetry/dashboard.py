@@ -35,8 +35,8 @@ from tests.waiting import wait_until
 def dashboard(runs: Path, period: float) -> Iterator[tuple[str, psutil.Process]]:
     """A dashboard on its own port: its URL and its process."""
     port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", "dashboard/app.py", "--server.port", str(port)]
-    command += ["--server.headless", "true", "--", str(runs)]
+    command = [sys.executable, "-m", "ddrl.dashboard", str(runs), "--server.port", str(port)]
+    command += ["--server.headless", "true"]
     environment = {**os.environ, "DDRL_DASHBOARD_PERIOD": str(period)}
     with serving(
         command,

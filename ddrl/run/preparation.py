@@ -5,6 +5,7 @@ directory, checkpoint. Whatever can be refused is refused here, before any chann
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import sys
 import time
@@ -66,9 +67,9 @@ def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
     else:
         processes = "local processes"
     verb = "go on with" if command.resume is not None else "train"
-    dashboard = "streamlit run dashboard/app.py"
-    if path.parent.name != "runs":
-        dashboard += f" -- {shown.parent}"
+    dashboard = "python -m ddrl.dashboard"
+    if path.parent != here / "runs":
+        dashboard += f" {shlex.quote(str(shown.parent))}"
     neutral = ""
     if command.task is None and command.resume is None:
         neutral = (

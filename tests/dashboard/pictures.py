@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
-PAGES = [path.stem.partition("_")[2] for path in sorted((ROOT / "dashboard" / "pages").glob("*.py"))]
+PAGES = [path.stem.partition("_")[2] for path in sorted((ROOT / "ddrl" / "dashboard" / "subjects").glob("*.py"))]
 IN_DOCS = ("overview", "distribution", "replay", "ranks", "runs")
 NAME = "cartpole-4-hosts"
 WIDTHS = (400, 900, 1440)

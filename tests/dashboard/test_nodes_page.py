@@ -14,8 +14,6 @@ FIGURES = (
     "Micro-batch of each node",
     "Time of each node",
     "Regret to the oracles",
-    "Measured regret",
-    "Objectives of agents and filters",
     "What the agent expects of each action",
 )
 # Titles, legends and axis titles of one figure that stand over each other.

@@ -23,7 +23,6 @@ from typing import Any
 
 from tests.waiting import PATIENCE, wait_until
 
-APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 POLL_PERIOD = 0.25  # [s]; each look at the text makes Chromium lay out the whole page
 NARROWEST = 500  # [px]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -69,25 +68,15 @@ def serving(command: list[str], ready: str, **options: Any) -> Iterator[subproce
 
 
 @contextlib.contextmanager
-def dashboard_of(folder: Path, app: Path = APP) -> Iterator[str]:
-    """URL of a dashboard that watches folder/runs and writes folder/streamlit.log, where no traceback may be."""
+def dashboard_of(folder: Path, *command: str) -> Iterator[str]:
+    """URL of a dashboard that watches folder/runs and writes folder/streamlit.log, where no traceback may be.
+    `command`: Python's arguments, the folder last, where it is not `python -m ddrl.dashboard`."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "streamlit",
-        "run",
-        str(app),
-        "--server.port",
-        str(port),
-        "--server.headless",
-        "true",
-        "--",
-        str(folder / "runs"),
-    ]
+    words = [sys.executable, *(command or ("-m", "ddrl.dashboard", str(folder / "runs")))]
+    words += ["--server.port", str(port), "--server.headless", "true"]
     with (
         (folder / "streamlit.log").open("wb") as log,
-        serving(command, f"http://127.0.0.1:{port}/_stcore/health", cwd=APP.parents[1], stdout=log, stderr=log),
+        serving(words, f"http://127.0.0.1:{port}/_stcore/health", cwd=folder, stdout=log, stderr=log),
     ):
         yield f"http://127.0.0.1:{port}"
     assert "Traceback" not in (folder / "streamlit.log").read_text()

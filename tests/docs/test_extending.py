@@ -158,14 +158,15 @@ assert f"key={key!r}" in str(test.main), test.main  # of the chart that the page
 def test_a_dashboard_page_is_found_by_its_name_and_draws(tmp_path: Path) -> None:
     pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
     run = follow(SECTIONS["An environment"], tmp_path)
-    shutil.copytree(ROOT / "dashboard", tmp_path / "dashboard", ignore=shutil.ignore_patterns("__pycache__"))
+    package = tmp_path / "ddrl" / "dashboard"
+    shutil.copytree(ROOT / "ddrl" / "dashboard", package, ignore=shutil.ignore_patterns("__pycache__"))
     SECTIONS["A dashboard page"].write(tmp_path)
-    app = tmp_path / "dashboard" / "app.py"
+    app = package / "app.py"
     (page,) = SECTIONS["A dashboard page"].files
     done = subprocess.run(
         [sys.executable, "-c", DRAW, str(app), str(run.parent), Path(page).stem.partition("_")[2], "norm"],
-        cwd=tmp_path / "dashboard",
-        env=environment(tmp_path / "dashboard"),
+        cwd=package,
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         timeout=PATIENCE,

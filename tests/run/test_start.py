@@ -32,7 +32,7 @@ def test_the_banner_stands_before_mpi_and_torch_are_loaded(
     assert "train CartPole-v1 by dqn, 60 ranks under mpirun" in said
     assert path is not None
     assert f"run:      {path.relative_to(tmp_path)}" in said
-    assert "watch it: streamlit run dashboard/app.py" in said
+    assert "watch it: python -m ddrl.dashboard" in said
     assert max(map(len, said.splitlines())) <= 80
 
 

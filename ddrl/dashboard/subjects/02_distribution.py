@@ -2,9 +2,9 @@
 
 import numpy as np
 import streamlit as st
-import watch
 
 from ddrl import plots
+from ddrl.dashboard import watch
 
 
 def charts(runs: watch.Runs) -> None:

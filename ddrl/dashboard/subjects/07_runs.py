@@ -2,13 +2,14 @@
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
-import watch
 
 from ddrl import plots
 from ddrl.core.errors import DdrlError
+from ddrl.dashboard import watch
 from ddrl.telemetry import Run
 
 
@@ -41,7 +42,7 @@ def changed_at(path: Path) -> float:
 
 
 rows = [row_of(path, watch.state_of(path).state, changed_at(path)) for path in watch.listed()]
-settings = {str(row["run"]): row.pop("settings") for row in rows if "settings" in row}
+settings: dict[str, Any] = {str(row["run"]): row.pop("settings") for row in rows if "settings" in row}
 labels = plots.differing_labels(settings)
 for row in rows:
     label = labels.get(str(row["run"]), "")

@@ -12,17 +12,16 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-import drawing
 import plotly.io
 import streamlit as st
 
 from ddrl import plots
 from ddrl.core.errors import DdrlError
+from ddrl.dashboard import drawing
 from ddrl.telemetry import Run, Status, find_runs, run_status
 from ddrl.telemetry.sinks import duration_text
 from ddrl.telemetry.summary import follow_bottleneck
@@ -174,17 +173,11 @@ def _look_for_runs(names: tuple[str, ...], states: tuple[str, ...]) -> None:
 
 def selection() -> list[Path]:
     """The chosen run directories, the main one first."""
-    if "paths" not in st.session_state:
-        # The first visitor of a fresh server came by a link to a page: Streamlit runs that page's file without app.py.
-        # Go through app.py.
-        read_address()
-        st.session_state["wanted page"] = urlsplit(str(st.context.url or "")).path.rstrip("/").rpartition("/")[2]
-        st.switch_page("app.py")
     return st.session_state["paths"]
 
 
 @contextlib.contextmanager
-def opened(paths: list[Path]) -> Iterator[Runs]:
+def opened(paths: list[Path]) -> Generator[Runs]:
     """The runs that can be read, by name; for the others, why not."""
     with contextlib.ExitStack() as stack:
         runs: Runs = {}
@@ -261,8 +254,7 @@ def welcome() -> None:
     )
     st.markdown("or from a notebook: `import ddrl; run = ddrl.start(); ddrl.watch(run)`.")
     st.markdown(
-        "Runs elsewhere? Write their folder at the left, or start the dashboard with `streamlit run dashboard/app.py "
-        "-- FOLDER`."
+        "Runs elsewhere? Write their folder at the left, or start the dashboard with `python -m ddrl.dashboard FOLDER`."
     )
     st.subheader("A run on another machine")
     st.markdown(REMOTE)
@@ -273,7 +265,7 @@ The dashboard reads run directories, so start it where they are and bring its pa
 
 ```bash
 ssh -L 8501:localhost:8501 user@cluster    # then, in that shell:
-streamlit run dashboard/app.py --server.headless true
+python -m ddrl.dashboard --server.headless true
 ```
 
 and open http://localhost:8501 here. Nothing is opened to the network. To send commands from here (`ddrl.attach`), log

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pandas as pd
 import streamlit as st
-import watch
 
 from ddrl.core.errors import DdrlError
+from ddrl.dashboard import watch
 from ddrl.pool.page import busy_against_tasks, pool_bounds, pool_gantt, pool_table, pool_waits
 from ddrl.pool.records import PoolRecord, find_pools, read_pool
 from ddrl.pool.simulator import steady_shares, typical_task

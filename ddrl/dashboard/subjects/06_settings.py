@@ -2,10 +2,10 @@
 
 import pandas as pd
 import streamlit as st
-import watch
 
 from ddrl import plots
 from ddrl.core.errors import DdrlError
+from ddrl.dashboard import watch
 
 differing = st.toggle("Only what differs (between the runs, or from the defaults)", value=len(watch.selection()) > 1)
 with watch.opened(watch.selection()) as opened:

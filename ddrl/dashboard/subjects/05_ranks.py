@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pandas as pd
 import streamlit as st
-import watch
 
 from ddrl import plots
+from ddrl.dashboard import watch
 
 
 def health(runs: watch.Runs) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pandas as pd
 import streamlit as st
-import watch
 
 from ddrl import plots
 from ddrl.admix.account import NAME, Account, read_account
 from ddrl.admix.environment import is_admix as is_admix_env
+from ddrl.dashboard import watch
 from ddrl.telemetry import Run
 
 

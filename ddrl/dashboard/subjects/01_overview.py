@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import streamlit as st
-import watch
 
 from ddrl import plots
+from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.sinks import count_text, duration_text, value_text

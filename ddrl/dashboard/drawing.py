@@ -64,9 +64,8 @@ export default function ({ data, parentElement }) {
 }
 """.replace("LIBRARY", _LIBRARY.name)
 
-_draw: Any = (
-    st.components.v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if hasattr(st.components, "v2") else None
-)
+_v2: Any = getattr(st.components, "v2", None)
+_draw: Any = _v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if _v2 else None
 
 
 def draw(place: Any, figure: Any, key: str) -> None:

@@ -1,26 +1,13 @@
 """Nodes: how gradient nodes share a batch, what that costs beside an oracle, and what the learned sizer does."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
-import watch
 
 from ddrl import plots
 from ddrl.balance.simulator import values_in_a_rhythm
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "microbatch.json"
-
-
-@st.cache_data(show_spinner=False)
-def measured() -> dict[str, Any]:
-    """What `python -m benchmarks.microbatch` last saved; empty where there is nothing."""
-    try:
-        return json.loads(RESULTS.read_text())
-    except (OSError, ValueError):
-        return {}
+from ddrl.dashboard import watch
 
 
 @st.cache_data(show_spinner=False)
@@ -52,14 +39,9 @@ def charts(runs: watch.Runs) -> None:
 
 
 watch.live(charts)
-st.subheader("The sizers, measured in the simulator")
-watch.chart(st, plots.measured_regrets(measured()), "measured regrets")
-st.caption("Regret to the causal oracle, with 95 % intervals. A star: training had no such slow-downs.")
-left, right = st.columns(2)
-watch.chart(left, plots.measured_front(measured(), "time", "dropped"), "front")
-left.caption("A point is the agent with one weighting of its objectives, or a filter with one of its constants.")
-watch.chart(right, plots.values_of_actions(expected()), "actions")
-right.caption(
+st.subheader("The learned sizer")
+watch.chart(st, plots.values_of_actions(expected()), "actions")
+st.caption(
     "The agent that ships, with one of eight nodes slowed for 5 of every 17 iterations: it expects most of another "
-    "regime in the very iteration before the change."
+    "regime in the very iteration before the change. How the sizers compare is measured in docs/microbatch.md."
 )
