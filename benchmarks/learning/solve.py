@@ -3,8 +3,10 @@ policy judged by further episodes.
 
     python -m benchmarks.learning.solve cartpole --contenders dqn sb3 --peer sb3=PYTHON --seeds 10
 
-ddrl's time is everything from starting the process to its end: imports, evaluation, confirmation and saving included. A
-peer's is its whole process less its evaluation and confirmation episodes, so ratios err in the peer's favor. Runs are
+Both sides stop by one rule: 20 episodes, and then 100 further ones, reach the target. On CartPole both are evaluated
+every 1,000 steps. ddrl's time is everything from starting the process to its end: imports, evaluation, confirmation and
+saving included. A peer's is its whole process less its evaluation and confirmation episodes, so ratios err in the
+peer's favor. Runs are
 serial, and so the same for the same seed, but for CartPole's, whose seconds count. Each run is saved as it ends, and a
 run that was saved before with the same settings is kept: the benchmark can be interrupted.
 """
@@ -28,6 +30,7 @@ from ddrl.telemetry import Run
 
 PEERS = Path(__file__).parents[1] / "peers"
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
+KINDS = ("seconds", "processor_seconds")
 COLUMNS = ("seed", "solved", "reached", "confirmed_mean", "env_steps", "seconds", "processor_seconds")
 
 
@@ -44,24 +47,30 @@ class Case:
 
 SB3 = "sb3_solve.py"
 CASES = {
-    "cartpole": Case(475, 490, ("dqn", "c51", "qrdqn", "iqn", "pqn"), {"sb3": (SB3, "SEED", "cartpole")}, ()),
+    "cartpole": Case(
+        475,
+        490,
+        ("dqn", "c51", "qrdqn", "iqn", "pqn"),
+        {"sb3": (SB3, "SEED", "cartpole", "TARGET", "1"), "sb3_two_threads": (SB3, "SEED", "cartpole", "TARGET", "2")},
+        (),
+    ),
     "cartpole_pqn": Case(475, 490, ("pqn", "no_updates"), options=()),
     "lunarlander": Case(
         200,
         230,
         ("dqn", "qrdqn", "c51", "iqn"),
         {
-            "sb3": (SB3, "SEED", "lunarlander"),
-            "sb3_qrdqn": (SB3, "SEED", "lunarlander_qrdqn"),
+            "sb3": (SB3, "SEED", "lunarlander", "TARGET", "1"),
+            "sb3_qrdqn": (SB3, "SEED", "lunarlander_qrdqn", "TARGET", "1"),
         },
     ),
     "lunarlander_continuous": Case(
         200,
         230,
         ("d4pg", "td3"),
-        {name: (SB3, "SEED", f"lunarlander_continuous_{name[4:]}") for name in ("sb3_td3", "sb3_tqc")},
+        {name: (SB3, "SEED", f"lunarlander_continuous_{name[4:]}", "TARGET", "1") for name in ("sb3_td3", "sb3_tqc")},
     ),
-    "pendulum": Case(-160, 0, ("d4pg", "td3"), {"sb3_td3": (SB3, "SEED", "pendulum_td3")}),
+    "pendulum": Case(-160, 0, ("d4pg", "td3"), {"sb3_td3": (SB3, "SEED", "pendulum_td3", "TARGET", "1")}),
     "acrobot": Case(-100, -90, ("dqn",)),
     "mountaincar": Case(-110, -105, ("dqn",)),
 }
@@ -119,11 +128,12 @@ def run_ddrl(
     return result | ({"evaluations": evaluations} if curve else {})
 
 
-def run_peer(python: str, command: Sequence[str], seed: int) -> dict[str, Any]:
+def run_peer(python: str, command: Sequence[str], seed: int, target: float) -> dict[str, Any]:
     """One whole run of a peer's program (of benchmarks/peers): as run_ddrl's result; both kinds of seconds without its
     evaluation and confirmation episodes."""
     program, *words = command
-    words = [str(seed) if word == "SEED" else word for word in words]
+    given = {"SEED": str(seed), "TARGET": str(target)}
+    words = [given.get(word, word) for word in words]
     begin = time.perf_counter()
     done = subprocess.run([python, "-W", "ignore", str(PEERS / program), *words], capture_output=True, text=True)
     wall = time.perf_counter() - begin
@@ -153,7 +163,7 @@ def run_contender(
 ) -> dict[str, Any]:
     """One whole run of an algorithm of ddrl's, or of a peer."""
     if name in case.peers:
-        return run_peer(peers[name], case.peers[name], seed)
+        return run_peer(peers[name], case.peers[name], seed, case.target)
     if name == "no_updates":
         return run_ddrl(task, seed, case.target, [*settings, *NO_UPDATES], episodes=1)
     file = f"{task}_{name}" if f"{task}_{name}" in tasks() else task
@@ -169,23 +179,25 @@ def saved(path: Path) -> dict[str, list[dict[str, Any]]]:
     return {name: runs for name, runs in figures.items() if isinstance(runs, list)}
 
 
-def show(runs: dict[str, list[dict[str, Any]]], first: str) -> dict[str, Timing]:
-    """Print each contender's runs and how its seconds compare with those of `first`, seed by seed; the ratios."""
-    compared: dict[str, Timing] = {}
-    seconds = {name: {run["seed"]: run["seconds"] for run in each} for name, each in runs.items()}
+def show(runs: dict[str, list[dict[str, Any]]], first: str) -> dict[str, dict[str, Timing]]:
+    """Print each contender's runs and how its seconds, of the wall's clock and of processors, compare with those of
+    `first`, seed by seed; the ratios."""
+    compared: dict[str, dict[str, Timing]] = {}
+    base = {run["seed"]: run for run in runs.get(first, [])}
     for name, each in runs.items():
-        taken = Timing.of(list(seconds[name].values()))
+        taken = Timing.of([run["seconds"] for run in each])
         solved = sum(run["solved"] for run in each)
-        print(
-            f"\n== {name}: solved {solved} of {len(each)}, median {taken.median:.1f} s ({taken.low:.1f} to "
-            f"{taken.high:.1f})"
-        )
+        print(f"\n== {name}: solved {solved} of {len(each)}, {taken} s")
         print_table(COLUMNS, [[run.get(column, "") for column in COLUMNS] for run in each])
-        both = sorted(seconds[name].keys() & seconds.get(first, {}).keys())
-        if name != first and both:
-            ratio = ratios([seconds[first][seed] for seed in both], [seconds[name][seed] for seed in both])
-            compared[name] = ratio
-            print(f"{first} takes {ratio.median:.2f} of its time ({ratio.low:.2f} to {ratio.high:.2f}), seed by seed")
+        if name == first:
+            continue
+        for kind in KINDS:
+            pairs = [(base[run["seed"]], run) for run in each if run["seed"] in base]
+            both = [(ours[kind], theirs[kind]) for ours, theirs in pairs if kind in ours and kind in theirs]
+            if both:
+                ratio = ratios(*zip(*both, strict=True))
+                compared.setdefault(name, {})[kind] = ratio
+                print(f"{first} takes {ratio} of its {kind}, seed by seed")
     return compared
 
 

@@ -1,8 +1,8 @@
 """Stable-Baselines3 and sb3-contrib on a task, with the settings of RL Baselines3 Zoo; prints one JSON line. Run by the
-peer's own interpreter: `python sb3_solve.py SEED TASK`, TASK being a name of TASKS.
+peer's own interpreter: `python sb3_solve.py SEED TASK TARGET THREADS`, TASK being a name of TASKS.
 
-Stops when 20 greedy episodes, played every so many steps, reach the target; those episodes' own time is reported apart,
-so that it can be left out of the comparison."""
+Stops by ddrl's rule: once 20 greedy episodes, played every so many steps, and then 100 further ones both reach the
+target. Those episodes' own time is reported apart, so that it can be left out of the comparison."""
 
 import importlib
 import json
@@ -24,14 +24,13 @@ def falling(rate):
     return lambda left: left * rate
 
 
-# package, algorithm, environment, target, env steps between evaluations, env steps at most, settings
+# package, algorithm, environment, env steps between evaluations, env steps at most, settings
 TASKS = {
     "cartpole": (
         "stable_baselines3",
         "DQN",
         "CartPole-v1",
-        475.0,
-        2_500,
+        1_000,  # as often as ddrl's task
         50_000,
         {
             "learning_rate": 2.3e-3,
@@ -51,7 +50,6 @@ TASKS = {
         "stable_baselines3",
         "DQN",
         "LunarLander-v3",
-        230.0,
         5_000,
         100_000,
         {
@@ -72,7 +70,6 @@ TASKS = {
         "sb3_contrib",
         "QRDQN",
         "LunarLander-v3",
-        230.0,
         5_000,
         100_000,
         {
@@ -93,7 +90,6 @@ TASKS = {
         "stable_baselines3",
         "TD3",
         "LunarLanderContinuous-v3",
-        230.0,
         10_000,
         300_000,
         {
@@ -111,7 +107,6 @@ TASKS = {
         "sb3_contrib",
         "TQC",
         "LunarLanderContinuous-v3",
-        230.0,
         10_000,
         300_000,
         {
@@ -131,7 +126,6 @@ TASKS = {
         "stable_baselines3",
         "TD3",
         "Pendulum-v1",
-        0.0,
         2_000,
         20_000,
         {
@@ -147,7 +141,8 @@ TASKS = {
     ),
 }
 seed = int(sys.argv[1])
-(PACKAGE, ALGORITHM, ENV, TARGET, EVALUATION_PERIOD, MOST, SETTINGS) = TASKS[sys.argv[2]]
+(PACKAGE, ALGORITHM, ENV, EVALUATION_PERIOD, MOST, SETTINGS) = TASKS[sys.argv[2]]
+TARGET = float(sys.argv[3])
 
 
 def now():
@@ -175,7 +170,6 @@ class StopAtTarget(BaseCallback):
     def __init__(self):
         super().__init__()
         self.seconds = np.zeros(2)
-        self.best = -np.inf
         self.solved = False
         self.turn = 0
 
@@ -184,14 +178,13 @@ class StopAtTarget(BaseCallback):
             return True
         begin = now()
         self.turn += 1
-        mean = play(self.model, 20, 10_000 + self.turn).mean()
-        self.best = max(self.best, mean)
-        self.solved = bool(mean >= TARGET)
+        games = (20, 10_000 + self.turn), (100, 50_000 + self.turn)
+        self.solved = all(play(self.model, episodes, start).mean() >= TARGET for episodes, start in games)
         self.seconds += now() - begin
         return not self.solved
 
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(sys.argv[4]))
 torch.set_flush_denormal(True)  # as ddrl's trainer does
 model = getattr(importlib.import_module(PACKAGE), ALGORITHM)("MlpPolicy", ENV, seed=seed, device="cpu", **SETTINGS)
 callback = StopAtTarget()

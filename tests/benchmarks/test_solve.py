@@ -20,7 +20,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         runs.append((name, seed))
         peer = name in case.peers
         seconds = 10.0 * seed * (2 if peer else 1)
-        return {"seed": seed, "seconds": seconds, "confirmed_mean": 470.0 if peer else 500.0, "env_steps": 1}
+        taken = {"seconds": seconds, "processor_seconds": 10.0 * seed * (4 if peer else 1)}
+        return {"seed": seed, **taken, "confirmed_mean": 470.0 if peer else 500.0, "env_steps": 1}
 
     monkeypatch.setattr(solve, "run_contender", run)
     return runs
@@ -39,10 +40,25 @@ BOTH = ("--contenders", "dqn", "sb3", "--peer", "sb3=python")
 def test_contenders_take_turns_and_are_compared_seed_by_seed(made, monkeypatch, tmp_path, capsys) -> None:
     figures = start(monkeypatch, tmp_path / "solve.json", *BOTH, "--seeds", "3")
     assert made == [("dqn", 1), ("sb3", 1), ("dqn", 2), ("sb3", 2), ("dqn", 3), ("sb3", 3)]
-    assert figures["ratios"]["sb3"] == {"median": 0.5, "low": 0.5, "high": 0.5, "runs": 3}
+    assert figures["ratios"]["sb3"]["seconds"] == {"median": 0.5, "low": 0.5, "high": 0.5, "runs": 3}
+    assert figures["ratios"]["sb3"]["processor_seconds"]["median"] == 0.25
     assert [run["solved"] for run in figures["dqn"]] == [True, True, True]
     assert [run["solved"] for run in figures["sb3"]] == [False, False, False]
-    assert "dqn takes 0.50 of its time" in capsys.readouterr().out
+    assert "dqn takes 0.5 (0.5 to 0.5) of its seconds" in capsys.readouterr().out
+
+
+def test_a_peer_is_given_the_seed_and_the_target_that_ddrl_has(monkeypatch) -> None:
+    given: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> Any:
+        given.append(command)
+        out = json.dumps({"evaluation_seconds": 0.0, "confirmation_seconds": 0.0})
+        return solve.subprocess.CompletedProcess(command, 0, out, "")
+
+    monkeypatch.setattr(solve.subprocess, "run", run)
+    case = solve.CASES["cartpole"]
+    solve.run_contender(case, "cartpole", "sb3_two_threads", 7, [], {"sb3_two_threads": "python"})
+    assert given[0][-4:] == ["7", "cartpole", str(case.target), "2"]
 
 
 def test_runs_of_the_same_settings_are_kept_and_others_are_made_again(made, monkeypatch, tmp_path) -> None:
