@@ -212,6 +212,9 @@ class Mailbox:
     def newest(self) -> int: ...
 
     @property
+    def last_version(self) -> int: ...
+
+    @property
     def revoked(self) -> int: ...
 
 class Counter:

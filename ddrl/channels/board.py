@@ -26,6 +26,10 @@ _BELLS = ("command", "ready", "trainer", "relay", "rollout")
 _NUM_VALUES = 16
 KEEPER = 0  # of the values: process id of the keeper of the trainer's host
 PROCESSES = 1  # rollouts wanted on each host, by command; NaN: as the settings say
+# What a trainer leaves for the next one of the same job:
+BEGAN = 2  # when the run began, earlier parts of a resumed one counted [s, CLOCK_MONOTONIC]
+JUDGED = 3  # version of the newest evaluation that was recorded
+WORSE_SINCE = 4  # evaluations since the best one
 _SLOTS = ("wish", "plan")
 _SLOT_BYTES = 1024
 
@@ -168,6 +172,12 @@ class CounterRow(dict[str, _kernel.Counter]):
             raise KeyError(f"no counter {name!r}; ddrl.core.metrics lists them")
         counter = self[name] = _kernel.Counter(self._table, self._row, self._columns[name])
         return counter
+
+    def clear(self, *kept: str) -> None:
+        """Its process was seen to end, and the next one counts from nothing; but for these columns."""
+        for name in self._columns:
+            if name not in kept:
+                self[name].set(float("nan"))
 
 
 class Counters(Channel):

@@ -256,6 +256,12 @@ class Mailbox(Channel):
         return self.kernel.newest
 
     @property
+    def last_version(self) -> int:
+        """The largest version that a writer has begun to seal, -1: none. A new writer counts on from it, whenever the
+        last one was killed."""
+        return self.kernel.last_version
+
+    @property
     def revoked(self) -> int:
         """Slots taken from readers that still pinned them."""
         return self.kernel.revoked

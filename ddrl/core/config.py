@@ -162,8 +162,8 @@ class RolloutConfig:
     restarts: int = setting(
         3,
         "",
-        "Most times in a row that a rollout, evaluator or collector that died or hangs is started again; a row ends "
-        "once a rollout has recorded for 10 s, or an evaluator has played. One more death ends the run, saved.",
+        "Most times in a row that a rollout, evaluator, collector or trainer that died or hangs is started again; a "
+        "row ends once it has recorded for 10 s, or an evaluator has played. One more death ends the run, saved.",
         ge=0,
     )
     on_error: str = setting(
@@ -357,9 +357,9 @@ class RunConfig:
     silence_limit: float = setting(
         300.0,
         "s",
-        "After so long without a sign of life a rollout or evaluator is ended and started again (rollout.restarts); a "
-        "silent trainer, relay or gradient node ends the run. A warning comes at a tenth of it. More where one "
-        "environment step or gradient takes longer.",
+        "After so long without a sign of life a rollout, evaluator or trainer is ended and started again "
+        "(rollout.restarts); a silent relay or gradient node ends the run. A warning comes at a tenth of it. More "
+        "where one environment step or gradient takes longer.",
         gt=0,
     )
 

@@ -478,6 +478,7 @@ void bind_channels(nb::module_& module) {
         .def_prop_ro("readers", &ddrl::Mailbox::readers)
         .def_prop_ro("data_nbytes", &ddrl::Mailbox::data_bytes)
         .def_prop_ro("newest", &ddrl::Mailbox::newest_version)
+        .def_prop_ro("last_version", &ddrl::Mailbox::last_version)
         .def_prop_ro("revoked", &ddrl::Mailbox::revoked);
 
     nb::class_<Counter>(module, "Counter", "One float64 in shared memory: one writer, many readers.")

@@ -9,6 +9,7 @@
 // `firm` readers (a network transfer reads the slot) are never taken away.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -103,6 +104,14 @@ public:
     size_t data_bytes() const { return header_->data_bytes; }
     uint64_t revoked() const { return header_->revoked.load(std::memory_order_relaxed); }
     int64_t newest_version() const { return header_->newest_version.load(std::memory_order_seq_cst); }
+    // The largest version in any slot, -1: none. A writer that was killed may have sealed it without a word of it in
+    // newest_version; the next writer counts on from here.
+    int64_t last_version() const {
+        int64_t last = newest_version();
+        for (size_t i = 0; i < slots(); ++i)
+            last = std::max(last, slots_[i].version.load(std::memory_order_relaxed));
+        return last;
+    }
     byte* data(size_t slot) const { return data_ + slot * header_->stride; }
     static size_t slot_of(uint64_t word) { return word & 255; }
 

@@ -29,7 +29,7 @@ from ddrl.acting.policy_file import ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
-from ddrl.run.directory import Disk, RunDirectory, read_text, write_json
+from ddrl.run.directory import Disk, RunDirectory, read_text, sweep_unfinished, write_json
 from ddrl.run.topology import Topology
 
 if TYPE_CHECKING:
@@ -92,10 +92,12 @@ KEPT_CHECKPOINTS = 3  # the newest of a run
 
 @dataclass(frozen=True)
 class TaskRecords:
-    """Where a task's records are kept, and the checkpoint that it resumes from."""
+    """Where a task's records are kept, and the checkpoint that it resumes from. same_job: the trainer has died, and
+    another one continues in its place."""
 
     directory: RunDirectory
     resume: Checkpoint | None = None
+    same_job: bool = False
 
 
 def write_checkpoint(
@@ -147,6 +149,13 @@ def newest_checkpoint(folder: Path) -> Checkpoint:
             f"there is no checkpoint in {folder}: the run stopped before its first one; start a new run"
         )
     return read_checkpoint(found[-1])
+
+
+def take_over(directory: RunDirectory) -> TaskRecords:
+    """The records of a job whose trainer has died, for the next one: from the newest checkpoint, if there is one."""
+    sweep_unfinished(directory)
+    found = _complete(directory.checkpoints)
+    return TaskRecords(directory, read_checkpoint(found[-1]) if found else None, same_job=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

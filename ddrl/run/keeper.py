@@ -227,6 +227,7 @@ def end_stranger(pid: int) -> None:
 # -- what a death leads to ---------------------------------------------------------------------------------------------
 
 MEMBERS = (Role.ROLLOUT, Role.EVALUATOR)  # a collector has the role of the rollout whose place it takes
+RESTARTED = (*MEMBERS, Role.TRAINER)
 ENVIRONMENT_FAILED = 113  # exit status of a member that is to be started again after an exception of its environment
 MIN_WORK = 10.0  # [s] that a rollout records before its deaths no longer count as deaths in a row
 FIRST_PAUSE = 0.5  # [s] before the second restart in a row; it doubles with each further one
@@ -245,10 +246,10 @@ class _Row:
 
 
 class Deaths:
-    """What the death of a process leads to: members are started again, at most `limit` times in a row; any other death
-    ends the job.
+    """What the death of a process leads to: members and the trainer are started again, at most `limit` times in a row;
+    any other death ends the job.
 
-    A row ends once a rollout or collector has recorded for MIN_WORK seconds, or an evaluator has played. So a crash
+    A row ends once a process has recorded for MIN_WORK seconds, or an evaluator has played. So a crash
     that comes again each time, at the first step or when the environment is made, ends the job after `limit` restarts.
     Costs nothing while nobody has died."""
 
@@ -260,12 +261,12 @@ class Deaths:
     def pause_after(self, child: Child, words: str, done: float) -> float | None:
         """Seconds until the place of a process that has died gets its next one; None: the job ends. words: what it has
         left; done: its work, as `work_done` counts it."""
-        if child.role not in MEMBERS:
+        if child.role not in RESTARTED:
             return None
         row = self._rows.setdefault(child.rank, _Row())
         row.deaths += 1
         row.first = row.first or words
-        row.done = done
+        row.done = 0.0 if child.role is Role.TRAINER else done  # the next trainer's counters begin at 0
         row.worked_since = math.inf
         if row.deaths > self.limit:
             return None
@@ -277,7 +278,7 @@ class Deaths:
         return row.deaths, row.first
 
     def note_work(self, table: NDArray[np.float64]) -> None:
-        """End the row of each member that has worked since; table: the counters of all processes."""
+        """End the row of each process that has worked since; table: the counters of all processes."""
         for rank, row in list(self._rows.items()):
             values = table[table[:, RANK] == rank][0]
             done = work_done(values)
@@ -290,7 +291,8 @@ class Deaths:
 
 
 def work_done(values: NDArray[np.float64]) -> float:
-    """What a member has done, of its row of counters: episodes played by an evaluator, steps taken by a rollout."""
+    """What a process has done, of its row of counters: episodes played by an evaluator, steps taken by a rollout or
+    recorded by a trainer."""
     return float(np.nan_to_num(values[EPISODES if values[ROLE] == EVALUATOR else ENV_STEPS]))
 
 

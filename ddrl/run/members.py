@@ -215,6 +215,8 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
         while not stopped():
             seen = board.rollout_bell.value
             pin = reader.pin()
+            if pin is not None:  # a trainer that was started again continues at an earlier step
+                due = min(due, VersionStamp.of(pin.values).env_steps + config.evaluation.period)
             if pin is None or VersionStamp.of(pin.values).env_steps < due:
                 reader.unpin()
                 board.rollout_bell.wait(seen, 0.5)

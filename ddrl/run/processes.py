@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -92,12 +93,14 @@ MAX_OUTPUT = 1 << 16  # [B] of a pipe that are read at once
 class Records(msgspec.Struct, tag=True):
     """Where the trainer keeps the run's records; the descriptor of the run's lock travels beside it. resume: folder and
     state of the checkpoint to go on from; has_collectors: learning goes in rounds, and the descriptor of the socket
-    that orders collectors travels beside it, too."""
+    that orders collectors travels beside it, too. same_job: a trainer before this one has died; it resumes from the
+    newest checkpoint."""
 
     directory: str
     resume: tuple[str, dict[str, Any]] | None
     has_lock: bool = False
     has_collectors: bool = False
+    same_job: bool = False
 
 
 class Note(msgspec.Struct, tag=True):
@@ -208,10 +211,13 @@ class Job:
         self._trainer: Child | None = None
         self._trainer_pidfd = -1  # of a trainer that is no child
         self._silence: Silence | None = None
+        self._unheard: list[str] = []  # notes for the next trainer
         self._due: dict[int, tuple[float, int]] = {}  # by empty place: when its next process starts [s], and which
         self._wanted = math.nan  # rollouts on this host, by command
         self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
+        self._records: TaskRecords | None = None  # of the run, once the trainer has them
+        self._program: Sequence[str] = TRAINER_PROGRAM
         self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
         self._collectors_end = -1  # descriptor of the socket to order them, until it is sent
         if parent is not None:
@@ -241,14 +247,16 @@ class Job:
 
     # -- the start
 
-    def start_trainer(self, program: Sequence[str] = TRAINER_PROGRAM) -> None:
+    def start_trainer(self, program: Sequence[str] = TRAINER_PROGRAM, incarnation: int = 0) -> None:
         """Start the trainer's program, to which four words are added: the run, the descriptor of its link, and those of
         `Place`."""
+        self._program = program
         self._link, theirs = Link.pair(JOB)
         words = (*program, self.run_id, str(theirs.fileno()))
         output = [] if self._parent is None else self._parent.output  # so that it can print without a reader
-        self.keeper.places[TRAINER] = Place(0, Role.TRAINER, program=words, inherited=[theirs.fileno(), *output])
-        self._trainer = self.keeper.start(TRAINER)
+        place = self.keeper.places.get(TRAINER, Place(0, Role.TRAINER))
+        self.keeper.places[TRAINER] = replace(place, program=words, inherited=[theirs.fileno(), *output])
+        self._trainer = self.keeper.start(TRAINER, incarnation)
         theirs.close()
         self.keeper.watch(self._link.fileno(), self._hear_trainer)
 
@@ -290,6 +298,7 @@ class Job:
             channels.name_row(member)
             if member.role is Role.TRAINER and self._trainer is not None:
                 self._trainer.rank = member.rank
+                self.keeper.places[TRAINER] = replace(self.keeper.places[TRAINER], rank=member.rank, cores=wanted)
                 self.keeper.run_on(self._trainer.pid, wanted)
             elif member.role is Role.EVALUATOR or (member.role is Role.ROLLOUT and not topology.in_rounds):
                 work = partial(_be_member, channels, member)
@@ -307,11 +316,13 @@ class Job:
     def hand_over(self, records: TaskRecords) -> Records:
         """Give the trainer the run's directory, with its lock, and the checkpoint to go on from. A trainer that is a
         rank gets what this returns; the lock stays here."""
+        self._records = records
         self._directory = str(records.directory.path)
         resume = None if records.resume is None else (str(records.resume.path), records.resume.state)
         lock = records.directory.lock
         descriptors = [] if lock is None or lock.descriptor is None else [lock.descriptor]
-        message = Records(self._directory, resume, bool(descriptors), self._collectors is not None)
+        in_rounds = self._collectors is not None
+        message = Records(self._directory, resume, bool(descriptors), in_rounds, records.same_job)
         if self._link is not None:
             self._link.send(message, [*descriptors, *self._collector_ends()])
             self._close_collectors_end()
@@ -336,9 +347,11 @@ class Job:
     def run(self) -> dict[str, Any]:
         """Watch until the trainer has ended; its summary. JobFailed with what ended the job, KeyboardInterrupt where a
         second interrupt ended it."""
-        while self._trainer is not None:
+        while self._trainer is not None or (TRAINER in self._due and self._is_going):
             self.look(LOOK_PERIOD)
         result = self._result
+        if result is None and self.interrupted and self.board.command != Command.FAIL:
+            raise KeyboardInterrupt  # while there was no trainer that could have saved
         if result is not None and result.document is not None:
             return result.document
         raise JobFailed(result.error if result is not None else read_failure(self.run_id, self.host))
@@ -361,14 +374,14 @@ class Job:
             self._note_end(child, ended)
         for place, (at, incarnation) in list(self._due.items()):
             if time.monotonic() >= at:
+                if self._is_going:
+                    self._start_again(place, incarnation)
                 del self._due[place]
-                if self.board.command in GOING:
-                    self._start_member(place, incarnation)
         if self._collectors is not None:
             self._collectors.start_due()
         if self.channels is None:
             return
-        if self.host == 0 and self._trainer is None:
+        if self.host == 0 and self._trainer is None and TRAINER not in self._due:
             self._watch_other_trainer(self.channels)
         if self._silence is not None and self.board.command in GOING and self._silence.due():
             self._resize(self.channels)
@@ -404,13 +417,60 @@ class Job:
             if ended.status == 130 and self._result is None:
                 raise KeyboardInterrupt
             if self._result is None and self.board.command != Command.FAIL:
-                self.fail(f"{child.name} {ended.how}{self._go_on}{_below(ended.words)}")
+                self._note_trainer_end(child, child.hang or (ended.how, ended.words))
             return
         if self._collectors is not None and self._collectors.note_end(child, ended):
             return  # the trainer decides
         self._note_member_end(child, ended)
 
-    # -- members that die
+    # -- processes that die
+
+    @property
+    def _is_going(self) -> bool:
+        return self.board.command in GOING and not self.interrupted
+
+    @property
+    def _trainer_can_restart(self) -> bool:
+        """Whether another trainer can continue where this one dies: what it learns from comes through lanes."""
+        if self._records is None or self.channels is None or not self._is_going:
+            return False
+        return not self.channels.topology.in_rounds and not self.channels.topology.area_columns
+
+    def _note_trainer_end(self, child: Child, death: tuple[str, str]) -> None:
+        """Have another trainer started, now or later, which continues from the newest checkpoint; or end the job."""
+        if not self._trainer_can_restart:
+            self.fail(f"{child.name} {death[0]}{self._go_on}{_below(death[1])}")
+            return
+        pause = self._judge_death(child, death)
+        if pause is not None:
+            assert self.channels is not None
+            trainer = self.channels.topology.trainer
+            self._counters_of(trainer.rank).clear("restarts")  # the next one counts from its checkpoint
+            row = self.channels.name_row(trainer)
+            row["restarts"].add(1)
+            row["ended"].set(1.0)
+            self._due[TRAINER] = time.monotonic() + pause, child.incarnation + 1
+
+    def _start_again(self, place: int, incarnation: int) -> None:
+        if place != TRAINER:
+            self._start_member(place, incarnation)
+            return
+        assert self.channels is not None
+        assert self._link is not None
+        assert self._records is not None
+        trainer = self.channels.topology.trainer
+        row = self._counters_of(trainer.rank)
+        row["incarnation"].set(incarnation)
+        row["phase"].set(Phase.STARTING)
+        row["ended"].set(0.0)
+        assert self._silence is not None
+        self._silence.restarted(self._row_of(trainer.rank))
+        self._link.close()
+        self.start_trainer(self._program, incarnation)
+        self.hand_over(replace(self._records, resume=None, same_job=True))
+        for text in self._unheard:
+            self.note(text, trainer.rank)
+        self._unheard.clear()
 
     def _row_of(self, rank: int) -> int:
         assert self.channels is not None
@@ -487,12 +547,20 @@ class Job:
         pause = self._deaths.pause_after(child, words, done)
         count, first = self._deaths.in_row(child)
         limit = self._deaths.limit
+        is_trainer = child.role is Role.TRAINER
         if pause is None:
             times = f", {count} times in a row (rollout.restarts = {limit})" if limit else ""
-            self.fail(f"{child.name} {how}{times}{_below(words or first)}")
+            self.fail(f"{child.name} {how}{times}{self._go_on if is_trainer else ''}{_below(words or first)}")
         else:
-            text = f"{child.name} {how}: it was started again ({count} of {limit} times in a row){_below(words)}"
-            self.note(text, child.rank)
+            from_checkpoint = "from the newest checkpoint " if is_trainer else ""
+            text = (
+                f"{child.name} {how}: it was started again {from_checkpoint}({count} of {limit} times in a row)"
+                f"{_below(words)}"
+            )
+            if is_trainer:
+                self._unheard.append(text)  # there is nobody who would record it
+            else:
+                self.note(text, child.rank)
         return pause
 
     @property
@@ -581,7 +649,8 @@ class Job:
             return
         child = self._child_of(silent)
         setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
-        if child is not None and child.role in MEMBERS:
+        is_restarted = child is not None and child is self._trainer and self._trainer_can_restart
+        if child is not None and (child.role in MEMBERS or is_restarted):
             self._end_silent_member(child, silent, setting)
             return
         stacks = "" if child is None else f"\n{child.name}:\n{child.stacks()}"

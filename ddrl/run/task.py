@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import KEEPER, Command
+from ddrl.channels.board import BEGAN, JUDGED, KEEPER, WORSE_SINCE, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
@@ -43,13 +44,18 @@ if TYPE_CHECKING:
 
 def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, duties: Sequence[Duty] = ()) -> Task:
     """Make all parts of a training, from its checkpoint where it resumes, and hand each what it uses. `duties`: of the
-    mode, after the task's own."""
+    mode, after the task's own.
+
+    In place of a trainer that has died versions continue after the last that it may have published, wall time from the
+    job's start, and evaluations after those that it has recorded."""
     config = topology.config
     directory = records.directory
     resume = records.resume
     learner, model = build_learner(topology)
     counters = channels.counters_row(topology.trainer)
     counters["model_nbytes"].set(model.layout.nbytes)
+    if records.same_job and config.replay.file:  # which goes with a replay, but not with a process that was killed
+        Path(config.replay.file).unlink(missing_ok=True)
     source = make_source(config, topology.schema, topology.declaration.experience, channels.areas)
     disk = Disk()
     best = BestPolicy(directory.path, topology, model, disk)
@@ -64,16 +70,30 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
         live = LiveSettings(**resume.state["live"])
         base = {name: float(getattr(state, name)) for name in ("env_steps", "updates", "wall_seconds")}
     mailbox = channels.create_policy(model)
+    state.policy_version = max(state.policy_version, mailbox.last_version)
+    shared = channels.board.values
+    began = float(shared[BEGAN])  # NaN until a trainer of this job has records
+    if began == began:
+        base = base or dict.fromkeys(("env_steps", "updates", "wall_seconds"), 0.0)
+        state.wall_seconds = time.monotonic() - began
+        best.worse_since = int(np.nan_to_num(shared[WORSE_SINCE]))
     lanes = LaneSet(channels.drained_lanes())
     ends = TrainerEnds(lanes, mailbox, channels.board, counters, topology.schema.dtype)
     lag_bound = LagBound.of(config, topology.rollouts, state.policy_version, channels.absent_rollouts)
     training = Training(config, learner, source, ends, state, live, lag_bound)
     progress = ProgressLine(config)
     figures = topology.declaration.figures
-    keeper = int(np.nan_to_num(channels.board.values[KEEPER]))
     recorder = Recorder(
-        directory.path, channels.tables, config, figures=figures, base=base, sinks=[progress], keeper=keeper
+        directory.path,
+        channels.tables,
+        config,
+        figures=figures,
+        base=base,
+        sinks=[progress],
+        keeper=int(np.nan_to_num(shared[KEEPER])),
+        seconds=state.wall_seconds if began == began else None,
     )
+    shared[BEGAN] = time.monotonic() - state.wall_seconds
     disk.record_event = recorder.record_event
     checkpoints = Checkpoints(directory.checkpoints, training, model, disk)
     plans = PlanWatch(topology, channels, model.layout.nbytes, recorder.record_event)
@@ -174,7 +194,7 @@ class Steering:
         self._checkpoint = checkpoint
         self._ask_scheme = ask_scheme
         self._ask_rollouts = ask_rollouts
-        self.paused = False
+        self.paused = training.ends.board.command == Command.PAUSE  # by a trainer before this one, which has died
         self.stop_requested = False
 
     def restore(self) -> None:
@@ -359,7 +379,6 @@ class Task:
         self._control = control
         self._sampler = sampler
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
-        self._newest_result = -1
         self._next_look = 0.0
         self.duties = [
             Duty(0.0, self._report),
@@ -378,6 +397,8 @@ class Task:
             self._sampler.start()
         state = self.training.state
         self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
+        if self.steering.paused:
+            self.recorder.record_event("command", "pause: of before", command="pause", ok=True)
 
     def turn(self) -> Outcome:
         """Make the next move, or none while the run is paused; between two draws also `attend`."""
@@ -452,12 +473,14 @@ class Task:
 
     def _read_evaluations(self, now: float = 0.0) -> None:
         pin = self._results.pin() if self._results is not None else None
-        if self._results is None or pin is None or pin.version <= self._newest_result:
+        shared = self.board.values
+        if self._results is None or pin is None or pin.version <= shared[JUDGED]:
             return
         vector = np.array(pin.data)
         if pin.valid():
-            self._newest_result = pin.version
+            shared[JUDGED] = pin.version
             self.accept(Evaluation.of(pin.version, pin.values), vector)
+            shared[WORSE_SINCE] = self.best.worse_since
         self._results.unpin()
 
     def acting_vector(self) -> np.ndarray:
@@ -503,6 +526,7 @@ class Task:
             evaluation=None if self.best.evaluation is None else self.best.evaluation.best,
             base=self.recorder.base,
             policy_lag=training.lag.summary(),
+            counted_before=self.recorder.counted_before,
             env_steps=state.env_steps,
             updates=state.updates,
             reason=self.reason.value,

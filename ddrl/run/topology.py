@@ -333,8 +333,11 @@ class HostChannels:
         return self.remote_lanes, self.mirrors
 
     def create_policy(self, model: ActingModel) -> Mailbox:
-        """Make the model's blob and the mailbox, and say so on the board (stage POLICY)."""
+        """Make the model's blob and the mailbox, and say so on the board (stage POLICY). Where a trainer has made them
+        that has died since, the next one takes them over as they are."""
         config = self.topology.config
+        if self.board.ready >= POLICY:
+            return self._take_over_policy(model)
         readers = len(self.topology.on_host(self.host))
         slots = MAILBOX_SLOTS
         if self.topology.has_relays:  # which hold versions that are on their way
@@ -354,6 +357,15 @@ class HostChannels:
         self._keep(Blob.create(self._name("policy"), model.to_bytes()))
         self.board.ready = POLICY
         return self.mailbox
+
+    def _take_over_policy(self, model: ActingModel) -> Mailbox:
+        attached = self.attach_policy(0.0)
+        assert attached is not None
+        if attached[0].layout != model.layout:
+            raise ChannelError("the network differs from the one that this run began with: the code has changed since")
+        if self.host == 0 and self.topology.config.evaluation.period:
+            self.evaluations = self.attach_evaluations()
+        return attached[1]
 
     def create_segment(self, kind: str, nbytes: int) -> Segment:
         """Plain memory, which other processes attach by its name. ChannelError where there is no room."""

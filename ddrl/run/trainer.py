@@ -11,7 +11,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -31,7 +31,7 @@ from ddrl.run.process import (
 
 if TYPE_CHECKING:
     from ddrl.run.checkpoint import TaskRecords
-    from ddrl.run.processes import Link, Records
+    from ddrl.run.processes import Link, Message, Records
     from ddrl.run.task import Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
@@ -96,7 +96,8 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     collectors = link.take_descriptor() if records.has_collectors else None
     set_torch_threads(channels.topology.config.learner.threads)
     task = assemble(channels.topology, channels, open_records(records, lock))
-    task.duties.append(Duty(0.0, lambda now: _pass_notes(task, link)))
+    _record_notes(task, messages[1:])
+    task.duties.append(Duty(0.0, lambda now: _record_notes(task, link.receive())))
     rounds = None
     try:
         rounds = None if collectors is None else start_rounds(task, collectors)
@@ -127,19 +128,22 @@ def _ended_by_sigterm(run_id: str) -> Generator[None]:
 
 
 def open_records(records: Records, lock: int | None) -> TaskRecords:
-    """The run's directory and checkpoint as the keeper has named them; `lock`: descriptor of the run's lock."""
-    from ddrl.run.checkpoint import Checkpoint, TaskRecords
+    """The run's directory, and the checkpoint that the keeper has named, or in place of a trainer that has died the
+    newest one; `lock`: descriptor of the run's lock."""
+    from ddrl.run.checkpoint import Checkpoint, TaskRecords, take_over
     from ddrl.run.directory import RunDirectory, RunLock
 
     directory = RunDirectory(Path(records.directory), None if lock is None else RunLock.adopt(lock))
+    if records.same_job:
+        return take_over(directory)
     resume = None if records.resume is None else Checkpoint(Path(records.resume[0]), records.resume[1])
     return TaskRecords(directory, resume)
 
 
-def _pass_notes(task: Task, link: Link) -> None:
+def _record_notes(task: Task, messages: Sequence[Message]) -> None:
     from ddrl.run.processes import Note
 
-    for message in link.receive():
+    for message in messages:
         if isinstance(message, Note):
             task.recorder.record_event("alarm", message.text, rank=message.rank)
 

@@ -38,6 +38,9 @@ class Recorder:
     nothing was stored; it is called by the recorder's thread. `figures` are those of the run's algorithm, which follow
     ddrl.core.metrics.METRICS in the columns. `base` holds the totals at the checkpoint that the run resumes at
     (env_steps, updates, wall_seconds): what was recorded past it is cut, and the other totals continue from there.
+    `seconds`: in a job whose trainer was started again, of the run until now; the counters of all other processes
+    continue then. `counted_before`: rows that trainers of this
+    job before this one have recorded or left out, and not lost.
     `sinks` are further sinks, e.g. the terminal's `ProgressLine`. `report` takes the words of what goes wrong here.
     Raises RunDirError where the run directory cannot be written."""
 
@@ -53,16 +56,23 @@ class Recorder:
         report: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
         keeper: int = 0,
+        seconds: float | None = None,
     ) -> None:
-        self.base = base
         self._tables = tables
         self._clock = clock
         self._period = config.telemetry.period
         self._report = report or partial(print, file=sys.stderr, flush=True)
         metrics = run_metrics(figures)
-        store = Store(run_dir, metrics=metrics, base=base)
+        store = Store(run_dir, metrics=metrics, base=base, same_job=seconds is not None)
+        if seconds is not None:
+            base = {**(base or {}), "wall_seconds": seconds}
+        self.base = base
         self._columns = tuple(metric.name for metric in metrics)
         totals = {**store.totals, **(base or {})}
+        before = {
+            name: totals.get(name, 0.0) - store.job_totals.get(name, 0.0) for name in ("env_steps", "rows_too_old")
+        }
+        self.counted_before = sum(before.values()) if seconds is not None else 0.0
         self._begin = clock() - totals.pop("wall_seconds", 0.0)
         self._window = SeriesWindow(config, totals, metrics=metrics)
         self._tick = store.next_tick

@@ -28,6 +28,7 @@ import numpy as np
 
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import Metric, run_metrics
+from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
 from ddrl.telemetry.series import Evaluation, Event, Record, Series, Snapshot, plain, series_of
 
@@ -79,6 +80,7 @@ class Opened:
     db: sqlite3.Connection
     series: tuple[Series, ...]
     totals: dict[str, float] = field(default_factory=dict[str, float])  # of the run so far, where it is resumed
+    job_totals: dict[str, float] = field(default_factory=dict[str, float])  # with which the job began, in the same job
     notes: list[tuple[str, str, dict[str, Any]]] = field(
         default_factory=list[tuple[str, str, dict[str, Any]]]
     )  # events: kind, text, fields
@@ -93,23 +95,26 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def open_to_write(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | None) -> Opened:
+def open_to_write(
+    path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | None, *, same_job: bool = False
+) -> Opened:
     """Open or make the file. `base`: the totals at the checkpoint that the run resumes at (env_steps, updates,
-    wall_seconds); None: continue at the file's end. RunDirError where it cannot be written."""
+    wall_seconds); None: continue at the file's end. same_job: only the trainer is another one, and the counters of all
+    other processes continue. RunDirError where it cannot be written."""
     try:
-        return _open(path, metrics, base)
+        return _open(path, metrics, base, same_job=same_job)
     except (_Unusable, sqlite3.Error, ValueError, TypeError) as error:
         if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED:
             raise RunDirError(f"cannot write {path} ({error}): choose another run.dir") from None
         aside = _set_aside(path)
-        opened = _open(path, metrics, base)
+        opened = _open(path, metrics, base, same_job=False)
         opened.notes.append(
             ("alarm", f"{path.name} could not be gone on with ({error}): it was set aside as {aside.name}", {})
         )
         return opened
 
 
-def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | None) -> Opened:
+def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | None, *, same_job: bool) -> Opened:
     existed = path.exists() and path.stat().st_size > 0
     # Made by the caller's thread, so that an unwritable directory is its error; used by the recorder's thread alone.
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
@@ -130,7 +135,8 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
         db.execute("BEGIN IMMEDIATE")
         _prepare(db, metrics, opened.series)
         if base is not None:
-            _cut(opened, base)
+            _cut(opened, base, same_job=same_job)
+        _keep_totals_of_job(opened, metrics, base or {}, same_job=same_job)
         db.execute("COMMIT")
         return opened
     except BaseException:
@@ -156,8 +162,32 @@ def _prepare(db: sqlite3.Connection, metrics: Sequence[Metric], series: Sequence
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def _cut(opened: Opened, base: Mapping[str, float]) -> None:
-    """Cut what came after the checkpoint; the totals of the last record that stays."""
+def _keep_totals_of_job(
+    opened: Opened, metrics: Sequence[Metric], base: Mapping[str, float], *, same_job: bool
+) -> None:
+    """Note the totals with which a job begins. In the same job those of all processes but the trainer are taken
+    again, for their counters still hold what the job has counted."""
+    db = opened.db
+    if not same_job:
+        document = json.dumps({**opened.totals, **base})
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('totals of job', ?)", (document,))
+        return
+    row = db.execute("SELECT value FROM meta WHERE key = 'totals of job'").fetchone()
+    opened.job_totals = {} if row is None else json.loads(row[0])
+    own = {
+        across.name or metric.name
+        for metric in metrics
+        for across in metric.across
+        if across.how == "sum" and across.role is Role.TRAINER
+    }
+    trainer = {name: value for name, value in opened.totals.items() if name in own}
+    others = {name: value for name, value in opened.job_totals.items() if name not in own}
+    opened.totals = trainer | others
+
+
+def _cut(opened: Opened, base: Mapping[str, float], *, same_job: bool) -> None:
+    """Cut what came after the checkpoint; the totals of the last record that stays. In the same job events stay: the
+    wall clock goes on."""
     db = opened.db
     wall, steps, updates = (float(base.get(name, 0.0)) for name in ("wall_seconds", "env_steps", "updates"))
     later = "wall_seconds > ? OR env_steps > ? OR updates > ?"
@@ -172,9 +202,10 @@ def _cut(opened: Opened, base: Mapping[str, float]) -> None:
         db.execute("DELETE FROM frames WHERE tick >= ?", (first,))
     counts: dict[str, int] = {}
     # The checkpoint's own event and a last evaluation of its parameters come after it, and belong to it.
+    later_events = "wall_seconds > ? AND coalesce(json_extract(fields, '$.env_steps'), ?) > ?"
     for table, condition, values in (
         ("evaluations", "env_steps > ? OR updates > ?", (steps, updates)),
-        ("events", "wall_seconds > ? AND coalesce(json_extract(fields, '$.env_steps'), ?) > ?", (wall, 1e300, steps)),
+        ("events", "0" if same_job else later_events, () if same_job else (wall, 1e300, steps)),
     ):
         names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
         rows = db.execute(f"SELECT {', '.join(names)} FROM {table} WHERE {condition}", values).fetchall()
@@ -250,7 +281,7 @@ class Store:
 
     `base`: the totals at the checkpoint that the run resumes at; what an existing file holds past it is cut. None: an
     existing file is continued at its end. `totals` are then those of the file, `notes` the events that opening it gave
-    rise to (kind, text, fields)."""
+    rise to (kind, text, fields); same_job: see `open_to_write`."""
 
     def __init__(
         self,
@@ -259,12 +290,14 @@ class Store:
         metrics: tuple[Metric, ...] | None = None,
         base: Mapping[str, float] | None = None,
         frame_budget: int = FRAME_BUDGET,
+        same_job: bool = False,
     ) -> None:
         self.path = run_dir / FILE_NAME
         self._frame_budget = frame_budget
-        opened = open_to_write(self.path, run_metrics() if metrics is None else metrics, base)
+        opened = open_to_write(self.path, run_metrics() if metrics is None else metrics, base, same_job=same_job)
         self._db = opened.db
         self.totals = opened.totals
+        self.job_totals = opened.job_totals
         self.notes = opened.notes
         self._names = [series.name for series in opened.series]
         names = ", ".join(["level", "tick", "time", "wall_seconds", *map(quoted, self._names)])

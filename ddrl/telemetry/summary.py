@@ -47,14 +47,16 @@ def summarize(
     evaluation: Returns | None = None,
     base: Mapping[str, float] | None = None,
     policy_lag: Mapping[str, float] | None = None,
+    counted_before: float = 0.0,
     **more: Any,
 ) -> dict[str, Any]:
     """The summary of a run.
 
     `table` is the last table of counters of all processes, `wall_seconds` the time since the run began, `base` the
     totals of the run before this process began (env_steps, updates, ...; wall_seconds is not added again), `policy_lag`
-    {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `more` further top-level entries.
-    Values that no process reported are None."""
+    {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `counted_before` what trainers of the
+    same job before this one have recorded, `more` further top-level entries. Values that no process reported are
+    None."""
     base = base or {}
     trainer = role_rows(table, Role.TRAINER)
     rollouts = role_rows(table, Role.ROLLOUT)
@@ -94,7 +96,9 @@ def summarize(
         "rows_dropped": count(rollouts, "rows_dropped") or 0,
         "restarts": count(table, "restarts") or 0,
         "episodes_cut": count(table, "episodes_cut") or 0,
-        "steps_lost": _lost(count(rollouts, "env_steps"), *(count(trainer, name) for name in _RECORDED)),
+        "steps_lost": _lost(
+            count(rollouts, "env_steps"), counted_before, *(count(trainer, name) for name in _RECORDED)
+        ),
         "hosts": hosts,
         "trainer_shares": {name: _share(trainer, column, elapsed) for name, column in _SHARES.items()},
         **more,

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ddrl.channels.lane import Lane, StepWriter
+from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.errors import ChannelError, MessageError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
@@ -187,8 +188,17 @@ def test_an_evaluator_that_has_played_begins_a_new_row() -> None:
     assert watch.deaths.in_row(watch.child)[0] == 0
 
 
-def test_the_death_of_a_trainer_ends_the_job() -> None:
-    assert Watch(Role.TRAINER).die() is None
+def test_a_trainer_that_has_recorded_for_a_while_begins_a_new_row() -> None:
+    watch = Watch(Role.TRAINER)
+    watch.work("env_steps", 1000, 0.0)
+    watch.die()
+    watch.work("env_steps", 5, MIN_WORK)  # its successor's counters begin at 0
+    watch.work("env_steps", 6, 0.0)
+    assert watch.deaths.in_row(watch.child)[0] == 0
+
+
+def test_the_death_of_a_relay_ends_the_job() -> None:
+    assert Watch(Role.RELAY).die() is None
 
 
 # -- the lane of a rollout that dies -----------------------------------------------------------------------------------
@@ -279,22 +289,139 @@ def test_members_offer_themselves_to_the_kernel_when_memory_is_short() -> None:
 # -- the trainer -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_whose_trainer_dies_continues_from_a_checkpoint_that_the_clock_has_asked_for(tmp_path: Path) -> None:
+# Where the trainer is when it is sent a signal: function, and at which of its calls.
+MOMENTS = [
+    ("Training.publish", 1, KILL),  # nothing is published, the mailbox is there
+    ("_sync", 4, KILL),  # in the second checkpoint
+]
+OTHER_MOMENTS = [
+    ("Checkpoints.write", 1, KILL),  # there is no checkpoint
+    ("Task.accept", 1, KILL),  # an evaluation has been read
+    ("Training._record", 100, STOP),
+]
+
+
+LONGER = ("run.max_env_steps=8000", "evaluation.period=400")
+
+
+def dying_trainer(run: Path, name: str, moment: tuple[str, int, int], *, once: bool = True) -> dict[str, str]:
+    """The environment variables of a run whose trainer is sent a signal at a moment."""
+    function, count, number = moment
+    mark = run.with_name("mark") if once else ""
+    fault = f"{name}:{function}:{count}:signal {int(number)}:{mark}"
+    return environment(Path(__file__).parent / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault)
+
+
+def trainer_was_restarted(run: Path, done: subprocess.CompletedProcess[str], number: int) -> None:
+    """The run has ended as it was asked to, with one death of its trainer, which it names; each evaluation counts
+    once."""
+    assert done.returncode == 0, done.stderr
+    assert run.with_name("mark").exists()
+    went_well(run, done.stderr, done.stdout, [number], "run.max_env_steps reached")
+    assert "it was started again from the newest checkpoint (1 of 3 times in a row)" in done.stderr
+    assert summary(run)["env_steps"] == 8000
+    assert summary(run)["steps_lost"] > 0
+    with Run(run) as finished:
+        versions = finished.evaluations()["policy_version"]
+        assert np.nanmax(finished.latest().column("incarnation")) == 1.0
+    assert len(set(versions[:-1])) == len(versions[:-1])  # the last one is of the trainer itself
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [*MOMENTS, *(pytest.param(one, marks=pytest.mark.long) for one in OTHER_MOMENTS)],
+    ids=lambda moment: f"{moment[0]}-{moment[2].name}",
+)
+def test_a_trainer_that_dies_is_started_again(moment: tuple[str, int, int], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    more = settings(f"run.dir={run}", "run.processes=1", "run.checkpoint_period=0", "run.checkpoint_seconds=0.5")
-    command = [*DDRL, *TINY, *UNTIL_STOPPED, *more]
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as job:
-        wait_until(lambda: any((run / "checkpoints").glob("0*")), "no checkpoint was taken")
-        os.kill(run_status(run).pid, signal.SIGKILL)
-        error = job.communicate(timeout=PATIENCE)[1]
-    assert job.returncode == 1
-    assert "(trainer, process" in error
+    more = settings(f"run.dir={run}", "run.processes=1", "run.silence_limit=6", *LONGER)
+    variables = dying_trainer(run, "0 trainer", moment)
+    done = subprocess.run(
+        [*DDRL, *TINY, *more], capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False
+    )
+    trainer_was_restarted(run, done, moment[2])
+
+
+def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = mpirun_command(5, *TINY, *settings(f"run.dir={run}", "cluster.relays=2", *LONGER))
+    moment = ("Training.publish", 40, KILL)
+    variables = dying_trainer(run, "1 trainer", moment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False)
+    trainer_was_restarted(run, done, KILL)
+
+
+def test_a_trainer_that_always_dies_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=1", "run.checkpoint_period=500")
+    moment = ("Training._record", 1000, CRASH)
+    variables = dying_trainer(run, "0 trainer", moment, once=False)
+    done = subprocess.run(
+        [*DDRL, *TINY, *UNTIL_STOPPED, *more], capture_output=True, text=True, timeout=PATIENCE, env=variables
+    )
+    assert done.returncode == 1
+    error = done.stderr[done.stderr.rindex("ddrl: rank 0 (trainer") :]
+    assert "was killed by SIGSEGV, 2 times in a row (rollout.restarts = 1)" in error
     assert f"--resume {run}" in error
+    assert "Segmentation fault" in error
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
     went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={saved + 100}"))
     assert went_on.returncode == 0, went_on.stderr
     assert summary(run)["env_steps"] == saved + 100
     assert segments_of(run) == []
+
+
+def test_a_trainer_that_is_killed_while_the_run_is_paused_stays_paused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1", "run.checkpoint_period=0", "run.checkpoint_seconds=0.5")
+    with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
+        wait_for_checkpoint(run, job)
+        with attach(run, timeout=PATIENCE) as control:
+            control.pause()
+        wait_until(lambda: run_status(run).state == "paused", "the run was not paused")
+        first = run_status(run).pid
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: run_status(run).pid != first and run_status(run).state == "paused", "it is not paused again")
+        with attach(run, timeout=PATIENCE) as control:
+            before = control.status()["env_steps"]
+            control.resume()
+            wait_until(lambda: control.status()["env_steps"] > before, "it does not continue")
+            control.stop()
+        assert job.wait(PATIENCE) == 0
+    assert segments_of(run) == []
+
+
+def test_a_mailbox_whose_writers_are_killed_shows_whole_versions_that_never_fall() -> None:
+    name = f"ddrl-test-mailbox-{os.getpid()}"
+    mailbox = Mailbox.create(name, 8 * WIDTH, 4, 1)
+    try:
+        reader = mailbox.reader(0)
+        seen = -1
+        for turn in range(60):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    mine = Mailbox.attach(name)
+                    vector = np.zeros(WIDTH)
+                    for version in range(mine.last_version + 1, 1 << 30):
+                        vector[:] = version
+                        mine.publish(vector, version)
+                finally:
+                    os._exit(1)
+            target = seen + 2 + turn % 7
+            while (pin := reader.pin()) is None or pin.version < target:
+                pass
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pin = reader.pin()
+            assert pin is not None
+            assert seen < pin.version <= mailbox.last_version
+            assert (pin.data.view(np.float64) == pin.version).all()
+            assert pin.valid()
+            assert checksum(pin.data) == pin.checksum
+            seen = pin.version
+    finally:
+        mailbox.unlink()
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
