@@ -54,8 +54,8 @@ def summarize(
 
     `table` is the last table of counters of all processes, `wall_seconds` the time since the run began, `base` the
     totals of the run before this process began (env_steps, updates, ...; wall_seconds is not added again), `policy_lag`
-    {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `counted_before` what trainers of the
-    same job before this one have recorded, `more` further top-level entries. Values that no process reported are
+    {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `counted_before` what trainers of
+    the same job before this one have recorded, `more` further top-level entries. Values that no process reported are
     None."""
     base = base or {}
     trainer = role_rows(table, Role.TRAINER)

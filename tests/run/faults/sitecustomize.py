@@ -1,12 +1,11 @@
 """One process of a job raises an exception in one function, or is sent a signal there.
 
 Python loads this at its start where its folder is on PYTHONPATH.
-DDRL_TEST_FAULT = "WHO:QUALIFIED.NAME:COUNT[:ERRNO]" or "...:COUNT:signal NUMBER:MARK": process WHO fails at the COUNT-th
-call of that function of ddrl in its main thread, with an OSError where there is an ERRNO; or it is sent the signal,
-where there is no file MARK yet, which is made. WHO is what the process is named after "ddrl": a rank, or
+DDRL_TEST_FAULT = "WHO:QUALIFIED.NAME:COUNT[:ERRNO]" or "...:COUNT:signal NUMBER:MARK": process WHO fails at the
+COUNT-th call of that function of ddrl in its main thread, with an OSError where there is an ERRNO; or it is sent the
+signal, where there is no file MARK yet, which is made. WHO is what the process is named after "ddrl": a rank, or
 "keeper HOST"; a process that has no name yet is known by the rank that mpirun gave it. A profile hook sees every call,
-so any function can fail without a line in the
-library.
+so any function can fail without a line in the library.
 """
 
 import os
