@@ -11,7 +11,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.errors import CheckpointError, DdrlError, user_error, user_frame
+from ddrl.core.plugins import code_name, import_code
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
 
@@ -130,8 +130,8 @@ def _play(saved: SavedPolicy, options: argparse.Namespace) -> tuple[EvaluationRe
 def _account(saved: SavedPolicy, options: argparse.Namespace) -> int:
     """The days that the command asks for, beside baselines and the optimum, where the environment's module has a
     function `account_days` (saved policy, run directory, days, log, notify) -> report."""
-    module, colon, _ = saved.env.id.partition(":")
-    hook = getattr(import_module(module), "account_days", None) if colon else None
+    code = code_name(saved.env.id)
+    hook = None if code is None else getattr(import_code(code.module), "account_days", None)
     if hook is None:
         raise CheckpointError(f"the policy was trained in {saved.env.id}, not in ad mixing: it has no days to account")
     begin, end = ("\r\033[K", "") if sys.stderr.isatty() else ("", "\n")

@@ -155,7 +155,7 @@ def load_trusted_policy(run_dir: Path, *, trust: bool = False) -> SavedPolicy:
     """As `load_policy`, where the user trusts the code that the policy names (`ddrl.core.trust`); RunDirError else."""
     saved = load_policy(run_dir)
     named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
-    check_trust(run_dir, foreign_code(named), trust=trust)
+    check_trust(run_dir, foreign_code(named, run_dir), trust=trust)
     return saved
 
 

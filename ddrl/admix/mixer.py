@@ -25,7 +25,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from safetensors import SafetensorError
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import ActingModel, load_policy
+from ddrl.acting.policy_file import ActingModel, load_trusted_policy
 from ddrl.admix.environment import Book
 from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
@@ -277,7 +277,7 @@ class ServedPolicy:
 
 def load_served(run: Path, shared: ServedPolicy | None = None) -> ServedPolicy:
     """The policy saved in a run directory; RunDirError, CheckpointError, NetworkError."""
-    saved = load_policy(run)
+    saved = load_trusted_policy(run)
     return ServedPolicy(saved.model, saved.vector, saved.evaluation, shared)
 
 

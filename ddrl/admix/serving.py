@@ -33,7 +33,7 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from ddrl.acting.policy_file import load_policy
+from ddrl.acting.policy_file import load_trusted_policy
 from ddrl.admix import mixer as snapshot
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.environment import make_book
@@ -58,7 +58,6 @@ from ddrl.admix.mixer import (
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.files import decode, replacement
-from ddrl.core.trust import check_trust, foreign_code
 from ddrl.run.directory import RunLock
 
 STATE = "serving.json"
@@ -71,8 +70,7 @@ _encode = msgspec.json.encode
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
     """A mixer for the policy saved in `run`; `settings` of `Mixer`. Counters begin at zero."""
-    saved = load_policy(run)
-    check_trust(run, foreign_code({"rollout": {"chooser": saved.model.chooser}}), trust=trust)
+    saved = load_trusted_policy(run, trust=trust)
     book = make_book(saved.env, contracts)
     require(book, saved.model.spec)
     return Mixer(book, ServedPolicy(saved.model, saved.vector, saved.evaluation), **settings)
@@ -115,7 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="score this log instead, and end")
     parser.add_argument("--out", type=Path, metavar="FILE", default=Path("decisions.parquet"),
                         help="where the decisions go: .parquet or .jsonl")  # fmt: skip
-    parser.add_argument("--trust", action="store_true", help="run a chooser from outside ddrl that the policy names")
+    parser.add_argument(
+        "--trust", action="store_true", help="use the code that the run names, though it was not started here"
+    )
     kinds = get_type_hints(ServeConfig)
     for item in fields(ServeConfig):
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""

@@ -228,7 +228,7 @@ class ReplayConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.source not in ("auto", "areas") and ":" not in self.source:
+        if self.source not in ("auto", "areas") and plugins.code_name(self.source) is None:
             raise ConfigError(
                 f"replay.source ({self.source!r}) must be auto, areas, or package.module:Class of your own"
             )

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddrl.core.errors import ConfigError
 from ddrl.core.files import read_regular
@@ -29,6 +29,23 @@ CELLS = "cells"  # the folder of a run directory that holds code of a notebook's
 MAX_CELL_BYTES = 1 << 30  # of one file of a notebook's cells, arrays included
 
 
+class CodeName(NamedTuple):
+    """Code as settings name it, package.module:Name."""
+
+    module: str
+    attribute: str
+
+
+def code_name(text: str) -> CodeName | None:
+    """The module and the name in package.module:Name, also package.module:Env-v0; None for any other text. What is
+    imported and what the user is asked about (`core.trust`) are read by this alone."""
+    module, _, attribute = text.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or not _ATTRIBUTE.fullmatch(attribute):
+        return None
+    return CodeName(module, attribute)
+
+
+_ATTRIBUTE = re.compile(r"[\w./-]+")
 # A class's own `name`, with or without a type: how built-in plug-ins are found in a module without importing it.
 _NAME_LINE = re.compile(r'^    name(?:: [^=\n]+)? = "(\w+)"', re.MULTILINE)
 
@@ -52,7 +69,7 @@ def _module_of(kind: str) -> Path | None:
 
 def check_name(setting: str, kind: str, name: str) -> None:
     """Raise ConfigError unless `name` is a built-in plug-in of `kind` or is written package.module:Class."""
-    if ":" not in name and name not in names(kind):
+    if code_name(name) is None and name not in names(kind):
         near = difflib.get_close_matches(name, names(kind), n=1, cutoff=0.5)
         hint = f"did you mean '{near[0]}'? Known are" if near else "known are"
         raise ConfigError(f"{setting} ({name!r}): {hint} {', '.join(names(kind))}, or package.module:Class of your own")
@@ -61,9 +78,9 @@ def check_name(setting: str, kind: str, name: str) -> None:
 def load(setting: str, kind: str, name: str) -> Any:
     """The plug-in class that `setting` names; ConfigError where there is none or it cannot be imported."""
     check_name(setting, kind, name)
-    module_name, _, attribute = name.partition(":")
-    if not attribute:
-        module_name = f"{kind}.{name}" if _module_of(kind) is None else kind
+    code = code_name(name)
+    own = f"{kind}.{name}" if _module_of(kind) is None else kind
+    module_name = own if code is None else code.module
     try:
         module = import_code(module_name)
     except ModuleNotFoundError as error:
@@ -72,10 +89,10 @@ def load(setting: str, kind: str, name: str) -> Any:
         raise ConfigError(
             f"{setting} = {name}: there is no module {error.name}; is it installed, or on PYTHONPATH?"
         ) from None
-    if attribute:
-        found = getattr(module, attribute, None)
+    if code is not None:
+        found = getattr(module, code.attribute, None)
         if found is None or not isinstance(getattr(found, "name", None), str):
-            raise ConfigError(f"{setting} = {name}: {module_name} has no class {attribute} with a `name`")
+            raise ConfigError(f"{setting} = {name}: {module_name} has no class {code.attribute} with a `name`")
         return found
     for _, found in inspect.getmembers(module, inspect.isclass):
         if found.__module__ == module_name and vars(found).get("name") == name:
@@ -114,6 +131,12 @@ def mount_cells(run: Path, names: Iterable[str]) -> None:
         package = name.partition(".")[0]
         if package.startswith("cells_"):
             os.environ[cells_variable(package)] = str(run.absolute() / CELLS)
+
+
+def keep_compiled_files(folder: Path) -> None:
+    """Let this process and its children read and write compiled files in `folder` alone."""
+    sys.pycache_prefix = str(folder)
+    os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
 
 
 def cells_variable(package: str) -> str:

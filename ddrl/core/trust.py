@@ -1,103 +1,190 @@
-"""A run directory is a program: settings written package.module:Name import code.
+"""A run directory is a program: its settings name code, files and addresses.
 
-A run that names such code is resumed or played only where the user trusts it: because he started it on this machine,
-or by --trust. What is trusted is remembered outside of the run directory, in $XDG_STATE_HOME/ddrl/trusted
-(~/.local/state), as a digest of the directory, the name and the file that the name means here. The same names in
-another directory, or of another file, are asked for again.
+What a run that was not started here names from outside of the library and of its own directory is used only where the
+user trusts it, by --trust (in Python trust=True). Nothing is asked about the library's own plug-ins, environments of
+Gymnasium's registry, and the library's own factories with the arguments of a task that ships. What is trusted is
+remembered outside of the run directory, in $XDG_STATE_HOME/ddrl/trusted (~/.local/state), as a digest of the
+directory, the name and what the name means here: the content of code that lies in the run, and of code elsewhere only
+its file, so that one may edit it. The same names in another directory, or of other code, are asked for again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import ipaddress
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.machinery import PathFinder
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any, cast
 
 from ddrl import current_name
 from ddrl.core import plugins
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import RunDirError, shortened
 from ddrl.core.files import read_regular
 
-OWN = "ddrl.admix"  # its factories take no names of code; those of ddrl.envs.partial do
+NOT_CODE = ("learner.device", "pool.devices")  # settings of the form a:b that nothing is imported by
+PATHS = ("replay.file", "balance.ddqn.network")
+ADDRESSES = ("telemetry.bind",)
+MAX_ARGUMENT = 1e5  # of the library's factories without a question; beyond it they can take all memory
+_WORD = re.compile(r"[\w-]*")
 
 
-def foreign_code(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The settings, of a tree of sections, that name code from outside: {section.name: package.module:Name}."""
-    return dict(_names(settings, ""))
+def foreign_code(settings: Mapping[str, Any], run: Path) -> dict[str, str]:
+    """What the settings, a tree of sections, name from outside of the library and of the run: {section.name: text}."""
+    found = dict[str, str]()
+    for place, value in _leaves(settings, ""):
+        if not isinstance(value, str):
+            continue
+        if place in PATHS:
+            foreign = value != "" and not _is_inside(Path(value), run)
+        elif place in ADDRESSES:
+            foreign = not is_loopback(value)
+        elif place.startswith(("env.kwargs.", "env.by_rollout.")):
+            foreign = _WORD.fullmatch(value) is None
+        else:
+            foreign = ":" in value and place not in NOT_CODE
+            foreign = foreign and not (place == "env.id" and _is_shipped(settings["env"]))
+        if foreign:
+            found[place] = value
+    return found
 
 
 def check_trust(run: Path, code: Mapping[str, str], *, trust: bool) -> None:
-    """Raise RunDirError where the run names code that this user has not trusted for it; with `trust` it is trusted
+    """Raise RunDirError where the run names something that this user has not trusted for it; with `trust` it is trusted
     now."""
-    unknown = {setting: name for setting, name in code.items() if _digest(run, name) not in _remembered()}
+    unknown = {setting: name for setting, name in code.items() if not is_trusted(run, name)}
     if unknown and not trust:
         named = ", ".join(f"{setting} = {name!r}" for setting, name in unknown.items())
         raise RunDirError(
-            f"the run {run} names code of its own ({named}), which would be run with your rights, and was not started "
-            "by you on this machine: look at that code, then say --trust once"
+            f"the run {run} names code of its own ({shortened(named)}), which would be used with your rights, and was "
+            "not started by you on this machine: look at that code, then say --trust once (in Python trust=True)"
         )
     remember_trust(run, unknown)
-    plugins.mount_cells(run, code.values())
+    use_code(run, code.values())
+
+
+def use_code(run: Path, names: Iterable[str]) -> None:
+    """Let this process and its children import what the run names: cells from its directory, and code that lies in it
+    from its source alone, never from compiled files beside it."""
+    plugins.mount_cells(run, names)
+    if any(_lies_in(run, name) for name in names):
+        plugins.keep_compiled_files(_memory().with_name("compiled"))
+
+
+def is_trusted(run: Path, name: str) -> bool:
+    """Whether the user has trusted this name, as it is now, for the run."""
+    return _digest(run, name) in _remembered()
 
 
 def remember_trust(run: Path, code: Mapping[str, str]) -> None:
-    """Note that the user trusts the code that the run names. Where that cannot be written, he is asked again."""
-    new = [_digest(run, name) for name in code.values()]
+    """Note that the user trusts what the run names. Where that cannot be written, he is asked again."""
+    remember(_digest(run, name) for name in code.values())
+
+
+def remember(digests: Iterable[str]) -> None:
+    """Keep digests in the user's memory of consent."""
+    new = set(digests) - _remembered()
     if new:
         with contextlib.suppress(OSError):
             path = _memory()
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with path.open("a") as file:
-                file.write("".join(f"{digest}\n" for digest in new))
+                file.write("".join(f"{digest}\n" for digest in sorted(new)))
 
 
-def _names(tree: Mapping[str, Any] | Sequence[Any], prefix: str) -> Iterable[tuple[str, str]]:
-    for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-        if isinstance(value, (Mapping, list, tuple)):
-            yield from _names(cast("Mapping[str, Any] | Sequence[Any]", value), f"{prefix}{key}.")
-        elif isinstance(value, str):
-            module, _, name = value.rpartition(":")
-            # Gymnasium's names are of any form, and env.kwargs may hold one; elsewhere cuda:1 is none of code.
-            environment = prefix.startswith("env.")
-            named = all(part.isidentifier() for part in module.split(".")) and (environment or name.isidentifier())
-            if named and current_name(module) != OWN:
-                yield f"{prefix}{key}", value
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach `address`."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address.strip("[]")).is_loopback
+    return address == "localhost"
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """The texts and numbers of a tree by their places."""
+    if isinstance(value, (Mapping, list, tuple)):
+        inside = cast("Any", value)
+        tree: Mapping[Any, Any] = inside if isinstance(value, Mapping) else dict(enumerate(inside))
+        for key, inner in tree.items():
+            yield from _leaves(inner, f"{place}.{key}" if place else str(key))
+    else:
+        yield place, value
+
+
+def _is_shipped(env: Mapping[str, Any]) -> bool:
+    """Whether a table [env] names a factory of the library that a shipped task names too, with arguments that are
+    numbers, words, or lists and tables of them."""
+    return current_name(env.get("id", "")) in _shipped_factories() and all(
+        _WORD.fullmatch(value) if isinstance(value, str) else abs(value) <= MAX_ARGUMENT or place.endswith("seed")
+        for place, value in (*_leaves(env.get("kwargs", {}), ""), *_leaves(env.get("by_rollout", ()), ""))
+    )
+
+
+@cache
+def _shipped_factories() -> frozenset[str]:
+    found = {tomllib.loads(path.read_text())["env"]["id"] for path in plugins.ROOT.glob("**/tasks/*.toml")}
+    return frozenset(filter(plugins.code_name, found))
+
+
+def _is_inside(path: Path, run: Path) -> bool:
+    return path.resolve().is_relative_to(run.resolve())
 
 
 def _digest(run: Path, name: str) -> str:
-    origin = _content(run) if name.startswith("cells_") else _origin(name.rpartition(":")[0])
-    text = "\0".join((str(run.resolve()), name, origin))
+    code = plugins.code_name(name)
+    origins = [] if code is None else _origins(code.module)
+    place = os.path.realpath(origins[-1]) if origins else ""
+    content = _content(run) if name.startswith("cells_") or _lies_in(run, name) else ""
+    return digest_of(run, name, place, content)
+
+
+def digest_of(run: Path, *parts: str) -> str:
+    """What the memory of consent keeps of `parts` that belong to the run."""
+    text = "\0".join((str(run.resolve()), *parts))
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
+def _lies_in(run: Path, name: str) -> bool:
+    """Whether code of the run directory is executed where the name is imported."""
+    code = plugins.code_name(name)
+    return code is not None and any(_is_inside(Path(origin), run) for origin in _origins(code.module))
+
+
 def _content(run: Path) -> str:
-    """A digest of the code and arrays that a run has of a notebook's cells: they lie in its directory, where others may
-    change them. RunDirError for what is no file."""
+    """A digest of what can be imported from the run directory, and of the arrays beside its cells: others may change
+    them. RunDirError for what is no file."""
     digest = hashlib.blake2b(digest_size=16)
-    folder = run / plugins.CELLS
-    for path in sorted([*folder.glob("*.py"), *folder.glob("*.npy")]):
-        try:
-            data = read_regular(path, plugins.MAX_CELL_BYTES)
-        except (OSError, ValueError) as error:
-            raise RunDirError(f"{path} cannot be read: {error}; remove it, or take a whole copy of the run") from None
-        digest.update(f"{path.name}\0{len(data)}\0".encode(errors="surrogateescape"))
-        digest.update(data)
+    for folder, folders, files in os.walk(run):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")  # never read (`use_code`)
+        links = [Path(folder) / name for name in folders if os.path.islink(Path(folder) / name)]
+        kinds = (*all_suffixes(), *((".npy",) if Path(folder) == run / plugins.CELLS else ()))
+        for path in [*links, *(Path(folder) / name for name in sorted(files) if name.endswith(kinds))]:
+            try:
+                data = os.fsencode(path.resolve()) if path in links else read_regular(path, plugins.MAX_CELL_BYTES)
+            except (OSError, ValueError) as error:
+                raise RunDirError(
+                    f"{path} cannot be read: {error}; remove it, or take a whole copy of the run"
+                ) from None
+            digest.update(os.fsencode(f"{path.relative_to(run)}\0{len(data)}\0"))
+            digest.update(data)
     return digest.hexdigest()
 
 
-def _origin(module: str) -> str:
-    """The file that a module's name means here; found without importing anything."""
+def _origins(module: str) -> list[str]:
+    """The files that are executed where a module is imported, its packages' first; found without importing any."""
     path = None
-    spec = None
+    origins: list[str] = []
     for part in module.split("."):  # one part at a time: a dotted name makes the finder ask for the imported package
         spec = PathFinder.find_spec(part, path)
         if spec is None:
-            return ""
+            return []
         path = spec.submodule_search_locations
-    return os.path.realpath(spec.origin) if spec is not None and spec.origin is not None else ""
+        origins += [] if spec.origin is None else [spec.origin]
+    return origins
 
 
 def _remembered() -> set[str]:

@@ -21,7 +21,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, MissingExtraError
-from ddrl.core.plugins import import_code
+from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import has_picture, shown
 from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
@@ -78,9 +78,10 @@ def probe_spec(config: EnvConfig) -> EnvSpec:
 
 def _find(env_id: str) -> Registered | Callable[..., Any]:
     """The registered spec of an id, or the user's factory."""
-    module_name, colon, name = env_id.rpartition(":")
-    if not colon:
+    code = code_name(env_id)
+    if code is None:
         return _find_registered(env_id)
+    module_name, name = code
     module = _import_module(env_id, module_name)
     if name in gymnasium.registry:
         return gymnasium.registry[name]

@@ -29,7 +29,7 @@ from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line, user_error
-from ddrl.core.plugins import import_code
+from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
@@ -477,11 +477,12 @@ def _with_own_inputs(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, 
 
 def _user_network(name: str, spec: EnvSpec) -> nn.Module:
     what = f"learner.network = {name}"
-    module_name, colon, class_name = name.partition(":")
-    if not colon or not module_name or not class_name:
+    code = code_name(name)
+    if code is None:
         raise NetworkError(
             f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class"
         )
+    module_name, class_name = code
     try:
         module = import_code(module_name)
     except ImportError as error:

@@ -377,9 +377,15 @@ def _name_of(override: str) -> str:
 
 def _foreign_code(setup: PoolSetup) -> dict[str, str]:
     """The code from outside that the pool and its tasks name."""
-    code = foreign_code({"pool": {"policy": setup.policy}})
+    pool = Path(setup.directory)
+    code = foreign_code({"pool": {"policy": setup.policy}}, pool)
+    code |= {
+        f"{task.name}: directory": task.directory
+        for task in setup.tasks
+        if not Path(task.directory).resolve().is_relative_to(pool.resolve())
+    }
     for task, config in task_configs(setup.tasks, setup.overrides).items():
-        code |= {f"{task}: {setting}": name for setting, name in foreign_code(config_tree(config)).items()}
+        code |= {f"{task}: {setting}": name for setting, name in foreign_code(config_tree(config), pool).items()}
     return code
 
 

@@ -26,7 +26,7 @@ from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_tree
 from ddrl.core.specs import EnvSpec
-from ddrl.core.trust import check_trust, foreign_code, remember_trust
+from ddrl.core.trust import check_trust, foreign_code, remember_trust, use_code
 from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, planned_path
@@ -185,6 +185,7 @@ class Preparation:
         self.run_id = run_id
         self._path = path
         self._probe = probe
+        self._trust = command.trust
         self.resume: Checkpoint | None = None
         if command.resume is not None:
             self.directory, saved = RunDirectory.open(command.resume, claim=True)
@@ -262,7 +263,7 @@ class Preparation:
         """The run's directory, made here for a new run, and the checkpoint to resume from."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id, self._path)
-            remember_trust(self.directory.path, foreign_code(config_tree(self.config)))
+            remember_trust(self.directory.path, foreign_code(config_tree(self.config), self.directory.path))
         else:
             try:
                 self.directory.write_config(self.config)
@@ -274,11 +275,13 @@ class Preparation:
 
     def _check_trust(self, command: Command) -> None:
         """Before anything of the run is imported. What is set on the command line is the user's own choice."""
-        mine = {override.partition("=")[0].strip() for override in command.overrides}
-        code = foreign_code(config_tree(self.config))
-        theirs = {setting: name for setting, name in code.items() if setting not in mine}
-        check_trust(self.directory.path, theirs, trust=command.trust)
-        remember_trust(self.directory.path, {setting: code[setting] for setting in code if setting in mine})
+        run = self.directory.path
+        settings = config_tree(self.config)
+        code = foreign_code(settings, run)
+        mine = {setting: name for setting, name in code.items() if _is_set(setting, command.overrides)}
+        check_trust(run, {setting: code[setting] for setting in code.keys() - mine.keys()}, trust=command.trust)
+        remember_trust(run, mine)
+        use_code(run, mine.values())
 
     def _check_resume(self, checkpoint: Checkpoint, overrides: tuple[str, ...]) -> None:
         state: dict[str, Any] = checkpoint.state
@@ -286,10 +289,17 @@ class Preparation:
             theirs = state[name.replace("learner.", "").replace(".", "_")]
             if theirs != mine:
                 raise ConfigError(f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}")
+        scheme = {"cluster": {"scheme": state["live"]["scheme"] or ""}}
+        check_trust(self.directory.path, foreign_code(scheme, self.directory.path), trust=self._trust)
         for override in overrides:  # what is set now comes before what was set during the run
             live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
             if live is not None:
                 state["live"][live] = None
+
+
+def _is_set(setting: str, overrides: tuple[str, ...]) -> bool:
+    """Whether the command line sets the setting, or the table that it is in."""
+    return any(f"{setting}.".startswith(f"{override.partition('=')[0].strip()}.") for override in overrides)
 
 
 def _require_packages(config: Config) -> None:

@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 from ddrl.channels.board import BEGAN, JUDGED, KEEPER, WORSE_SINCE, Command
 from ddrl.channels.lane import LaneSet
+from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
+from ddrl.core.trust import is_trusted
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import ReplaySource, make_source, small_source
@@ -97,7 +99,7 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     disk.record_event = recorder.record_event
     checkpoints = Checkpoints(directory.checkpoints, training, model, disk)
     plans = PlanWatch(topology, channels, model.layout.nbytes, recorder.record_event)
-    steering = Steering(training, checkpoints.write, plans.ask, channels.ask_rollouts)
+    steering = Steering(training, checkpoints.write, plans.ask, channels.ask_rollouts, directory.path)
     control: ControlServer | None = None
     if config.telemetry.live:
         control = ControlServer(directory.path, steering.handlers(), recorder.record_event, config.telemetry)
@@ -189,11 +191,13 @@ class Steering:
         checkpoint: Callable[[], object],
         ask_scheme: Callable[[str], None],
         ask_rollouts: Callable[[int], None],
+        run: Path,
     ) -> None:
         self._training = training
         self._checkpoint = checkpoint
         self._ask_scheme = ask_scheme
         self._ask_rollouts = ask_rollouts
+        self._run = run
         self.paused = training.ends.board.command == Command.PAUSE  # by a trainer before this one, which has died
         self.stop_requested = False
 
@@ -247,6 +251,9 @@ class Steering:
             self._ask_rollouts(value)
             live.processes = value
         else:  # cluster.scheme: every other name has been refused
+            known = value == self._training.config.cluster.scheme or plugins.code_name(value) is None
+            if not known and not is_trusted(self._run, value):
+                raise ConfigError(f"cluster.scheme = {value}: the user who started the run has not named this code")
             self._ask_scheme(value)
             live.scheme = value
 

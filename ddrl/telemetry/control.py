@@ -21,6 +21,7 @@ import zmq
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError, shortened
 from ddrl.core.files import decode, write_atomically
+from ddrl.core.trust import is_loopback
 from ddrl.telemetry.directory import announce, find_runs, is_alive, read_live_file, run_status
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.series import Evaluation, Event, Record, plain
@@ -41,11 +42,6 @@ class Authenticator(Protocol):
     def stop(self) -> None:
         """End it; before its context ends."""
         ...
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach `address`."""
-    return address == "localhost" or address.startswith("127.") or address in ("::1", "[::1]")
 
 
 def secure_server(sock: zmq.Socket[bytes], folder: Path) -> str:

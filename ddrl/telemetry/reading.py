@@ -91,8 +91,10 @@ class Run:
             raise RunDirError(
                 f"{self.path} holds no {FILE_NAME}: it is no run directory, or its run has not begun to write"
             )
-        # On a disk that cannot be written SQLite can make no index of the log: a file without one is read as it is.
-        still = not os.access(self.path, os.W_OK) and not file.with_name(f"{FILE_NAME}-wal").exists()
+        # A file without a log that nobody writes is read as it is: SQLite would make an index of the log beside it,
+        # which it cannot on a disk that is read-only, and which it would leave there.
+        written = run_status(self.path).is_active and os.access(self.path, os.W_OK)
+        still = not written and not file.with_name(f"{FILE_NAME}-wal").exists()
         mode = "mode=ro&immutable=1" if still else "mode=ro"
         with self._plainly():
             self._db = sqlite3.connect(

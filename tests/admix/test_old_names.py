@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import ddrl
 from ddrl.core.config import EnvConfig
@@ -47,8 +48,8 @@ def test_an_environment_of_a_saved_run_is_made_found_and_trusted() -> None:
     task = task_for([f"env.id={old}"])
     assert task is not None
     assert task.stem == "admix"
-    assert foreign_code({"env": {"id": old}}) == foreign_code({"env": {"id": "ddrl.admix:generated"}}) == {}
-    assert foreign_code({"env": {"id": "ddrl.admixture:generated"}}) != {}
+    assert foreign_code({"env": {"id": old}}, Path()) == {}
+    assert foreign_code({"env": {"id": "ddrl.admixture:generated"}}, Path()) != {}
 
 
 def test_commands_by_old_names_run_and_unknown_ones_are_refused() -> None:

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddrl.core.errors import RunDirError
-from ddrl.core.trust import check_trust, foreign_code, remember_trust
+from ddrl.core import plugins
+from ddrl.core.config import EnvConfig
+from ddrl.core.errors import ConfigError, EnvError, RunDirError
+from ddrl.core.plugins import code_name
+from ddrl.core.trust import check_trust, foreign_code, is_trusted, remember_trust
+from ddrl.envs.making import probe_spec
 from ddrl.evaluate import main
 from ddrl.pool.mode import new_setup, resumed_setup
-from ddrl.run.cli import parse
+from ddrl.run.cli import parse, tasks
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Reason
 from tests.run.test_resume import go_on, start
 
 WALK = "tests.run.environments:walk"
+
+
+@pytest.fixture(autouse=True)
+def _compiled_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are kept is of the whole process."""
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", "")
 
 
 @pytest.fixture
@@ -92,28 +106,78 @@ def test_another_file_of_the_same_name_is_asked_for_again(tmp_path: Path, monkey
         check_trust(tmp_path, code, trust=False)
 
 
+RUN = Path("/run")
+
+
 def test_what_names_code() -> None:
     settings = {"env": {"id": "pack.age:Env-v0"}, "learner": {"device": "cuda:1", "network": "a.b:Net", "lr": 1.0}}
-    tables = {"tables": {"learner.mine": {"head": "x:y"}}, "telemetry": {"bind": "localhost:5555", "url": "tcp://a:b"}}
-    assert foreign_code(settings | tables) == {
+    tables = {"tables": {"learner.mine": {"head": "x:y"}}, "telemetry": {"bind": "localhost", "url": "tcp://a:b"}}
+    assert foreign_code(settings | tables, RUN) == {
         "env.id": "pack.age:Env-v0",
         "learner.network": "a.b:Net",
         "tables.learner.mine.head": "x:y",
+        "telemetry.url": "tcp://a:b",
     }
 
 
-def test_code_is_named_in_an_environments_arguments_too_and_the_library_is_not_foreign() -> None:
-    part = {
+def test_addresses_and_paths_from_outside_are_asked_for_as_code_is() -> None:
+    for bind, asked in (("127.0.0.1", False), ("::1", False), ("127.evil.example", True), ("0.0.0.0", True)):
+        assert bool(foreign_code({"telemetry": {"bind": bind}}, RUN)) == asked
+    for file, asked in (("", False), ("/run/records", False), ("/run/../home", True), ("records", True)):
+        assert bool(foreign_code({"replay": {"file": file}}, RUN)) == asked
+    assert foreign_code({"env": {"id": "Ant-v5", "kwargs": {"xml_file": "/home/me/x.xml"}}}, RUN)
+    assert not foreign_code({"env": {"id": "ALE/Pong-v5", "kwargs": {"obs_type": "rgb", "keep": [1, 2]}}}, RUN)
+
+
+@pytest.mark.parametrize("text", ["a.b-c:X", "a:X:y", "a", ":X", "a:", "a b:X", "a:X y", "..a:X", "a.:X", "tcp://a:b"])
+def test_what_is_no_name_of_code_is_not_imported(text: str) -> None:
+    assert code_name(text) is None
+    assert foreign_code({"learner": {"network": text}}, RUN) or ":" not in text
+    for load in (lambda: plugins.load("rollout.chooser", "ddrl.acting.choosers", text), lambda: probe_spec(of(text))):
+        with pytest.raises((ConfigError, EnvError)):
+            load()
+
+
+def of(env_id: str) -> EnvConfig:
+    return EnvConfig(id=env_id)
+
+
+def test_a_shipped_tasks_factory_asks_nothing_and_another_argument_does() -> None:
+    for path in tasks().values():
+        assert foreign_code(tomllib.loads(path.read_text()), RUN) == {}
+    part: dict[str, Any] = {
         "id": "ddrl.envs.partial:partly_observed",
         "by_rollout": [{"id": "mine:World-v0"}],
         "kwargs": {"id": "a:B-v1"},
     }
-    assert foreign_code({"env": part}) == {
+    assert foreign_code({"env": part}, RUN) == {
         "env.id": "ddrl.envs.partial:partly_observed",
         "env.by_rollout.0.id": "mine:World-v0",
         "env.kwargs.id": "a:B-v1",
     }
-    assert foreign_code({"env": {"id": "ddrl.admix:generated", "kwargs": {"seed": 3}}}) == {}
+    assert foreign_code({"env": {"id": "ddrl.admix:generated", "kwargs": {"seed": 3}}}, RUN) == {}
+    assert foreign_code({"env": {"id": "ddrl.admix:generated", "kwargs": {"contracts": 10**9}}}, RUN)
+    assert foreign_code({"env": {"id": "ddrl.admix:logged", "kwargs": {"log": "/home/me"}}}, RUN)
+    assert foreign_code({"learner": {"network": "ddrl.run.cli:parse"}}, RUN)
+
+
+def test_code_that_lies_in_the_run_counts_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And code elsewhere by its file, which one may edit."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = tmp_path / "gift"
+    run.mkdir()
+    for name, asked in (("gift.world:make", True), ("elsewhere:make", False)):
+        path = tmp_path / f"{name.partition(':')[0].replace('.', '/')}.py"
+        path.write_text("x = 1\n")
+        remember_trust(run, {"env.id": name})
+        assert is_trusted(run, name)
+        path.write_text("x = 2\n")
+        assert is_trusted(run, name) != asked
+    (run / "__init__.py").write_text("evil = 1\n")  # executed by an import of what lies beside it
+    remember_trust(run, {"env.id": "gift.world:make"})
+    (run / "__init__.py").write_text("evil = 2\n")
+    assert not is_trusted(run, "gift.world:make")
 
 
 def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
