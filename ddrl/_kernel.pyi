@@ -426,6 +426,9 @@ class ReplayCore:
     def picks(self) -> int: ...
 
     @property
+    def evicted(self) -> int: ...
+
+    @property
     def evicted_unseen(self) -> int: ...
 
     @property

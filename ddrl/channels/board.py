@@ -30,6 +30,8 @@ PROCESSES = 1  # rollouts wanted on each host, by command; NaN: as the settings 
 BEGAN = 2  # when the run began, earlier parts of a resumed one counted [s, CLOCK_MONOTONIC]
 JUDGED = 3  # version of the newest evaluation that was recorded
 WORSE_SINCE = 4  # evaluations since the best one
+TAKEN = 5  # rows taken from lanes before this job began
+LEFT = 6  # rows written before it that were never taken
 _SLOTS = ("wish", "plan")
 _SLOT_BYTES = 1024
 

@@ -165,6 +165,16 @@ class LaneSet:
         return self._set.pending
 
     @property
+    def popped(self) -> int:
+        """Rows ever popped, all lanes together."""
+        return sum(lane.popped for lane in self.lanes)
+
+    @property
+    def pushed(self) -> int:
+        """Rows ever pushed, all lanes together."""
+        return sum(lane.pushed for lane in self.lanes)
+
+    @property
     def capacity(self) -> int:
         """Rows that all lanes together can hold."""
         return sum(lane.capacity for lane in self.lanes)

@@ -168,6 +168,13 @@ METRICS: tuple[Metric, ...] = (
         "rows_forwarded", "count", "rows", "Rows of experience sent to the root (relay) or received from relays (root)."
     ),
     Metric(
+        "rows_written",
+        "count",
+        "rows",
+        "Rows that rollouts of this host have written to their lanes (trainer, or relay of another host).",
+        _total(None),
+    ),
+    Metric(
         "seal_seconds",
         "gauge",
         "s",

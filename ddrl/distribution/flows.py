@@ -162,8 +162,8 @@ class RowsUp(Duty):
                 self._send(index)
 
     def figures(self) -> dict[str, float]:
-        """Bytes and rows sent."""
-        return {"bytes_sent": self.bytes_sent, "rows_forwarded": self.rows}
+        """Bytes and rows sent, and rows that wait or were sent."""
+        return {"bytes_sent": self.bytes_sent, "rows_forwarded": self.rows, "rows_written": self._lanes.pushed}
 
     def close(self) -> None:
         """Wait until the last block has been taken."""

@@ -401,6 +401,7 @@ void bind_replay(nb::module_& module) {
         .def_prop_ro("records", without_gil(&Replay::records))
         .def_prop_ro("episodes", without_gil(&Replay::episodes))
         .def_prop_ro("picks", without_gil(&Replay::pick_count))
+        .def_prop_ro("evicted", without_gil(&Replay::evicted))
         .def_prop_ro("evicted_unseen", without_gil(&Replay::evicted_unseen))
         .def_prop_ro("nbytes", &ReplayCore::nbytes)
         .def("check", without_gil(&Replay::check))

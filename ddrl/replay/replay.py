@@ -446,6 +446,11 @@ class ExperienceReplay:
         return self._core.probabilities(selector)
 
     @property
+    def evicted(self) -> int:
+        """Records evicted so far."""
+        return self._core.evicted
+
+    @property
     def evicted_unseen(self) -> int:
         """Records evicted so far with episodes of which no pick was ever drawn."""
         return self._core.evicted_unseen

@@ -170,6 +170,7 @@ class ReplaySource(Experience):
         rollout = config.rollout
         self._weighted_lag = rollout.max_policy_lag if rollout.at_max_lag == "weight" else math.inf
         self._newest_version = 0
+        self._evicted_before = (0, 0)  # records in all, and unseen ones, before the checkpoint that was loaded
         wanted = config.learner.batch_size * experience.pick_len
         self.limiter = rate_limiter(config, wanted, lambda: self.replay.num_picks > 0)
 
@@ -228,18 +229,29 @@ class ReplaySource(Experience):
         return {
             "replay_size": len(self.replay),
             "replay_bytes": self.replay.nbytes,
-            "records_evicted_unseen": self.replay.evicted_unseen,
+            "records_evicted_unseen": self.evicted[1],
         }
 
+    @property
+    def evicted(self) -> tuple[int, int]:
+        """Records evicted in the whole run, and those of them that no batch has drawn from."""
+        before, unseen_before = self._evicted_before
+        return before + self.replay.evicted, unseen_before + self.replay.evicted_unseen
+
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the replay with its selector; the rate limiter's state."""
+        """Write the replay with its selector; the rate limiter's state, and what was evicted."""
         self.replay.save(folder / SNAPSHOT)
-        return self.limiter.state()
+        return {**self.limiter.state(), "evicted": list(self.evicted)}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Become what `save` wrote; CheckpointError where it cannot be used."""
         self.replay.load(folder / SNAPSHOT)
         self.limiter.load_state(state)
+        try:  # older checkpoints have none: all that were recorded and are not held were evicted
+            evicted, unseen = map(int, state.get("evicted", (self.limiter.inserts - len(self.replay), 0)))
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"the counts of evicted records {state['evicted']!r} cannot be used") from error
+        self._evicted_before = evicted - self.replay.evicted, unseen - self.replay.evicted_unseen
 
 
 class Trajectories(NamedTuple):

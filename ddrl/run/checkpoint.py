@@ -50,6 +50,12 @@ class TrainingCounts(msgspec.Struct, forbid_unknown_fields=True):
     policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
     wall_seconds: Annotated[float, msgspec.Meta(ge=0)]
     cuts: Count
+    rows_taken: Count = 0
+    rows_ended: Count = 0
+    rows_too_old: Count = 0
+    rows_beyond: Count = 0
+    rows_lost: Count = 0
+    rows_left: Count = 0
 
 
 class LiveValues(msgspec.Struct, forbid_unknown_fields=True):

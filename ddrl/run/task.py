@@ -8,10 +8,11 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import BEGAN, JUDGED, KEEPER, WORSE_SINCE, Command
+from ddrl.channels.board import BEGAN, JUDGED, KEEPER, LEFT, TAKEN, WORSE_SINCE, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
@@ -30,12 +31,13 @@ from ddrl.core.settings import plugin_settings
 from ddrl.core.trust import is_trusted
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
-from ddrl.replay.sources import ReplaySource, make_source, small_source
+from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
 from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords
 from ddrl.run.directory import Disk, RunDirectory, write_json
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
-from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, check_setting, summarize
+from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
+from ddrl.telemetry.ledger import LEDGER
 
 if TYPE_CHECKING:
     from ddrl.acting.policy_file import ActingModel
@@ -79,6 +81,8 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
         base = base or dict.fromkeys(("env_steps", "updates", "wall_seconds"), 0.0)
         state.wall_seconds = time.monotonic() - began
         best.worse_since = int(np.nan_to_num(shared[WORSE_SINCE]))
+    ledger = Ledger(topology, channels, source, state)
+    ledger.open(directory, same_job=began == began)
     lanes = LaneSet(channels.drained_lanes())
     ends = TrainerEnds(lanes, mailbox, channels.board, counters, topology.schema.dtype)
     lag_bound = LagBound.of(config, topology.rollouts, state.policy_version, channels.absent_rollouts)
@@ -104,12 +108,11 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     if config.telemetry.live:
         control = ControlServer(directory.path, steering.handlers(), recorder.record_event, config.telemetry)
     sampler = None if topology.has_relays else HostSampler(channels.counters)  # a relay samples its own host
-    own = [Duty(0.0, plans.look)]
+    own = [Duty(0.0, plans.look), Duty(LEDGER_PERIOD, lambda now: ledger.record(recorder))]
     if isinstance(source, ReplaySource):
         own.append(Duty(PROBABILITIES_PERIOD, partial(_record_probabilities, source, recorder)))
-    return Task(
-        channels, directory, training, model, best, checkpoints, recorder, steering, control, sampler, [*own, *duties]
-    )
+    parts = (training, model, best, checkpoints, recorder, ledger, steering, control, sampler)
+    return Task(channels, directory, *parts, [*own, *duties])
 
 
 def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
@@ -121,6 +124,74 @@ def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
     report = partial(print, "ddrl:", file=sys.stderr, flush=True)
     learner = checked_learner(config, topology.spec, source, report)
     return learner, learner.acting_model()
+
+
+LEDGER_PERIOD = 1.0  # [s] between two entries
+
+
+class Ledger:
+    """What became of each row, in the telemetry (ddrl.telemetry.ledger)."""
+
+    def __init__(self, topology: Topology, channels: HostChannels, source: Experience, state: TrainingState) -> None:
+        self._channels = channels
+        self._source = source
+        self._state = state
+        self._own = LaneSet(list(channels.lanes.values()))
+        self._remote = LaneSet(channels.remote_lanes)
+        # Collectors' lanes are emptied for each round, and sample areas are no lanes.
+        self._through_lanes = not topology.in_rounds and not topology.area_columns
+        self._rows_written = channels.counters_row(topology.trainer)["rows_written"]
+
+    def open(self, directory: RunDirectory, *, same_job: bool) -> None:
+        """Count what is lost with what came before the checkpoint of this training: rows that a trainer of the same job
+        has taken since, or rows that an earlier job has written and left."""
+        state = self._state
+        shared = self._channels.board.values
+        state.rows_taken = max(state.rows_taken, state.env_steps)  # of a checkpoint without these counts
+        if same_job:
+            state.rows_left = int(shared[LEFT])
+            lost = int(shared[TAKEN]) + self._popped - state.rows_taken if self._through_lanes else 0
+            state.rows_taken += lost
+            state.rows_lost += lost
+            return
+        written = 0
+        with contextlib.suppress(RunDirError), Run(directory.path) as before:
+            written = int((before.snapshot(LEDGER) or {}).get("written", 0))
+        state.rows_left += max(0, written - state.rows_taken - state.rows_left)
+        shared[TAKEN] = state.rows_taken
+        shared[LEFT] = state.rows_left
+
+    @property
+    def _popped(self) -> int:
+        return self._own.popped + self._remote.popped
+
+    def record(self, recorder: Recorder, *, ended: bool = False) -> None:
+        """Record the accounts as they are now; `ended`: nothing more is written."""
+        popped = self._popped
+        written = self._own.pushed
+        placed = self._remote.pushed
+        self._rows_written.set(written)
+        shared = self._channels.board.values
+        column = self._channels.counters.columns.index("rows_written")
+        held: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
+        if isinstance(self._source, ReplaySource):
+            evicted, unseen = self._source.evicted
+            held = len(self._source.replay), evicted - unseen, unseen
+        recorder.record_snapshot(
+            LEDGER,
+            state=asdict(self._state),
+            taken_before=int(shared[TAKEN]),
+            left_before=int(shared[LEFT]),
+            popped=popped if self._through_lanes else None,
+            waiting=written + placed - popped,
+            written=int(shared[TAKEN] + shared[LEFT] + np.nansum(self._channels.tables()[:, column])),
+            written_here=written,
+            placed=placed,
+            held=held[0],
+            evicted_seen=held[1],
+            evicted_unseen=held[2],
+            ended=ended,
+        )
 
 
 class PlanWatch:
@@ -364,6 +435,7 @@ class Task:
         best: BestPolicy,
         checkpoints: Checkpoints,
         recorder: Recorder,
+        ledger: Ledger,
         steering: Steering,
         control: ControlServer | None,
         sampler: HostSampler | None,
@@ -379,6 +451,7 @@ class Task:
         self.best = best
         self.checkpoints = checkpoints
         self.recorder = recorder
+        self.ledger = ledger
         self.steering = steering
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = checkpoints.save  # what a due checkpoint calls
@@ -540,6 +613,7 @@ class Task:
             best=self.best.evaluation.to_json() if self.best.evaluation is not None else None,
         )
         self.checkpoints.disk.attempt("summary", lambda: write_json(self.directory.summary, document))
+        self.ledger.record(self.recorder, ended=True)
         self.close()
         if refused := self.checkpoints.disk.refused:
             raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {refused}")
@@ -593,6 +667,7 @@ class Task:
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
+        self.ledger.record(self.recorder)
         self.recorder.record_event("error", text, rank=self.topology.trainer.rank)
         self.close()
 

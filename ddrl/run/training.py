@@ -320,6 +320,13 @@ class TrainingState:
     policy_version: int = -1
     wall_seconds: float = 0.0
     cuts: int = 0  # checkpoints taken; each one cuts running episodes and seeds the next ones
+    # What became of rows, over all jobs of the run (ddrl.telemetry.ledger); env_steps counts the steps recorded.
+    rows_taken: int = 0  # out of lanes
+    rows_ended: int = 0  # of these: recorded ends of episodes
+    rows_too_old: int = 0  # left out for rollout.max_policy_lag
+    rows_beyond: int = 0  # after run.max_env_steps
+    rows_lost: int = 0  # taken after the last checkpoint of a trainer or collector that has died
+    rows_left: int = 0  # written to a lane, but never taken: under way when a job ended
 
 
 @dataclass
@@ -514,6 +521,7 @@ class Training:
         """
         arrived = self.source.arrived()
         if arrived:
+            self.state.rows_taken += arrived
             self._count_recorded(arrived)
         if not everything:
             return arrived + self._drain(min(len(self._rows), self.source.pacing.insertable()))
@@ -529,14 +537,19 @@ class Training:
             return 0
         left = self.config.run.max_env_steps - self.state.env_steps
         if left <= 0:
-            return lanes.drain(self._rows)  # the run is over: what still arrives is dropped
+            dropped = lanes.drain(self._rows)  # the run is over
+            self.state.rows_taken += dropped
+            self.state.rows_beyond += dropped
+            return dropped
         room = min(room, left)
         begin = time.perf_counter()
         rows = self._rows[: lanes.drain(self._rows[:room])]
         self._count["rollout_wait"].set(float(room < len(self._rows) and lanes.pending > 0))  # the rest has to wait
         moved = len(rows)
+        self.state.rows_taken += moved
         if self.lag_bound is not None and moved:
             rows = self.lag_bound.admit(rows, self.state.policy_version)
+            self.state.rows_too_old += moved - len(rows)
             self._count["rows_too_old"].add(moved - len(rows))
         if len(rows):
             self._record(rows)
@@ -547,14 +560,21 @@ class Training:
         """Take everything out of a lane that no process writes to now, and record it, up to run.max_env_steps."""
         begin = time.perf_counter()
         while count := lane.pop(self._rows):
-            left = self.config.run.max_env_steps - self.state.env_steps
-            if record and left > 0:
+            left = max(0, self.config.run.max_env_steps - self.state.env_steps)
+            self.state.rows_taken += count
+            if record and left:
                 self._record(self._rows[: min(count, left)])
+            if record:
+                self.state.rows_beyond += max(0, count - left)
+            else:
+                self.state.rows_lost += count
         self._count["record_seconds"].add(time.perf_counter() - begin)
 
     def _record(self, rows: NDArray[Any]) -> None:
         recorded = self.source.record(rows, self.state.policy_version)
-        self.lag.arrived(rows["policy_version"][rows["kind"] == RowKind.STEP], self.state.policy_version)
+        versions = rows["policy_version"][rows["kind"] == RowKind.STEP]
+        self.state.rows_ended += len(rows) - len(versions)
+        self.lag.arrived(versions, self.state.policy_version)
         self._count_recorded(recorded)
 
     def _count_recorded(self, steps: int) -> None:

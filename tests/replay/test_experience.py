@@ -322,3 +322,4 @@ def test_records_of_episodes_that_were_never_drawn_from_are_counted_when_they_ar
     assert replay.evicted_unseen == 0
     fill(replay, [20])  # that of 15 leaves, unseen, and then that of 25
     assert replay.evicted_unseen == 40 - (len(replay) - 20)
+    assert replay.evicted == 80 - len(replay)

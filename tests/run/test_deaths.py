@@ -25,6 +25,7 @@ from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.keeper import MIN_WORK, Deaths
 from ddrl.telemetry import Run, attach, run_status
+from ddrl.telemetry.ledger import LEDGER, accounts
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
@@ -75,6 +76,18 @@ def went_well(run: Path, said: str, output: str, signals: Sequence[int], reason:
         for words in WORDS[number]:
             assert words in said, said
     assert segments_of(run) == []
+    balances(run)
+
+
+def balances(run: Path) -> dict[str, int]:
+    """Each account of the run's ledger balances; the trainer's counts."""
+    with Run(run) as finished:
+        entry = finished.snapshot(LEDGER)
+        assert entry is not None
+        assert entry["ended"]
+        for account in accounts(entry, finished.latest().values[-1]):
+            assert not account.missing, str(account)
+    return entry["state"]
 
 
 @pytest.mark.parametrize("signals", [ALL, (ERROR, ERROR)], ids=["signals", "exceptions"])
@@ -349,6 +362,7 @@ def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -
     variables = dying_trainer(run, "1 trainer", moment)
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False)
     trainer_was_restarted(run, done, KILL)
+    assert balances(run)["rows_lost"] > 0
 
 
 def test_a_trainer_that_always_dies_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -422,6 +436,32 @@ def test_a_mailbox_whose_writers_are_killed_shows_whole_versions_that_never_fall
             seen = pin.version
     finally:
         mailbox.unlink()
+
+
+def test_the_ledger_of_a_run_whose_processes_were_all_killed_balances_once_it_is_resumed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1")
+    with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
+        wait_for_checkpoint(run, job)
+        wait_until(lambda: steps_after_checkpoint(run) > 0, "nothing was recorded after a checkpoint")
+        for pid in (job.pid, run_status(run).pid):  # the keeper's end would be a reason for the trainer to save
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (run_status(run).pid, job.pid):
+            os.kill(pid, signal.SIGKILL)
+    saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
+    went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={saved + 1000}"))
+    assert went_on.returncode == 0, went_on.stderr
+    state = balances(run)
+    assert state["env_steps"] == saved + 1000
+    assert state["rows_left"] > 0
+
+
+def steps_after_checkpoint(run: Path) -> int:
+    """Steps that the ledger knows of and that are in no checkpoint."""
+    with Run(run) as running:
+        entry = running.snapshot(LEDGER)
+    saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
+    return entry["state"]["env_steps"] - saved if entry else 0
 
 
 # -- places ------------------------------------------------------------------------------------------------------------

@@ -353,7 +353,11 @@ public:
         std::lock_guard lock(mutex_);
         return picks_.size();
     }
-    // Records evicted so far with episodes of which no pick was ever drawn.
+    // Records evicted so far, and those of them with episodes of which no pick was ever drawn.
+    u64 evicted() const {
+        std::lock_guard lock(mutex_);
+        return evicted_;
+    }
     u64 evicted_unseen() const {
         std::lock_guard lock(mutex_);
         return evicted_unseen_;
@@ -508,6 +512,7 @@ private:
 
     void evict(u32 victim) {
         announce_picks();
+        evicted_ += store_.episode(victim).records;
         if (!store_.episodes().drawn(victim)) evicted_unseen_ += store_.episode(victim).records;
         moves_.clear();
         picks_.note_high_water();
@@ -543,6 +548,7 @@ private:
     std::vector<u32> index_;
     Resolver resolver_;
     u32 announced_ = 0;  // picks announced to the selectors
+    u64 evicted_ = 0;
     u64 evicted_unseen_ = 0;
 };
 
