@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
+from ddrl.core.files import new_file, write_atomically
 from ddrl.core.plugins import CELLS, import_code, mount_cells
 
 CHECK_SECONDS = 120.0  # [s] for a fresh process to import the files
@@ -90,13 +91,14 @@ class CellFile:
         lines = [f"{name} = {value}" for name, value in self.constants.items()]
         for name, array in self.arrays.items():
             file = f"{path.stem}.{name}.npy"
-            np.save(path.with_name(file), array, allow_pickle=False)
+            with new_file(path.with_name(file)) as saved:
+                np.save(saved, array, allow_pickle=False)
             lines.append(f"{name} = _np.load(_Path(__file__).with_name({file!r}), allow_pickle=False)")
         if self.arrays:
             imports += ["from pathlib import Path as _Path", "import numpy as _np"]
         imports.sort(key=lambda line: not line.startswith("from __future__"))
         parts = [f'"""{self.doc}"""', "\n".join(imports), "\n".join(lines), *self.definitions]
-        path.write_text("\n\n".join(part for part in parts if part) + "\n")
+        write_atomically(path, ("\n\n".join(part for part in parts if part) + "\n").encode())
 
 
 class Cells:

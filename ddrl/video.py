@@ -16,7 +16,7 @@ import numpy as np
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy
 from ddrl.core.errors import ConfigError, EnvError, MissingExtraError, RunDirError
-from ddrl.core.files import replacement
+from ddrl.core.files import MAX_ARRAYS, read_regular, replacement
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
 from ddrl.telemetry.directory import FILMS
@@ -36,7 +36,7 @@ class Film:
 
     def _repr_html_(self) -> str:
         kind = FILMS[self.path.suffix]
-        data = base64.b64encode(self.path.read_bytes()).decode()
+        data = base64.b64encode(read_regular(self.path, MAX_ARRAYS)).decode()
         source = f'src="data:{kind};base64,{data}"'
         picture = f"<img {source}>" if kind.startswith("image") else f"<video {source} controls loop></video>"
         return f"{picture}<br>return {', '.join(f'{value:g}' for value in self.result.returns)}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -29,7 +28,7 @@ from safetensors import SafetensorError
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.files import decode
+from ddrl.core.files import MAX_ARRAYS, MAX_DOCUMENT, MAX_GRAPH, decode, read_regular, sync, write_atomically
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, Bytes, EnvSpec
 from ddrl.core.trust import check_trust, foreign_code
@@ -38,6 +37,7 @@ FORMAT = "ddrl policy 2"
 GRAPH = "policy.onnx"
 PARAMETERS = "policy.safetensors"
 MANIFEST = "policy.json"
+LONGEST = {GRAPH: MAX_GRAPH, PARAMETERS: MAX_ARRAYS, MANIFEST: MAX_DOCUMENT}
 ATTEMPTS = 10  # to read between two saves
 
 
@@ -135,14 +135,11 @@ def save_policy(
     try:
         _finish_interrupted(run_dir)
         for name, content in contents.items():
-            with staged[name].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_atomically(staged[name], content)
         for name in (MANIFEST, GRAPH, PARAMETERS):
             staged[name].replace(run_dir / name)
             changed = True
-            _sync(run_dir)
+            sync(run_dir)
     except OSError as error:
         if not changed:  # afterwards policy.json names them
             for path in staged.values():
@@ -235,10 +232,10 @@ def _read(run_dir: Path, name: str, expected: str = "") -> bytes:
     try:
         if expected and (staged := _staged(run_dir, name, expected)).exists():
             with contextlib.suppress(OSError):  # renamed meanwhile
-                data = staged.read_bytes()
+                data = read_regular(staged, LONGEST[name])
                 if _hash(data) == expected:
                     return data
-        return (run_dir / name).read_bytes()
+        return read_regular(run_dir / name, LONGEST[name])
     except FileNotFoundError:
         raise CheckpointError(
             f"{run_dir} holds no {name}: the run has saved no policy yet, or this is not a run directory"
@@ -254,7 +251,7 @@ def _finish_interrupted(run_dir: Path) -> None:
         manifest = _parse(_read(run_dir, MANIFEST), run_dir / MANIFEST)
         for name, expected in ((GRAPH, manifest.graph_hash), (PARAMETERS, manifest.parameters_hash)):
             staged = _staged(run_dir, name, expected)
-            if staged.exists() and _hash(staged.read_bytes()) == expected:
+            if staged.exists() and _hash(_read(run_dir, name, expected)) == expected:
                 staged.replace(run_dir / name)
     for name in (GRAPH, PARAMETERS, MANIFEST):
         for path in run_dir.glob(f".{name}.*"):
@@ -268,14 +265,6 @@ def _staged(run_dir: Path, name: str, digest: str) -> Path:
 def _checksum(manifest: _Manifest) -> str:
     """Of the manifest's values but this one, independent of their order."""
     return _hash(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""), order="deterministic"))
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _hash(data: bytes) -> str:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
 from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import EnvError, MissingExtraError, shortened
-from ddrl.core.files import read_json
+from ddrl.core.files import read_json, write_atomically
 from ddrl.core.specs import Array, Flags, Floats, Floats32, Ints
 
 VERSION = 1
@@ -549,7 +549,7 @@ class LogWriter:
         self._contracts = contracts
         self._eligible = contracts.eligible
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "contracts.json").write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        write_atomically(folder / "contracts.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
         writer = self._arrow.parquet.ParquetWriter
         self._writers = {name: writer(folder / f"{name}.parquet", schema_of(name)) for name in FILES}
 

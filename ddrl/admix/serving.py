@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, BinaryIO, get_type_hints
 
 import msgspec
 import numpy as np
@@ -57,7 +57,7 @@ from ddrl.admix.mixer import (
 )
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
-from ddrl.core.files import decode, replacement
+from ddrl.core.files import decode, new_file
 from ddrl.run.directory import RunLock
 
 STATE = "serving.json"
@@ -449,7 +449,7 @@ def score_log(mixer: Mixer, folder: Path, out: Path) -> int:
     log = open_log(folder, mixer.book.bids)
     count = 0
     try:
-        with replacement(out) as temporary, _rows_into(temporary, out.suffix) as write:
+        with new_file(out) as file, _rows_into(file, out.suffix) as write:
             for part in log:
                 rows = list(_decide(mixer, part, log))
                 for begin in range(0, len(rows), BATCH):
@@ -502,19 +502,18 @@ def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
 
 
 @contextlib.contextmanager
-def _rows_into(path: Path, suffix: str) -> Generator[Callable[[list[Scored]], object]]:
-    """Write a new file by calls with its next rows."""
+def _rows_into(file: BinaryIO, suffix: str) -> Generator[Callable[[list[Scored]], object]]:
+    """Write a file by calls with its next rows."""
     if suffix == ".jsonl":
         encoder = msgspec.json.Encoder()
-        with path.open("wb") as file:
-            yield lambda rows: file.write(encoder.encode_lines(rows))
+        yield lambda rows: file.write(encoder.encode_lines(rows))
         return
     package = arrow()
     kinds = {int: "int64", int | None: "int64", float: "double", str: "string"}
     schema = package.schema(
         [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)], {"ddrl.admix": "decisions/1"}
     )
-    with package.parquet.ParquetWriter(path, schema) as writer:
+    with package.parquet.ParquetWriter(file, schema) as writer:
         yield lambda rows: writer.write_table(package.Table.from_pylist(msgspec.to_builtins(rows), schema))
 
 

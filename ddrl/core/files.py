@@ -1,37 +1,81 @@
-"""Files written whole, and bytes from outside read strictly.
+"""The one reader and the one writer of files that a run directory, or another folder from outside, holds.
 
-A reader of a file sees the old one or the new one; a full disk or a kill leaves the old one. Bytes of a message or a
-file become values by `decode`: whatever they hold, they can at most be refused, in one line of bounded length.
+Read is a regular file of bounded length, or one that a link names; never a fifo, which would wait for a writer, or a
+device. Written is a new file that takes the old one's name, so that a reader sees the old one or the new one, a full
+disk or a kill leaves the old one, and a link is replaced and never written through; or lines are appended to a regular
+file that is no link. Modes are the umask's; of secrets 0600. Bytes become values by `decode`: whatever they hold, they
+can at most be refused, in one line of bounded length.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
+import secrets
 import stat
-import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from ddrl.core.errors import DdrlError, shortened
+from ddrl.core.errors import DdrlError, RunDirError, shortened
+
+MAX_STATUS = 1 << 16  # [B] of a status, an address, a key
+MAX_DOCUMENT = 16 << 20  # [B] of settings, a manifest, a summary
+MAX_GRAPH = 256 << 20  # [B] of an ONNX graph, whose parameters are apart
+MAX_ARRAYS = 1 << 32  # [B] of parameters and other arrays
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @contextmanager
-def replacement(path: Path, *, mode: int = 0o644, sync: bool = True) -> Generator[Path]:
+def opened(path: Path) -> Generator[BufferedReader]:
+    """A regular file, or one that a link names, to be read; OSError, also for anything else."""
+    descriptor = os.open(path, _READ)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file as `opened` opens it; OSError also for more than `max_bytes`."""
+    with opened(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"it is longer than {max_bytes / (1 << 20):g} MiB", str(path))
+    return data
+
+
+def digest_of_file(path: Path) -> str:
+    """Of the bytes of a file as `opened` opens it."""
+    with opened(path) as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+@contextmanager
+def replacement(path: Path, *, secret: bool = False, sync: bool = True) -> Generator[Path]:
     """A new file beside `path`, to be written inside the `with`; it then replaces `path`, or is removed after an error.
 
-    `mode`: its permissions. `sync`: the data reach the disk before the name does; without it a power cut may leave an
-    empty file. Raises OSError."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
+    `secret`: readable by its owner alone. `sync`: the data reach the disk before the name does; without it a power cut
+    may leave an empty file. Raises OSError, also where `path` is a device, a fifo or a folder."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    temporary = path.with_name(f".{path.name.removeprefix('.')}.{secrets.token_hex(4)}")
+    handle = os.open(temporary, _NEW, 0o600 if secret else 0o666)
     try:
         yield temporary
         if sync:
             os.fsync(handle)
-        temporary.chmod(mode)
         temporary.replace(path)
     except BaseException:
         temporary.unlink()
@@ -40,29 +84,50 @@ def replacement(path: Path, *, mode: int = 0o644, sync: bool = True) -> Generato
         os.close(handle)
 
 
-def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = True) -> None:
+@contextmanager
+def new_file(path: Path) -> Generator[BinaryIO]:
+    """As `replacement`, open to be written."""
+    with replacement(path) as temporary, temporary.open("wb") as file:
+        yield file
+
+
+def write_atomically(path: Path, data: bytes, *, secret: bool = False, sync: bool = True) -> None:
     """Replace the file by `data`; otherwise as `replacement`."""
-    with replacement(path, mode=mode, sync=sync) as temporary:
+    with replacement(path, secret=secret, sync=sync) as temporary:
         temporary.write_bytes(data)
 
 
-# ---- Bytes from outside ----
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a JSON file atomically; values JSON does not know are refused."""
+    write_atomically(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a regular file, or of one that a link names. ValueError for anything else (a fifo would wait for a
-    writer) and for more than `max_bytes`; OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def open_to_append(path: Path) -> BinaryIO:
+    """A log: each `write` goes to its end, at once. OSError, also where it is a link, a fifo or a device."""
+    descriptor = os.open(path, _APPEND, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a file", str(path))
+    return open(descriptor, "ab", buffering=0)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's data, or a folder's names, are on the disk."""
+    descriptor = os.open(path, _READ)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ValueError("it is not a file")
-        with open(descriptor, "rb", closefd=False) as file:
-            data = file.read(max_bytes + 1)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    if len(data) > max_bytes:
-        raise ValueError(f"it is longer than {max_bytes >> 20} MiB")
-    return data
+
+
+def refuse_links(folders: Iterable[Path]) -> None:
+    """Raise RunDirError where a folder of a run directory is a link, through which another one would be written."""
+    for folder in folders:
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise RunDirError(
+                f"{folder} is not a folder but a link or a file: nothing is written through it; put the folder that it "
+                "names in its place, or remove it"
+            )
 
 
 T = TypeVar("T")
@@ -87,7 +152,7 @@ def decode(
 def read_json(path: Path, kind: type[T], error: type[DdrlError], what: str) -> T:
     """The value that the file `path` holds; `error`, whose words begin with `what`, also where it cannot be read."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, MAX_DOCUMENT)
     except OSError as trouble:
         raise error(f"{what} ({trouble.strerror or trouble})") from None
     return decode(data, kind, error, what)

@@ -112,8 +112,8 @@ def import_code(name: str) -> ModuleType:
         path = Path(folder) / f"{role}.py"
         try:
             source = read_regular(path, MAX_CELL_BYTES)
-        except (OSError, ValueError) as error:
-            raise ModuleNotFoundError(f"{path} cannot be read: {error}", name=name) from None
+        except OSError as error:
+            raise ModuleNotFoundError(f"{path} cannot be read: {error.strerror or error}", name=name) from None
         module = ModuleType(name)
         module.__file__ = str(path)
         sys.modules[name] = module

@@ -25,7 +25,7 @@ from typing import Any, cast
 from ddrl import current_name
 from ddrl.core import plugins
 from ddrl.core.errors import RunDirError, shortened
-from ddrl.core.files import read_regular
+from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular
 
 NOT_CODE = ("learner.device", "pool.devices")  # settings of the form a:b that nothing is imported by
 PATHS = ("replay.file", "balance.ddqn.network")
@@ -78,7 +78,12 @@ def use_code(run: Path, names: Iterable[str]) -> None:
 
 def is_trusted(run: Path, name: str) -> bool:
     """Whether the user has trusted this name, as it is now, for the run."""
-    return _digest(run, name) in _remembered()
+    return is_remembered(_digest(run, name))
+
+
+def is_remembered(digest: str) -> bool:
+    """Whether the user's memory of consent holds a digest."""
+    return digest in _remembered()
 
 
 def remember_trust(run: Path, code: Mapping[str, str]) -> None:
@@ -93,8 +98,8 @@ def remember(digests: Iterable[str]) -> None:
         with contextlib.suppress(OSError):
             path = _memory()
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("a") as file:
-                file.write("".join(f"{digest}\n" for digest in sorted(new)))
+            with open_to_append(path) as file:
+                file.write("".join(f"{digest}\n" for digest in sorted(new)).encode())
 
 
 def is_loopback(address: str) -> bool:
@@ -107,9 +112,8 @@ def is_loopback(address: str) -> bool:
 def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """The texts and numbers of a tree by their places."""
     if isinstance(value, (Mapping, list, tuple)):
-        inside = cast("Any", value)
-        tree: Mapping[Any, Any] = inside if isinstance(value, Mapping) else dict(enumerate(inside))
-        for key, inner in tree.items():
+        tree = cast("Any", value)
+        for key, inner in tree.items() if isinstance(value, Mapping) else enumerate(tree):
             yield from _leaves(inner, f"{place}.{key}" if place else str(key))
     else:
         yield place, value
@@ -165,9 +169,9 @@ def _content(run: Path) -> str:
         for path in [*links, *(Path(folder) / name for name in sorted(files) if name.endswith(kinds))]:
             try:
                 data = os.fsencode(path.resolve()) if path in links else read_regular(path, plugins.MAX_CELL_BYTES)
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 raise RunDirError(
-                    f"{path} cannot be read: {error}; remove it, or take a whole copy of the run"
+                    f"{path} cannot be read: {error.strerror or error}; remove it, or take a whole copy of the run"
                 ) from None
             digest.update(os.fsencode(f"{path.relative_to(run)}\0{len(data)}\0"))
             digest.update(data)
@@ -189,7 +193,7 @@ def _origins(module: str) -> list[str]:
 
 def _remembered() -> set[str]:
     try:
-        return set(_memory().read_text(errors="replace").split())
+        return set(read_regular(_memory(), MAX_ARRAYS).decode(errors="replace").split())
     except OSError:
         return set()
 

@@ -16,13 +16,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
+from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular, refuse_links, write_json
 from ddrl.core.roles import Role
 from ddrl.core.settings import apply_overrides, config_tree, load_config
 from ddrl.core.trust import check_trust, foreign_code, remember_trust
@@ -31,7 +32,7 @@ from ddrl.pool.leases import LeaseMaster
 from ddrl.pool.records import INTERRUPTED, OWN, Lease, PoolFigures, PoolSetup, PoolTask, TaskEnd, jain_index
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.cli import Command
-from ddrl.run.directory import write_json
+from ddrl.run.directory import FOLDERS
 from ddrl.run.keeper import Child, Ended, Keeper, Place
 from ddrl.run.process import Interrupts
 from ddrl.telemetry import ControlServer, is_listening
@@ -88,7 +89,7 @@ class Pool:
         for task in setup.tasks:
             self._master.add(task.name, task.weight)
         setup.write()
-        self._leases: IO[bytes] = stack.enter_context((setup.own / "leases.jsonl").open("ab", buffering=0))
+        self._leases: BinaryIO = stack.enter_context(open_to_append(setup.own / "leases.jsonl"))
         self._written = 0
         self._keeper = Keeper({})
         self._keeper.watch(self._master.fileno(), self._master.answer)
@@ -148,7 +149,7 @@ class Pool:
             hosts = self._relays.hosts
         program = [sys.executable, "-m", "ddrl.pool.task", self._setup.directory, task.name, run_id, str(hosts)]
         place = self._setup.tasks.index(task)
-        with self._setup.log_of(task.name).open("ab") as log:
+        with open_to_append(self._setup.log_of(task.name)) as log:
             self._keeper.places[place] = Place(place, Role.TRAINER, program=program, output=log.fileno())
             self._running[task.name] = self._keeper.start(place)
 
@@ -165,7 +166,11 @@ class Pool:
     def _last_words(self, name: str) -> str:
         """Where a task's output is, and what its keeper or ddrl itself has printed last."""
         path = self._setup.log_of(name)
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.startswith("ddrl: ")]
+        lines = [
+            line
+            for line in read_regular(path, MAX_ARRAYS).decode(errors="replace").splitlines()
+            if line.startswith("ddrl: ")
+        ]
         return f"; what it printed: {path}" + (f"\n{lines[-1]}" if lines else "")
 
     def _note_end(self, name: str, end: TaskEnd) -> None:
@@ -304,6 +309,7 @@ def resumed_setup(command: Command) -> PoolSetup:
     """The setup of a pool that is resumed with the tasks that had not ended; --set changes settings of all of them."""
     assert command.resume is not None
     directory = command.resume.absolute()
+    refuse_links([directory / OWN, *(directory / OWN / name for name in FOLDERS)])
     saved = PoolSetup.read(directory)
     pool = apply_overrides(Config(), command.overrides).section(PoolConfig)
     named = set(map(_name_of, command.overrides))

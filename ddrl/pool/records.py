@@ -25,11 +25,10 @@ from ddrl.channels.segment import segment_name
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import PoolError, RunDirError
-from ddrl.core.files import decode, read_json
+from ddrl.core.files import MAX_ARRAYS, decode, read_json, read_regular, write_json
 from ddrl.core.settings import plugin_settings
 from ddrl.pool.devices import Device, parse_devices
 from ddrl.pool.policies import Policy
-from ddrl.run.directory import write_json
 
 POLICIES = "ddrl.pool.policies"
 OWN = "pool"  # folder of the pool's own files
@@ -342,9 +341,11 @@ def waits_for(record: PoolRecord) -> dict[tuple[str, str], float]:
 def _lines(path: Path, kind: type[Kind]) -> list[Kind]:
     """The whole lines of a file of JSON lines; the last one may be half-written. Empty where there is no file."""
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError:
+        lines = read_regular(path, MAX_ARRAYS).split(b"\n")
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise PoolError(f"{path} cannot be read: {error.strerror or error}") from None
     what = f"{path} cannot be read: it is damaged, or of another version of ddrl"
     decoder = msgspec.json.Decoder(kind, strict=False)
     return [decode(line, decoder, PoolError, what) for line in lines[:-1] if line]

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import JobFailed
+from ddrl.core.files import open_to_append
 from ddrl.core.roles import Role
 from ddrl.distribution.membership import Orders, Report
 from ddrl.pool.collectors import COLLECTORS, Begin, Down, Ended, Sent, StarterLink, Up, earliest, host_clock
@@ -258,11 +259,8 @@ class Trace:
         self._lines += 1
         line = {"task": self.task, "round": round - self.first}
         line |= {key: self._since(value) if key != "worker" else value for key, value in times.items()}
-        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, msgspec.json.encode(line) + b"\n")
-        finally:
-            os.close(descriptor)
+        with open_to_append(self.folder / name) as file:
+            file.write(msgspec.json.encode(line) + b"\n")
 
     def _since(self, value: Any) -> Any:
         if isinstance(value, (list, tuple)):

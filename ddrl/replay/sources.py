@@ -25,7 +25,7 @@ from ddrl.channels.area import SampleArea
 from ddrl.core import algorithm, plugins
 from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
-from ddrl.core.files import replacement
+from ddrl.core.files import new_file, opened
 from ddrl.core.rows import RowKind, RowSchema
 from ddrl.core.specs import Column, ColumnRole
 from ddrl.replay.batches import Sequences, Transitions, as_observation, as_transitions
@@ -364,7 +364,7 @@ class TrajectorySource(Experience):
         """Write the trajectories that wait; the counts."""
         rows = np.concatenate([*self._queue, np.zeros(0, self._schema.dtype)])
         lengths = np.array([len(one) for one in self._queue], np.int64)
-        with replacement(folder / TRAJECTORIES_FILE) as temporary, temporary.open("wb") as file:
+        with new_file(folder / TRAJECTORIES_FILE) as file:
             np.save(file, lengths, allow_pickle=False)
             np.save(file, rows.view(np.uint8), allow_pickle=False)
         return {"newest_version": self._newest, "dropped": self._dropped}
@@ -372,7 +372,7 @@ class TrajectorySource(Experience):
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Become what `save` wrote, with no running trajectory; CheckpointError where it cannot be used."""
         try:
-            with (folder / TRAJECTORIES_FILE).open("rb") as file:
+            with opened(folder / TRAJECTORIES_FILE) as file:
                 lengths = np.load(file, allow_pickle=False)
                 rows = np.load(file, allow_pickle=False).view(self._schema.dtype)
             if lengths.sum() != len(rows) or (lengths < 2).any() or (lengths > self._length + 1).any():
@@ -565,14 +565,14 @@ class AreaSource(Experience):
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the complete blocks of the areas."""
         arrays = {f"area_{index}": area.save() for index, area in enumerate(self._areas)}
-        with replacement(folder / AREAS_FILE) as temporary, temporary.open("wb") as file:
+        with new_file(folder / AREAS_FILE) as file:
             np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
         return self._state() | {"turn": self._turn}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Fill the areas as `save` found them, as far as there are so many; CheckpointError where that cannot be."""
         try:
-            with np.load(folder / AREAS_FILE, allow_pickle=False) as saved:
+            with opened(folder / AREAS_FILE) as file, np.load(file, allow_pickle=False) as saved:
                 for index, area in enumerate(self._areas):
                     if f"area_{index}" in saved:
                         area.load(saved[f"area_{index}"])

@@ -27,9 +27,10 @@ import numpy as np
 
 from ddrl.acting.policy_file import ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
+from ddrl.core.files import MAX_DOCUMENT, digest_of_file, read_regular, sync, write_json
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
-from ddrl.run.directory import Disk, RunDirectory, read_text, sweep_unfinished, write_json
+from ddrl.run.directory import Disk, RunDirectory, sweep_unfinished
 from ddrl.run.topology import Topology
 
 if TYPE_CHECKING:
@@ -126,13 +127,13 @@ def write_checkpoint(
         write(temporary)
         files = sorted(temporary.iterdir())
         for path in files:
-            _sync(path)
-        document = {**state, "digests": {path.name: _digest(path) for path in files}}
+            sync(path)
+        document = {**state, "digests": {path.name: digest_of_file(path) for path in files}}
         write_json(temporary / STATE, {"format": FORMAT, "checksum": _checksum(document), **document})
         if final.exists():
             final.rename(replaced)  # killed here: the next start renames it back (directory.sweep_unfinished)
         temporary.rename(final)
-        _sync(folder)
+        sync(folder)
     except (OSError, CheckpointError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         if replaced.exists() and not final.exists():
@@ -169,7 +170,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     advice = f"delete {path} to resume from the one before it"
     damage = f"the checkpoint {path} is damaged"
     try:
-        document: Any = json.loads(read_text(path / STATE))
+        document: Any = json.loads(read_regular(path / STATE, MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{damage}: {STATE} cannot be read ({shortened(error)}); {advice}") from None
     state = cast(dict[str, Any], document) if isinstance(document, dict) else {}
@@ -189,7 +190,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         if name != Path(name).name:
             raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")
         try:
-            actual = _digest(path / name)
+            actual = digest_of_file(path / name)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint {path} is incomplete: {name} cannot be read ({error.strerror or error}); {advice}"
@@ -210,19 +211,6 @@ def _checksum(document: dict[str, Any]) -> str:
     """Of the values, in whatever order and with whatever spaces they are written."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class Checkpoints:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -32,7 +31,7 @@ from typing import Any
 from ddrl import __version__
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.files import read_regular, write_atomically
+from ddrl.core.files import MAX_DOCUMENT, read_regular, refuse_links, write_atomically, write_json
 from ddrl.core.settings import config_from_toml, config_to_toml
 
 # -- lock --------------------------------------------------------------------------------------------------------------
@@ -58,7 +57,8 @@ class RunLock:
         `name`: another file to lock, for what is of one process but not the run itself."""
         path = run / name
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            os.fchmod(descriptor, 0o600)  # who can open it can lock it
         except OSError as error:
             raise RunDirError(
                 f"the run directory {run} cannot be written ({error.strerror}): change its permissions, or copy it and "
@@ -149,7 +149,7 @@ class Disk:
 
 # -- directory ---------------------------------------------------------------------------------------------------------
 
-LARGEST_DOCUMENT = 16 << 20  # [B] config.toml, run.json and state.json are far smaller
+FOLDERS = ("checkpoints", "keys", "keys/clients", "tensorboard", "cells")  # of a run directory
 _REPLACED = re.compile(r"\.(\d+)\.replaced")  # a checkpoint that another of the same step replaces
 _UNFINISHED = re.compile(r"\.\d+\.\d+")  # a checkpoint that is being written by a process
 
@@ -220,13 +220,15 @@ class RunDirectory:
         if not path.is_dir():
             raise RunDirError(f"there is no run directory {path}: name the directory that a run printed at its start")
         try:
-            text = read_text(path / "config.toml")
+            text = read_regular(path / "config.toml", MAX_DOCUMENT).decode()
         except OSError as error:
             raise RunDirError(
                 f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})"
             ) from None
         except ValueError as error:
             raise RunDirError(f"{path / 'config.toml'} is damaged: {error}") from None
+        if claim:
+            refuse_links(path / name for name in FOLDERS)
         directory = cls(path, RunLock(path) if claim else None)
         config = config_from_toml(text, str(directory.config))
         if claim:
@@ -252,13 +254,3 @@ def sweep_unfinished(directory: RunDirectory) -> None:
     for name in ("config.toml", "run.json", "summary.json"):
         for path in directory.path.glob(f".{name}.*"):
             path.unlink()
-
-
-def read_text(path: Path) -> str:
-    """The text of a regular file of at most LARGEST_DOCUMENT bytes; ValueError where it is none."""
-    return read_regular(path, LARGEST_DOCUMENT).decode()
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write a JSON file atomically; values JSON does not know are refused."""
-    write_atomically(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())

@@ -25,6 +25,7 @@ from ddrl.channels.board import BEGAN, JUDGED, KEEPER, LEFT, TAKEN, WORSE_SINCE,
 from ddrl.channels.lane import LaneSet
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
+from ddrl.core.files import write_json
 from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
@@ -33,7 +34,7 @@ from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
 from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords
-from ddrl.run.directory import Disk, RunDirectory, write_json
+from ddrl.run.directory import Disk, RunDirectory
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize

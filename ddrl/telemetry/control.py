@@ -7,9 +7,11 @@ stream where it leaves the machine. Whatever is no message of ours is dropped an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self
@@ -20,8 +22,8 @@ import zmq
 
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError, shortened
-from ddrl.core.files import decode, write_atomically
-from ddrl.core.trust import is_loopback
+from ddrl.core.files import MAX_STATUS, decode, read_regular, write_atomically
+from ddrl.core.trust import digest_of, is_loopback, is_remembered, remember
 from ddrl.telemetry.directory import announce, find_runs, is_alive, read_live_file, run_status
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.series import Evaluation, Event, Record, plain
@@ -66,7 +68,9 @@ def start_authenticator(context: zmq.Context[Any], folder: Path) -> Authenticato
     public, _ = _key_pair(folder / _KEYS / "client.secret")
     clients = folder / _KEYS / "clients"
     clients.mkdir(exist_ok=True)
-    (clients / "client.key").write_text(f'metadata\ncurve\n    public-key = "{public.decode()}"\n')
+    for path in clients.iterdir():  # whoever has one of these keys would be obeyed
+        path.unlink()
+    write_atomically(clients / "client.key", f'metadata\ncurve\n    public-key = "{public.decode()}"\n'.encode())
     authenticator: Any = ThreadAuthenticator(context)  # some of its methods have no types
     authenticator.start()
     authenticator.configure_curve(domain=_DOMAIN.decode(), location=str(clients))
@@ -79,10 +83,10 @@ def secure_client(sock: zmq.Socket[bytes], folder: Path, server_key: str) -> Non
         return
     path = folder / _KEYS / "client.secret"
     try:
-        secret = path.read_bytes().strip()
+        secret = read_regular(path, MAX_STATUS).strip()
     except OSError as error:
         raise RunDirError(
-            f"cannot read {path} ({error.strerror}): only who holds this key may steer the run; "
+            f"cannot read {path} ({error.strerror or error}): only who holds this key may steer the run; "
             "on another machine, copy the file there"
         ) from None
     try:
@@ -98,22 +102,25 @@ def secure_client(sock: zmq.Socket[bytes], folder: Path, server_key: str) -> Non
 
 
 def _key_pair(path: Path) -> tuple[bytes, bytes]:
-    """(public, secret) of the key in `path`, which is made anew where it is missing or damaged."""
-    try:
-        secret = path.read_bytes().strip()
-        path.chmod(0o600)
-        return zmq.curve_public(secret), secret
-    except (FileNotFoundError, ValueError, zmq.ZMQError):
-        pass
-    except OSError as error:
-        raise RunDirError(f"cannot read {path} ({error.strerror}): choose another run.dir") from None
+    """(public, secret) of the key in `path`. It is made anew where it is missing, damaged, readable by others, or not
+    made here: who gave the folder has kept a copy."""
+    with contextlib.suppress(OSError, ValueError, zmq.ZMQError):
+        secret = read_regular(path, MAX_STATUS).strip()
+        public = zmq.curve_public(secret)
+        if is_remembered(_key_digest(path, secret)) and path.lstat().st_mode == stat.S_IFREG | 0o600:
+            return public, secret
     public, secret = zmq.curve_keypair()
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(path, secret, mode=0o600)
+        write_atomically(path, secret, secret=True)
     except OSError as error:
         raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+    remember([_key_digest(path, secret)])
     return public, secret
+
+
+def _key_digest(path: Path, secret: bytes) -> str:
+    return digest_of(path.parent.parent, path.name, secret.decode(errors="replace"))
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ import tomli_w
 
 from ddrl.channels.segment import start_time
 from ddrl.core.config import CORE_SECTIONS, Config
-from ddrl.core.errors import ConfigError, MessageError, RunDirError
-from ddrl.core.files import decode, write_atomically
+from ddrl.core.errors import ConfigError, MessageError, RunDirError, shortened
+from ddrl.core.files import MAX_DOCUMENT, MAX_STATUS, decode, read_regular, write_atomically
 from ddrl.core.settings import config_from_toml, describe_settings
 from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import FILE_NAME
@@ -38,13 +38,13 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
         raise RunDirError(
             f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RunDirError(f"{path} is half-written ({error})") from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirError(f"{path} is half-written or no file of settings ({shortened(error)})") from None
 
 
 @lru_cache(maxsize=64)  # a page reads it once a second
 def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
-    settings: dict[str, Any] = tomllib.loads(path.read_text())
+    settings: dict[str, Any] = tomllib.loads(read_regular(path, MAX_DOCUMENT).decode())
     known = {info.name for info in describe_settings()}
     tree: dict[str, dict[str, Any]] = {
         section: {
@@ -76,6 +76,7 @@ def find_runs(root: str | Path = "runs") -> list[Path]:
 def find_film(run_dir: Path) -> Path | None:
     """The newest film of a run's policy at play (`ddrl.evaluate --video`), named agent.gif or agent.mp4."""
     films = [path for path in run_dir.glob("agent.*") if path.suffix in FILMS]
+    films = [path for path in films if path.is_file() and not path.is_symlink()]  # it is shown to others
     return max(films, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -90,7 +91,6 @@ def find_film(run_dir: Path) -> Path | None:
 
 STATUS_FILE = "status.json"
 LIVE_FILE = "live.json"
-MAX_FILE = 65536  # bytes of status.json or live.json
 State = Literal["running", "paused", "ending", "ended", "failed", "dead"]
 
 
@@ -159,8 +159,7 @@ class StatusFile:
 def run_status(run_dir: Path) -> Status:
     """The state of a run directory, without opening its telemetry."""
     try:
-        with (run_dir / STATUS_FILE).open("rb") as file:
-            status = decode(file.read(MAX_FILE), _DECODER, MessageError, STATUS_FILE)
+        status = decode(read_regular(run_dir / STATUS_FILE, MAX_STATUS), _DECODER, MessageError, STATUS_FILE)
     except (OSError, MessageError):
         return _status_of_older(run_dir)
     if status.is_active and status.host == socket.gethostname() and start_time(status.pid) != status.pid_started:
@@ -222,8 +221,7 @@ def announce(folder: Path, **addresses: str) -> None:
 def read_live_file(run_dir: Path) -> LiveFile | None:
     """What RUN/live.json says; None where there is none or it is not ours."""
     try:
-        with (run_dir / LIVE_FILE).open("rb") as file:
-            return decode(file.read(MAX_FILE), _LIVE_FILE_DECODER, MessageError, LIVE_FILE)
+        return decode(read_regular(run_dir / LIVE_FILE, MAX_STATUS), _LIVE_FILE_DECODER, MessageError, LIVE_FILE)
     except (OSError, MessageError):
         return None
 

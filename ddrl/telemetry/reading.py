@@ -22,11 +22,11 @@ import numpy as np
 
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
-from ddrl.core.files import DAMAGE
+from ddrl.core.files import DAMAGE, read_json
 from ddrl.core.specs import Array, Floats, Ints
 from ddrl.telemetry.directory import State, Status, read_config, run_status
 from ddrl.telemetry.series import SERIES, Series
-from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, quoted, spans, unpack_table
+from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, has_own_tables, quoted, spans, unpack_table
 
 if TYPE_CHECKING:
     import pandas
@@ -110,7 +110,7 @@ class Run:
                     f"{file} is half-written: its run ended before the first record; delete {self.path} or start "
                     "the run again"
                 )
-            if application != APPLICATION_ID:
+            if application != APPLICATION_ID or not has_own_tables(self._db):
                 raise RunDirError(f"{file} is a database of another program, not a run of ddrl")
             if version != SCHEMA_VERSION:
                 raise RunDirError(
@@ -176,8 +176,8 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         """RUN/summary.json; None before the run ended."""
         try:
-            return json.loads((self.path / "summary.json").read_text())
-        except (OSError, ValueError):
+            return read_json(self.path / "summary.json", dict[str, Any], RunDirError, "summary.json cannot be read")
+        except RunDirError:
             return None
 
     # ---- tables ----

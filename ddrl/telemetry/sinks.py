@@ -18,6 +18,7 @@ import numpy as np
 
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
+from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.specs import Floats
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
@@ -255,7 +256,7 @@ class TensorBoardFiles:
 
     def _cut(self, path: Path, steps: float) -> None:
         """Cut a file before its first event past `steps`, or where it is incomplete or damaged."""
-        with path.open("r+b") as file:
+        with opened(path) as file:
             size = path.stat().st_size
             end = 0
             while end + 12 <= size:  # a record: its length (8 bytes), a checksum (4), the event, a checksum (4)
@@ -269,7 +270,8 @@ class TensorBoardFiles:
                 if event.step > steps:
                     break
                 end = file.tell()
-            file.truncate(end)
+        if end < size:
+            write_atomically(path, read_regular(path, size)[:end])
 
 
 # -- Prometheus --------------------------------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ def open_to_write(
     wall_seconds); None: continue at the file's end. same_job: only the trainer is another one, and the counters of all
     other processes continue. RunDirError where it cannot be written."""
     try:
+        if any(part.is_symlink() or (part.exists() and not part.is_file()) for part in _parts(path)):
+            raise _Unusable("it is a link, or no file")
         return _open(path, metrics, base, same_job=same_job)
     except (_Unusable, sqlite3.Error, ValueError, TypeError) as error:
         if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED:
@@ -122,7 +124,7 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
         opened = Opened(db, series_of(metrics))
         (version,) = db.execute("PRAGMA user_version").fetchone()
         (application,) = db.execute("PRAGMA application_id").fetchone()
-        if application not in (0, APPLICATION_ID):
+        if application not in (0, APPLICATION_ID) or not has_own_tables(db, empty=application == 0):
             raise _Unusable("it is a database of another program")
         if application == APPLICATION_ID and version != SCHEMA_VERSION:
             raise _Unusable(f"it has layout version {version}, this ddrl writes version {SCHEMA_VERSION}")
@@ -142,6 +144,17 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
     except BaseException:
         db.close()
         raise
+
+
+def has_own_tables(db: sqlite3.Connection, *, empty: bool = False) -> bool:
+    """Whether the file holds no more than the tables of `_SCHEMA`, or nothing at all where it is `empty`: a view or a
+    trigger of others would be run by who reads or writes these tables."""
+    listed = "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+    own = sqlite3.connect(":memory:")
+    own.executescript(_SCHEMA)
+    known: set[tuple[str, str]] = set() if empty else set(own.execute(listed))
+    own.close()
+    return known.issuperset(db.execute(listed))
 
 
 def _prepare(db: sqlite3.Connection, metrics: Sequence[Metric], series: Sequence[Series]) -> None:
@@ -228,16 +241,19 @@ def _cut(opened: Opened, base: Mapping[str, float], *, same_job: bool) -> None:
         opened.notes.append(("resume", text, {"records": records, **counts}))
 
 
+def _parts(path: Path) -> list[Path]:
+    return [path.with_name(path.name + ending) for ending in ("", "-wal", "-shm")]
+
+
 def _set_aside(path: Path) -> Path:
     """Rename the file and its log; the new name."""
     number = 1
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
     try:
-        for ending in ("", "-wal", "-shm"):
-            part = path.with_name(path.name + ending)
-            if part.exists():
-                part.rename(aside.with_name(aside.name + ending))
+        for part, kept in zip(_parts(path), _parts(aside), strict=True):
+            if part.exists() or part.is_symlink():
+                part.rename(kept)
     except OSError as error:
         raise RunDirError(f"cannot set {path} aside ({error.strerror}): choose another run.dir") from None
     return aside

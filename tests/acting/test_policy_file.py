@@ -121,7 +121,7 @@ def test_a_directory_that_cannot_be_written_is_refused_and_an_older_policy_stays
     assert parameters(tmp_path, first) == parameters(tmp_path)
 
 
-@pytest.mark.parametrize("moment", range(1, 15))
+@pytest.mark.parametrize("moment", range(1, 18))
 def test_a_process_killed_while_it_saves_leaves_a_whole_policy(tmp_path: Path, moment: int) -> None:
     """Killed before each step of a save that changes the directory: the one before or the new one is read, whole."""
     first = save(tmp_path, 1)
@@ -136,7 +136,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_policy(tmp_path: Path, m
     assert names(tmp_path) == ["policy.json", "policy.onnx", "policy.safetensors"]
 
 
-STEPS = 13  # the old manifest read, three files opened and synced, three renamed and synced
+STEPS = 15  # the old manifest read; three files opened, synced and named, all three renamed and synced
 KILLED = """
 import os, pathlib, signal
 from tests.acting.test_policy_file import save
@@ -169,9 +169,9 @@ def parameters(path: Path, vector: np.ndarray | None = None) -> bytes:
 def test_a_killed_save_between_manifest_and_parameters_is_finished_by_the_next(tmp_path: Path) -> None:
     """The next save must not remove the staged files that policy.json names before it has written its own."""
     save(tmp_path, 1)
-    code = KILLED.format(path=str(tmp_path), moment=10)  # before the second rename
+    code = KILLED.format(path=str(tmp_path), moment=13)  # before the second rename
     subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
-    code = code.replace(", 2)", ", 3)").replace("== 10", "== 8")
+    code = code.replace(", 2)", ", 3)").replace("== 13", "== 11")
     subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     second = random_vector(MODEL.layout, 2)
     assert parameters(tmp_path) == parameters(tmp_path, second)

@@ -43,9 +43,9 @@ def run(tmp_path: Path, folder: Path) -> Path:
 
 def test_each_row_of_the_log_is_decided_once_as_the_mixer_decides_it(run: Path, folder: Path) -> None:
     out = run / "decisions.jsonl"
-    assert main([str(run), "--log", str(folder), "--out", str(out)]) == 0
+    assert main([str(run), "--trust", "--log", str(folder), "--out", str(out)]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    mixer, log = open_mixer(run), open_log(folder, 2)
+    mixer, log = open_mixer(run, trust=True), open_log(folder, 2)
     asked = [request for part in log for request in requests_of(part, log.contracts)]
     assert [(row["request_id"], row["ad"]) for row in rows] == [
         (request.request_id, mixer.choose(request).ad) for request in asked
@@ -60,7 +60,7 @@ def test_each_row_of_the_log_is_decided_once_as_the_mixer_decides_it(run: Path, 
 def test_parquet_holds_the_same_rows(run: Path, folder: Path) -> None:
     lines, table = run / "decisions.jsonl", run / "decisions.parquet"
     for out in (lines, table):
-        assert score_log(open_mixer(run), folder, out) == 6
+        assert score_log(open_mixer(run, trust=True), folder, out) == 6
     assert pyarrow.parquet.read_table(table).to_pylist() == [
         json.loads(line) for line in lines.read_text().splitlines()
     ]
@@ -69,7 +69,7 @@ def test_parquet_holds_the_same_rows(run: Path, folder: Path) -> None:
 def test_billing_of_the_logs_own_ads_is_the_logs(run: Path, folder: Path) -> None:
     env = EnvConfig(id="ddrl.admix:logged", kwargs={"folder": str(folder), "bids": 2, "mode": "all"})
     save_run(run, env, kind=10.0)
-    mixer = open_mixer(run)
+    mixer = open_mixer(run, trust=True)
     score_log(mixer, folder, run / "decisions.jsonl")
     assert mixer.shown.tolist() == [2, 2]
     assert mixer.seen_shown.tolist() == [1, 1]  # request 0 and request 2: the log showed what the mixer shows
@@ -79,20 +79,20 @@ def test_billing_of_the_logs_own_ads_is_the_logs(run: Path, folder: Path) -> Non
 def test_a_broken_log_leaves_no_half_written_decisions(run: Path, folder: Path) -> None:
     out = run / "decisions.parquet"
     with pytest.raises(ConfigError, match=r"ends in \.parquet or \.jsonl"):
-        score_log(open_mixer(run), folder, run / "decisions.csv")
+        score_log(open_mixer(run, trust=True), folder, run / "decisions.csv")
     track = folder / "track_log.parquet"
     table = pyarrow.parquet.read_table(track)
     place, column = table.schema.get_field_index("region"), table.column("region").to_pylist()
     broken = pyarrow.array([*column[:-1], 9], pyarrow.int32())
     pyarrow.parquet.write_table(table.set_column(place, table.schema.field("region"), broken), track)
     with pytest.raises(EnvError, match=r"row 5 .*region"):
-        score_log(open_mixer(run), folder, out)
+        score_log(open_mixer(run, trust=True), folder, out)
     assert not out.exists()
     assert not list(run.glob(".decisions*"))
 
 
 def test_a_request_of_a_log_is_a_valid_body(run: Path, folder: Path) -> None:
-    mixer, log = open_mixer(run), open_log(folder, 2)
+    mixer, log = open_mixer(run, trust=True), open_log(folder, 2)
     part: Requests = next(iter(log))
     for request in requests_of(part, log.contracts):
         assert json.loads(mixer.decide(msgspec.json.encode(request)))["request_id"] == request.request_id

@@ -8,7 +8,7 @@ from ddrl.core.files import replacement, write_atomically
 def test_a_file_is_replaced_whole_with_the_permissions_asked_for(tmp_path):
     path = tmp_path / "a"
     path.write_text("old")
-    write_atomically(path, b"new", mode=0o600)
+    write_atomically(path, b"new", secret=True)
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]

@@ -268,3 +268,26 @@ def test_damaged_live_files_are_as_good_as_none(tmp_path):
         assert read_live_file(tmp_path) is None
         with pytest.raises(RunDirError, match="is not running"):
             attach(tmp_path)
+
+
+def test_keys_that_came_with_a_folder_are_not_obeyed_and_own_ones_are_kept(tmp_path):
+    """Whoever gave the folder has kept a copy of its keys."""
+    run = tmp_path / "run"
+    keys = run / "keys"
+    private = tmp_path / "private"
+    private.write_text("mine")
+    (keys / "clients").mkdir(parents=True)
+    (keys / "clients" / "another.key").write_text("a key")
+    (keys / "clients" / "client.key").symlink_to(private)
+    (keys / "server.secret").symlink_to(private)
+    given = zmq.curve_keypair()[1]
+    (keys / "client.secret").write_bytes(given)
+    with Serving(run):
+        pass
+    made = [(keys / name).read_bytes() for name in ("server.secret", "client.secret")]
+    assert given not in made
+    assert [path.name for path in (keys / "clients").iterdir()] == ["client.key"]
+    assert private.read_text() == "mine"
+    with Serving(run):
+        pass
+    assert [(keys / name).read_bytes() for name in ("server.secret", "client.secret")] == made

@@ -6,6 +6,7 @@ import numpy as np
 import streamlit as st
 
 from ddrl import plots
+from ddrl.core.files import MAX_ARRAYS, read_regular
 from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.reading import Table
@@ -140,9 +141,9 @@ def film() -> None:
         if found is None:
             st.markdown(f"Not filmed yet: `python -m ddrl.evaluate {path} --video`, then load this page again.")
         elif FILMS[found.suffix].startswith("video"):
-            st.video(found.read_bytes(), FILMS[found.suffix])
+            st.video(read_regular(found, MAX_ARRAYS), FILMS[found.suffix])
         else:
-            st.image(found.read_bytes(), caption=f"{found.name}, one greedy episode or more", width=480)
+            st.image(read_regular(found, MAX_ARRAYS), caption=f"{found.name}, one greedy episode or more", width=480)
 
 
 @st.fragment

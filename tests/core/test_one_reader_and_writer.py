@@ -1,0 +1,146 @@
+"""Files of run directories are opened by `ddrl.core.files` alone: found in the syntax tree of the library."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddrl.core import files
+from ddrl.core.errors import RunDirError
+from tests.sources import ROOT
+
+OPENS = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes", "symlink_to", "link", "symlink"}
+LIBRARIES = {"np.load", "np.save", "np.savez", "sqlite3.connect", "tempfile.mkstemp", "safe_open", "shutil.copy"}
+# Where else files are opened, none of them of a run directory, or by a library with a checked name.
+ELSEWHERE = {
+    "core/files.py": "the reader and the writer",
+    "core/trust.py": "tasks that ship",
+    "core/config.py": "the library's own files",
+    "core/settings.py": "a settings file that the user names",
+    "core/plugins.py": "the library's own files",
+    "run/cli.py": "tasks that ship",
+    "dashboard/__main__.py": "its own settings",
+    "cells.py": "the script that the user runs; arrays through `new_file`",
+    "notebook.py": "the log of a run that this process starts, beside its directory",
+    "channels/segment.py": "/dev/shm, /proc",
+    "pool/leases.py": "/dev/shm",
+    "pool/devices.py": "/sys/fs/cgroup, /proc",
+    "pool/collectors.py": "/proc",
+    "run/keeper.py": "/proc, /dev/null",
+    "run/process.py": "/proc",
+    "run/processes.py": "/proc, the terminal",
+    "run/slot.py": "/proc",
+    "distribution/waits.py": "/proc",
+    "distribution/links.py": "/proc",
+    "run/directory.py": "RUN/lock, which is locked where it is",
+    "telemetry/store.py": "the database, after its names were checked",
+    "telemetry/reading.py": "the database, to be read alone",
+    "replay/sources.py": "arrays through `opened` and `new_file`",
+    "learner/snapshot.py": "tensors of a checkpoint whose digest was computed from a regular file",
+    "balance/ddqn.py": "a network that ships or that the user trusts",
+}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            last = name.rpartition(".")[2]
+            opens = last in OPENS and not (last == "open" and _is_another_open(node))
+            if opens or name in LIBRARIES:
+                yield node.lineno, name
+
+
+def _is_another_open(node: ast.Call) -> bool:
+    """Methods called `open` of the library's own objects take no mode of a file."""
+    named = ast.unparse(node.func)
+    if named in ("open", "os.open", "io.open"):
+        return False
+    modes = [
+        argument for argument in node.args if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    ]
+    return not any(set(mode.value) <= set("rwxab+t") for mode in modes) and named.partition(".")[0] != "Path"
+
+
+def test_no_other_module_opens_files() -> None:
+    found = {
+        f"{path.relative_to(ROOT / 'ddrl')}:{line} {name}"
+        for path in (ROOT / "ddrl").rglob("*.py")
+        if str(path.relative_to(ROOT / "ddrl")) not in ELSEWHERE
+        for line, name in calls(ast.parse(path.read_text()))
+    }
+    assert not found, "read and write these by ddrl.core.files"
+
+
+def test_the_list_of_other_modules_is_true() -> None:
+    for name in ELSEWHERE:
+        assert list(calls(ast.parse((ROOT / "ddrl" / name).read_text()))), f"{name} opens nothing any more"
+
+
+@pytest.fixture(params=["fifo", "device", "folder", "socket"])
+def no_file(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "file"
+    if request.param == "fifo":
+        os.mkfifo(path)
+    elif request.param == "device":
+        return Path("/dev/zero")
+    elif request.param == "folder":
+        path.mkdir()
+    else:
+        monkeypatch.chdir(tmp_path)
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind("file")
+    return path
+
+
+def test_what_is_no_file_is_neither_read_nor_written(no_file: Path) -> None:
+    kind = no_file.lstat().st_mode
+    for use in (
+        lambda: files.read_regular(no_file, 100),
+        lambda: files.digest_of_file(no_file),
+        lambda: files.write_atomically(no_file, b"x"),
+        lambda: files.open_to_append(no_file),
+    ):
+        with pytest.raises(OSError, match=r"not a file|No such device|directory"):
+            use()
+    assert no_file.lstat().st_mode == kind
+
+
+def test_nothing_is_written_through_a_link_and_no_secret_changes_its_mode(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    private.chmod(0o644)
+    link = tmp_path / "server.secret"
+    link.symlink_to(private)
+    with pytest.raises(OSError, match="symbolic links"):
+        files.open_to_append(link)
+    files.write_atomically(link, b"new", secret=True)
+    assert not link.is_symlink()
+    assert link.stat().st_mode & 0o777 == 0o600
+    assert private.read_text() == "mine"
+    assert private.stat().st_mode & 0o777 == 0o644
+    (tmp_path / "keys").symlink_to(tmp_path)
+    with pytest.raises(RunDirError, match="keys is not a folder"):
+        files.refuse_links([tmp_path / "keys"])
+
+
+def test_modes_are_the_umasks(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        files.write_atomically(tmp_path / "a", b"")
+        files.open_to_append(tmp_path / "b").close()
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_what_is_longer_than_its_kind_may_be_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(OSError, match="longer than 16 MiB"):
+        files.read_regular(tmp_path / "sparse", files.MAX_DOCUMENT)
