@@ -1,5 +1,6 @@
 """Runs from a notebook or a script: start one, watch it live, stop it; the kernel is never blocked and no `__main__`
-guard is needed.
+guard is needed. `python -m ddrl.notebook [FOLDER]` copies the notebooks that come with ddrl and opens them in
+JupyterLab.
 
 A run is a process of its own, started as a module, as on the command line, so it outlives the kernel that started it.
 The panel reads the run directory like any dashboard. Imports no stage and no torch; ipywidgets only where a panel is
@@ -7,6 +8,7 @@ drawn."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -19,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
@@ -382,3 +385,60 @@ def watch(run: StartedRun | Attached | str | Path, *, period: float = 1.0) -> Pa
     kernel stays free."""
     path = run if isinstance(run, (str, Path)) else run.path
     return Panel(Path(path), period=period)
+
+
+FIRST = "00_quickstart.ipynb"
+TOOLS = ("execute.py", "photograph.py")  # of the repository, beside its notebooks
+
+
+def notebooks_source() -> Path:
+    """The folder of the notebooks: in the wheel beside this file, in a clone beside the package."""
+    inside = Path(__file__).with_name("notebooks")
+    return inside if (inside / FIRST).is_file() else Path(__file__).parents[1] / "notebooks"
+
+
+def copy_notebooks(folder: Path) -> list[str]:
+    """Copy the notebooks and the modules beside them into `folder`; the names of what was copied. Files that are there
+    are the user's and stay as they are."""
+    source = notebooks_source()
+    files = [file for file in sorted(source.glob("*.*")) if file.suffix in (".ipynb", ".py") and file.name not in TOOLS]
+    if not files:
+        raise DdrlError(f"ddrl was installed without its notebooks ({source} is missing): install its wheel again")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fresh = [file for file in files if not (folder / file.name).exists()]
+        for file in fresh:
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise DdrlError(f"cannot copy the notebooks into {folder} ({error.strerror or error})") from None
+    return [file.name for file in fresh]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit status where JupyterLab was not started."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ddrl.notebook", description="Copy ddrl's notebooks into a folder and open the quickstart there."
+    )
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("ddrl-notebooks"), metavar="FOLDER", help="default: %(default)s"
+    )
+    parser.add_argument("--copy", action="store_true", help="only copy them, for another editor")
+    options, further = parser.parse_known_args(arguments)
+    try:
+        copied = copy_notebooks(options.folder)
+        if not options.copy and find_spec("jupyterlab") is None:
+            raise MissingExtraError("jupyterlab", "notebook", "python -m ddrl.notebook")
+    except DdrlError as error:
+        print(f"ddrl.notebook: {error}", file=sys.stderr)
+        return 1
+    print(f"{options.folder.absolute()}: {len(copied)} files copied; what was there has stayed as it was", flush=True)
+    if options.copy:
+        return 0
+    os.chdir(options.folder)
+    as_root = ["--allow-root"] if os.geteuid() == 0 else []
+    first = f"--LabApp.default_url=/lab/tree/{FIRST}"  # also in the address that it prints
+    return os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", first, *as_root, *further])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
