@@ -18,6 +18,7 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
+from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import CheckpointError, DdrlError, user_error, user_frame
 from ddrl.core.plugins import code_name, import_code
 from ddrl.envs import make_vector_env
@@ -179,4 +180,5 @@ def _seed(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_streams(patience=None)
+    sys.exit(checked_output(main()))

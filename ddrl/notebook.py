@@ -367,7 +367,12 @@ class Panel:
         waited = 0.0
         while not self._ended.wait(self._period):
             # A run that has not written yet cannot be distinguished from one that has ended: wait a minute.
-            waited = 0.0 if self.refresh() else waited + self._period
+            try:
+                running = self.refresh()
+            except Exception as error:  # of a page that is closing, or a run that is damaged
+                self._said.value = escape(str(error))
+                running = True
+            waited = 0.0 if running else waited + self._period
             if waited > (3 * self._period if (self.path / "telemetry.sqlite").exists() else 60.0):
                 return
 

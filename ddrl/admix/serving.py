@@ -56,6 +56,7 @@ from ddrl.admix.mixer import (
     require,
 )
 from ddrl.admix.settings import ServeConfig
+from ddrl.core.background import Guard, keep_streams
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.files import decode, new_file
 from ddrl.run.directory import RunLock
@@ -150,6 +151,7 @@ class App:
         self._state = state
         self._policy_seen = self._policy_stamp()
         self._loading = asyncio.Lock()
+        self._guard = Guard(lambda words: print(f"ddrl.serve: {words}", file=sys.stderr, flush=True))
         self._open = 0
         self._buckets = [0] * (len(BUCKETS) + 1)
         self._seconds = 0.0
@@ -279,7 +281,8 @@ class App:
     def _health(self) -> dict[str, str]:
         if self.ending():
             raise Refused(503, "the server ends")
-        return {"status": "serves", "version": self.mixer.policy.version}
+        failing = {doing: f"fails: {why}" for doing, why in self._guard.failing.items()}
+        return {"status": "serves", "version": self.mixer.policy.version, **failing}
 
     def _metrics(self) -> str:
         mixer = self.mixer
@@ -310,8 +313,11 @@ class App:
 
     async def _live(self, receive: Any, send: Any) -> None:
         """ASGI's lifespan: policy and counters are kept up to date from the server's start to its end."""
-        work = ((self.config.reload_period, self._reload), (self.config.state_period, self._save))
-        tasks = [asyncio.create_task(self._repeat(period, action)) for period, action in work if period]
+        work = (
+            (self.config.reload_period, "looking for a newer policy", self._reload),
+            (self.config.state_period, "saving the counters", self._save),
+        )
+        tasks = [asyncio.create_task(self._repeat(period, doing, action)) for period, doing, action in work if period]
         await receive()
         await send({"type": "lifespan.startup.complete"})
         await receive()
@@ -320,21 +326,24 @@ class App:
         await asyncio.gather(*tasks, return_exceptions=True)
         await send({"type": "lifespan.shutdown.complete"})
 
-    async def _repeat(self, period: float, action: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, period: float, doing: str, action: Callable[[], Awaitable[None]]) -> None:
+        pause = 0.0
         while True:
-            await asyncio.sleep(period)
+            await asyncio.sleep(period + pause)
             try:
                 await action()
-            except DdrlError as error:  # a policy half copied, a full disk: serving continues
-                print(f"ddrl.serve: {error}", file=sys.stderr, flush=True)
+            except Exception as error:  # a policy half copied, a full disk: serving continues
+                pause = self._guard.failed(doing, error)
+            else:
+                pause = self._guard.done(doing)
 
     async def _reload(self) -> None:
         """Use the policy in RUN where it is another one."""
         stamp = self._policy_stamp()
         if stamp == self._policy_seen:
             return
-        self._policy_seen = stamp
         fresh = await self._load(b"")
+        self._policy_seen = stamp
         if fresh.version != self.mixer.policy.version:
             self.mixer.use(fresh)
 
@@ -390,6 +399,8 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         server = uvicorn.Server(settings)
         app.waiting = lambda: len(server.server_state.tasks)
         app.ending = lambda: server.should_exit
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # the terminal was closed; not under nohup
+            signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
         signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises the signal again once all is done
         with _listen(config) as listening:
             address = f"http://{config.host}:{listening.getsockname()[1]}"
@@ -403,8 +414,7 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
 
 
 def _say(words: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # its reader has ended
-        print(words, flush=True)
+    print(words, flush=True)
 
 
 def _listen(config: ServeConfig) -> socket.socket:
@@ -518,4 +528,5 @@ def _rows_into(file: BinaryIO, suffix: str) -> Generator[Callable[[list[Scored]]
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

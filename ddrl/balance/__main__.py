@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 from ddrl.balance.sizes import Cluster, balanced_sizes, memory_limit, model_speed, proportional_sizes
+from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import ConfigError
 
 WORTHWHILE = 0.05  # shorter iterations below which equal sizes are advised
@@ -80,4 +81,5 @@ def dry_run(options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_streams(patience=None)
+    sys.exit(checked_output(main()))

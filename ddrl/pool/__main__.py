@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError, PoolError
 from ddrl.pool.records import OWN, PoolSetup
 from ddrl.telemetry import ControlClient, is_listening
@@ -87,4 +88,5 @@ def _share(value: float | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_streams(patience=None)
+    sys.exit(checked_output(main()))

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.segment import unlink_run
+from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, RunDirError
 from ddrl.core.files import write_json
 from ddrl.pool.devices import CpuSlot, Device, group_name, make_group
@@ -219,4 +220,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+from ddrl.run.slot import launched
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run; the exit status."""
@@ -29,4 +31,8 @@ def _end_at_once(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, _end_at_once)
+    if not launched()[0]:  # a rank prints nothing, and is to import little
+        from ddrl.core.background import keep_streams
+
+        keep_streams()
     sys.exit(main())

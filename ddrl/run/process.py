@@ -38,7 +38,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.requested = False
-        self.terminated = False  # by SIGTERM: whoever sent it may kill this process any moment
+        self.terminated = False  # by SIGTERM or SIGHUP: this process may be killed any moment
         self.signals = SIGNALS
         self._previous: dict[signal.Signals, object] = {}
 
@@ -55,7 +55,7 @@ class Interrupts:
     def _note(self, number: int, _: FrameType | None) -> None:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.terminated = self.terminated or number == signal.SIGTERM
+        self.terminated = self.terminated or number in (signal.SIGTERM, signal.SIGHUP)
         self.requested = True
 
 

@@ -36,6 +36,7 @@ from ddrl.channels.board import KEEPER, PROCESSES, Board, Command, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import unlink_run
 from ddrl.channels.wire import SocketEnd, Wire
+from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, DdrlError, JobFailed
 from ddrl.core.metrics import Phase
@@ -1039,4 +1040,5 @@ def tell_terminal(text: str) -> None:
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

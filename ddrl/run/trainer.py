@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.segment import unlink_run
+from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.run.process import (
     Interrupts,
@@ -189,4 +190,5 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

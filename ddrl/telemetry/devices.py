@@ -10,7 +10,6 @@ import contextlib
 import math
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from ddrl.core.background import Guard
 from ddrl.core.metrics import MAX_GPUS
 from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
@@ -127,11 +127,10 @@ class HostSampler:
         on_death: Callable[[int], object] = lambda row: None,
     ) -> None:
         """`on_death(row)` is called once for each process that is gone and has not reported its end."""
-        self._report = report or partial(print, file=sys.stderr, flush=True)
+        self._guard = Guard(report or partial(print, file=sys.stderr, flush=True))
         self._on_death = on_death
         self._dead = set[int]()
         self._used: dict[int, tuple[int, float, float]] = {}  # by row: pid, its processor time, that of those before it
-        self._reported: set[str] = set()
         self._counters = counters
         self._period = period
         self._gpus = Gpus()
@@ -149,12 +148,7 @@ class HostSampler:
         say never keeps another from being read; it is reported once."""
         table = self._counters.table()
         for source in (self._sample_processes, self._sample_gpus):
-            try:
-                source(table)
-            except Exception:  # whatever a driver raises, the processors are still to be sampled
-                if source.__name__ not in self._reported:
-                    self._reported.add(source.__name__)
-                    self._report(f"telemetry: {source.__name__.strip('_')}: {traceback.format_exc().rstrip()}")
+            self._guard.attempt(f"telemetry: {source.__name__.strip('_')}", lambda source=source: source(table))
 
     def _sample_processes(self, table: Floats) -> None:
         for index in np.flatnonzero(~np.isnan(table[:, COLUMN["pid"]])):

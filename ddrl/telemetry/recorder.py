@@ -10,7 +10,6 @@ import queue
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ddrl.core.background import Guard
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
@@ -62,6 +62,7 @@ class Recorder:
         self._clock = clock
         self._period = config.telemetry.period
         self._report = report or partial(print, file=sys.stderr, flush=True)
+        self._guard = Guard(self._say_failure)
         metrics = run_metrics(figures)
         store = Store(run_dir, metrics=metrics, base=base, same_job=seconds is not None)
         if seconds is not None:
@@ -92,7 +93,6 @@ class Recorder:
             raise
         self._sinks += sinks
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._reported: set[str] = set()
         self._latest: Record | None = None
         for kind, text, fields in store.notes:
             self.record_event(kind, text, **fields)
@@ -155,21 +155,21 @@ class Recorder:
             try:  # what has been handed in comes first, however long a record takes
                 item = self._items.get(timeout=wait) if wait else self._items.get_nowait()
             except queue.Empty:
-                self._guard("reading the counters", self._read)
-                due = max(due + self._period, time.monotonic())  # late: no burst of records to catch up
+                pause = self._guard.attempt("reading the counters", self._read)
+                due = max(due + self._period, time.monotonic() + pause)  # late: no burst of records to catch up
                 continue
             if item is None:
                 open_ = False
             else:
                 self._hand_out(item)
-        self._guard("reading the counters", self._read)
+        self._guard.attempt("reading the counters", self._read)
         while not self._items.empty():
             item = self._items.get()
             if item is not None:
                 self._hand_out(item)
         for sink in self._sinks:
-            self._guard(f"closing {type(sink).__name__}", sink.close)
-        self._guard("writing the run's state", self._status.close)
+            self._guard.attempt(f"closing {type(sink).__name__}", sink.close)
+        self._guard.attempt("writing the run's state", self._status.close)
 
     def _read(self) -> None:
         table = np.array(self._tables(), dtype=np.float64)
@@ -183,31 +183,23 @@ class Recorder:
         self._tick += 1
         self._latest = record
         for sink in self._sinks:
-            self._guard(f"recording to {type(sink).__name__}", lambda sink=sink: sink.record(record))
+            self._guard.attempt(f"recording to {type(sink).__name__}", lambda sink=sink: sink.record(record))
 
     def _hand_out(self, item: Event | Evaluation | Snapshot) -> None:
         if isinstance(item, Snapshot):
-            self._guard("writing a snapshot", lambda: self._store.snapshot(item))
+            self._guard.attempt("writing a snapshot", lambda: self._store.snapshot(item))
             return
         if isinstance(item, Event):
-            self._guard("writing the run's state", lambda: self._status.follow(item))
+            self._guard.attempt("writing the run's state", lambda: self._status.follow(item))
             if self._status.state in ("ending", "failed"):
                 self._window.freeze()
         for sink in self._sinks:
+            name = type(sink).__name__
             if isinstance(item, Event):
-                self._guard(f"writing an event to {type(sink).__name__}", lambda sink=sink: sink.event(item))
+                self._guard.attempt(f"writing an event to {name}", lambda sink=sink: sink.event(item))
             else:
-                self._guard(f"writing an evaluation to {type(sink).__name__}", lambda sink=sink: sink.evaluation(item))
+                self._guard.attempt(f"writing an evaluation to {name}", lambda sink=sink: sink.evaluation(item))
 
-    def _guard(self, doing: str, action: Callable[[], None]) -> None:
-        """Run one action; an exception is reported once for each kind, and the run continues."""
-        try:
-            action()
-        except Exception as error:  # training must outlive its telemetry
-            kind = f"{doing}: {type(error).__name__}"
-            if kind not in self._reported:
-                self._reported.add(kind)
-                self._report(
-                    f"telemetry: {doing} failed, training goes "
-                    f"on:\n{''.join(traceback.format_exception(error)).rstrip()}"
-                )
+    def _say_failure(self, words: str) -> None:
+        self.record_event("alarm", f"telemetry: {words}".partition(chr(10))[0])
+        self._report(f"telemetry: {words}")

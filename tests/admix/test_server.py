@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -277,6 +278,30 @@ def test_the_end_answers_what_was_accepted(tmp_path: Path) -> None:
         out, _ = server.process.communicate(timeout=PATIENCE)
         assert server.process.returncode == 0
         assert "ended after 1 requests" in out
+    assert json.loads((run / "serving.json").read_text())["requests"] == 1
+
+
+def test_a_closed_terminal_ends_it_as_sigterm_does_and_a_broken_policy_stops_no_look_for_another(
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    book = save_run(run, env_config(mode="all"), kind=1.0)
+    server = Server(run, "--reload-period", "0.05", "--state-period", "0")
+    whole = (run / "policy.json").read_text()
+    document = json.loads(whole) | {"checksum": ""}
+    document["layout"]["entries"][0]["shape"] = [-1]
+    (run / "policy.json").write_text(json.dumps(document))
+    end = time.monotonic() + PATIENCE
+    while "looking for a newer policy" not in server.ask("GET", "/health")[1] and time.monotonic() < end:
+        time.sleep(0.02)
+    assert "looking for a newer policy" in server.ask("GET", "/health")[1]
+    (run / "policy.json").write_text(whole)
+    while "looking for a newer policy" in server.ask("GET", "/health")[1] and time.monotonic() < end:
+        time.sleep(0.02)
+    assert "looking for a newer policy" not in server.ask("GET", "/health")[1]
+    assert server.ask("POST", "/v1/decide", request_of(book))[0] == 200
+    server.process.send_signal(signal.SIGHUP)
+    server.process.communicate(timeout=PATIENCE)
     assert json.loads((run / "serving.json").read_text())["requests"] == 1
 
 

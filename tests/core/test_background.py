@@ -1,0 +1,83 @@
+"""Work beside training is tried again whatever it raises, and nothing that a process prints can end it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddrl.core.background import LONGEST_PAUSE, Guard, Stream
+from ddrl.telemetry.directory import run_status
+from ddrl.telemetry.reading import Run
+from tests.sources import ROOT
+from tests.waiting import PATIENCE
+
+
+def test_a_failure_is_reported_once_and_tried_again_with_a_growing_pause() -> None:
+    said: list[str] = []
+    guard = Guard(said.append)
+    pauses = [guard.attempt("work", lambda: 1 / 0) for _ in range(12)]
+    assert pauses[:3] == [0.1, 0.2, 0.4]
+    assert max(pauses) == LONGEST_PAUSE
+    assert len(said) == 1
+    assert "ZeroDivisionError" in said[0]
+    assert guard.failing == {"work": "division by zero"}
+    assert guard.attempt("work", lambda: None) == 0.0
+    assert guard.failing == {}
+    assert guard.attempt("work", lambda: 1 / 0) == 0.1
+
+
+def test_a_report_that_fails_fails_nothing() -> None:
+    def report(words: str) -> None:
+        raise BrokenPipeError(words)
+
+    guard = Guard(report)
+    guard.attempt("work", lambda: 1 / 0)
+    assert "could not be reported" in guard.failing["work"]
+
+
+def test_a_full_pipe_is_waited_for_once_and_written_again_when_it_has_been_read() -> None:
+    reading, writing = os.pipe()
+    stream = Stream(writing, "ascii", patience=0.05)
+    for _ in range(40):
+        print("x" * 4000, file=stream)
+    assert stream.lost is not None
+    assert len(os.read(reading, 1 << 20)) <= 1 << 16
+    print("ä\udcff", file=stream, flush=True)
+    assert os.read(reading, 1 << 20).endswith(b"\\xe4\\udcff\n")
+    os.close(reading)
+    print("nobody reads this", file=stream, flush=True)
+    os.close(writing)
+
+
+TRAIN = f"{sys.executable} -m ddrl.run --serial cartpole --set run.max_env_steps=600 --set run.dir=run"
+
+
+@pytest.mark.parametrize("streams", [">&- 2>&-", "2>&1 | head -c 1", ">/dev/full 2>&1", "2>&1 | sleep 1000 & sleep 0"])
+def test_a_run_ends_whole_whatever_becomes_of_its_output(streams: str, tmp_path: Path) -> None:
+    command = f"({TRAIN}; echo $? > status) {streams}"
+    if streams.endswith("sleep 0"):  # nobody empties the pipe
+        command = f"mkfifo pipe; sleep 1000 < pipe & reader=$!; ({TRAIN} > pipe 2>&1; echo $? > status); kill $reader"
+    subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (tmp_path / "status").read_text() == "0\n"
+    assert run_status(tmp_path / "run").state == "ended"
+    with Run(tmp_path / "run") as run:
+        assert run.series()["env_steps"][-1] >= 600
+
+
+def test_output_that_was_asked_for_and_cannot_be_written_is_said(tmp_path: Path) -> None:
+    code = "from ddrl.core.background import *; keep_streams(None); print('x'); import sys; sys.exit(checked_output(0))"
+    for target, status in (("/dev/full", 1), ("/dev/null", 0)):
+        with Path(target).open("w") as output:
+            done = subprocess.run([sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == status
+        assert (b"No space left" in done.stderr) == (status == 1)
