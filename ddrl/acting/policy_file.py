@@ -75,6 +75,7 @@ class SavedPolicy(msgspec.Struct, frozen=True):
     vector: Any  # uint8 [layout.nbytes]
     env: EnvConfig
     evaluation: dict[str, Any]
+    run_id: str = ""  # of the run that saved it; "": none, or an earlier version
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +91,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, Any]  # of the chooser
     env: EnvConfig
     evaluation: dict[str, Any]
+    run_id: str = ""
     checksum: str = ""  # of all other values; none in files of earlier versions
 
 
@@ -104,6 +106,7 @@ def save_policy(
     *,
     env: EnvConfig | Mapping[str, Any] | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    run_id: str = "",
 ) -> None:
     """Write the policy with the parameters `vector` [layout.nbytes] into `run_dir`; RunDirError where that cannot be
     written.
@@ -126,6 +129,7 @@ def save_policy(
         model.settings,
         env_config,
         dict(evaluation or {}),
+        run_id,
     )
     manifest = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
@@ -188,7 +192,7 @@ def load_policy(run_dir: Path) -> SavedPolicy:
         manifest.inputs,
         manifest.settings,
     )
-    return SavedPolicy(model, vector, manifest.env, manifest.evaluation)
+    return SavedPolicy(model, vector, manifest.env, manifest.evaluation, manifest.run_id)
 
 
 def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> Bytes:
@@ -264,7 +268,10 @@ def _staged(run_dir: Path, name: str, digest: str) -> Path:
 
 def _checksum(manifest: _Manifest) -> str:
     """Of the manifest's values but this one, independent of their order."""
-    return _hash(msgspec.json.encode(msgspec.structs.replace(manifest, checksum=""), order="deterministic"))
+    values: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(manifest, checksum=""))
+    if not manifest.run_id:  # as earlier versions computed it
+        del values["run_id"]
+    return _hash(msgspec.json.encode(values, order="deterministic"))
 
 
 def _hash(data: bytes) -> str:

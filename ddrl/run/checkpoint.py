@@ -11,10 +11,12 @@ name. state.json has a checksum of its own values: a changed count is damage as 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -25,13 +27,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import msgspec
 import numpy as np
 
-from ddrl.acting.policy_file import ActingModel, load_policy, save_policy
+from ddrl.acting.policy_file import LONGEST, ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import MAX_DOCUMENT, digest_of_file, read_regular, sync, write_json
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
+from ddrl.core.settings import config_to_toml
 from ddrl.run.directory import Disk, RunDirectory, sweep_unfinished
 from ddrl.run.topology import Topology
+from ddrl.telemetry.store import run_id_of
 
 if TYPE_CHECKING:
     from ddrl.run.training import Training
@@ -79,6 +83,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     layout: str
     env_id: str
     algorithm: str
+    run_id: str = ""  # of the run that wrote it; neither it nor the settings in those of earlier versions
+    settings: str | None = None  # a whole config.toml
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,38 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Verify one checkpoint against its digests."""
     advice = f"delete {path} to resume from the one before it"
     damage = f"the checkpoint {path} is damaged"
+    state = read_state(path, damage, advice)
+    if state["training"]["env_steps"] != int(path.name):
+        raise CheckpointError(
+            f"{damage}: it was written after {state['training']['env_steps']} environment steps, not {int(path.name)}: "
+            f"it was renamed; {advice}"
+        )
+    for name, digest in state["digests"].items():
+        if name != Path(name).name:
+            raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")
+        try:
+            actual = digest_of_file(path / name)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint {path} is incomplete: {name} cannot be read ({error.strerror or error}); {advice}"
+            ) from None
+        if actual != digest:
+            raise CheckpointError(f"{damage}: {name} is not what was written (its digest differs); {advice}")
+    return Checkpoint(path, state)
+
+
+def newest_settings(folder: Path) -> str | None:
+    """The settings that the newest checkpoint holds; None where there is none, or an earlier version wrote it."""
+    for path in reversed(_complete(folder)):
+        try:
+            return read_state(path, "", "").get("settings")
+        except CheckpointError:
+            continue
+    return None
+
+
+def read_state(path: Path, damage: str, advice: str) -> dict[str, Any]:
+    """What state.json of a checkpoint says; CheckpointError, with the words given, unless it is whole."""
     try:
         document: Any = json.loads(read_regular(path / STATE, MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError) as error:
@@ -186,25 +224,17 @@ def read_checkpoint(path: Path) -> Checkpoint:
         msgspec.convert(state, State)
     except (msgspec.ValidationError, RecursionError) as error:
         raise CheckpointError(f"{damage}: {STATE} does not fit ({shortened(error)}); {advice}") from None
-    for name, digest in state["digests"].items():
-        if name != Path(name).name:
-            raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")
-        try:
-            actual = digest_of_file(path / name)
-        except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint {path} is incomplete: {name} cannot be read ({error.strerror or error}); {advice}"
-            ) from None
-        if actual != digest:
-            raise CheckpointError(f"{damage}: {name} is not what was written (its digest differs); {advice}")
-    return Checkpoint(path, state)
+    return state
+
+
+_STEPS = re.compile(r"[0-9]{1,18}")
 
 
 def _complete(folder: Path) -> list[Path]:
     """Checkpoints by age, oldest first; unfinished ones have a dot in front."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.is_dir() and path.name.isdigit())
+    return sorted(path for path in folder.iterdir() if path.is_dir() and _STEPS.fullmatch(path.name))
 
 
 def _checksum(document: dict[str, Any]) -> str:
@@ -221,6 +251,7 @@ class Checkpoints:
         self._folder = folder
         self._training = training
         self._layout = model.layout.digest
+        self._run_id = run_id_of(folder.parent)
         self._set_next()
 
     def due(self) -> bool:
@@ -247,6 +278,8 @@ class Checkpoints:
             "layout": self._layout,
             "env_id": training.config.env.id,
             "algorithm": training.config.learner.algorithm,
+            "run_id": self._run_id,
+            "settings": config_to_toml(training.config),
         }
 
         def write(folder: Path) -> None:
@@ -287,6 +320,7 @@ class BestPolicy:
         self.evaluation: Evaluation | None = None  # of the best policy so far; None: none was played
         self.target_reached = False
         self.worse_since = 0  # evaluations since the best one
+        self._run_id = run_id_of(path)
         if (path / "policy.json").exists():
             self._read()
 
@@ -333,12 +367,21 @@ class BestPolicy:
         return min(evaluation.played.mean, evaluation.best.mean) >= target
 
     def _read(self) -> None:
-        """What an earlier part of this run kept."""
-        saved = load_policy(self._path)
-        if saved.model.layout != self._model.layout:
-            raise CheckpointError(
-                f"{self._path} holds a policy of another network than the checkpoint's: move policy.* away to go on"
-            )
+        """What an earlier part of this run kept. A policy that is damaged or foreign is set aside: the checkpoint is
+        whole without it."""
+        try:
+            saved = load_policy(self._path)
+            if saved.model.layout != self._model.layout:
+                raise CheckpointError(f"the policy in {self._path} is of another network than the checkpoint's")
+            if saved.run_id not in ("", self._run_id):
+                raise CheckpointError(f"the policy in {self._path} is of the run {saved.run_id}, not of this one")
+        except CheckpointError as error:
+            aside = f"aside-{time.time_ns()}"
+            for name in LONGEST:
+                with contextlib.suppress(FileNotFoundError):
+                    (self._path / name).rename(self._path / f"{name}.{aside}")
+            self._disk.notify(f"{error}; it was set aside as policy.*.{aside}, and the best policy is sought anew")
+            return
         if saved.evaluation:
             self.evaluation = Evaluation.from_json(saved.evaluation)
 
@@ -347,6 +390,7 @@ class BestPolicy:
         vector = vector[: self._model.layout.nbytes]
         env = self._topology.config.env
         written = self._disk.attempt(
-            "policy", lambda: save_policy(self._path, self._model, vector, env=env, evaluation=document)
+            "policy",
+            lambda: save_policy(self._path, self._model, vector, env=env, evaluation=document, run_id=self._run_id),
         )
         self._unsaved = None if written else np.array(vector)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -30,9 +31,10 @@ from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
 from ddrl.core.files import MAX_DOCUMENT, read_regular, refuse_links, write_atomically, write_json
-from ddrl.core.settings import config_from_toml, config_to_toml
+from ddrl.core.settings import config_from_toml, config_to_toml, config_tree
+from ddrl.telemetry.store import run_id_of
 
 # -- lock --------------------------------------------------------------------------------------------------------------
 # One run directory, one process: a lock that the kernel releases when its holder ends, however that happens.
@@ -132,18 +134,19 @@ class Disk:
             write()
         except (RunDirError, CheckpointError, OSError) as error:
             if what not in self._refused:
-                self._say(
+                self.notify(
                     f"{error}. TRAINING GOES ON IN MEMORY, the {what} is NOT SAVED: free some space; "
                     f"it is tried again every {RETRY:g} s"
                 )
             self._refused[what] = (time.monotonic() + RETRY, str(error))
             return False
         if self._refused.pop(what, None) is not None:
-            self._say(f"the {what} is saved again")
+            self.notify(f"the {what} is saved again")
         return True
 
-    def _say(self, text: str) -> None:
-        print(f"ddrl: {text}", file=sys.stderr, flush=True)
+    def notify(self, text: str) -> None:
+        """Print a line, which becomes an event of the run once these are recorded."""
+        _say(text)
         self.record_event("disk", text)
 
 
@@ -201,8 +204,8 @@ class RunDirectory:
                 raise RunDirError(
                     f"run.dir ({path}) holds a run already: go on with it by --resume {path}, or name another directory"
                 )
-            directory.write_config(config)
             write_json(path / "run.json", {"run_id": run_id, "ddrl": __version__, "began": time.time()})
+            directory.write_config(config)
         except OSError as error:
             raise RunDirError(
                 f"run.dir ({path}) cannot be written: {error.strerror or error}; choose another with --set run.dir=PATH"
@@ -210,8 +213,14 @@ class RunDirectory:
         return directory
 
     def write_config(self, config: Config) -> None:
-        """Keep the settings now in force."""
-        write_atomically(self.config, config_to_toml(config).encode())
+        """Keep the settings now in force, below a line that says whose they are, and that they are whole."""
+        text = config_to_toml(config)
+        write_atomically(self.config, f"# run {self.run_id}, settings {_digest(text)}\n{text}".encode())
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, which its files have in common."""
+        return run_id_of(self.path)
 
     @classmethod
     def open(cls, path: Path, *, claim: bool = False) -> tuple[RunDirectory, Config]:
@@ -219,26 +228,92 @@ class RunDirectory:
         path = path.absolute()
         if not path.is_dir():
             raise RunDirError(f"there is no run directory {path}: name the directory that a run printed at its start")
+        if claim:
+            refuse_links(path / name for name in FOLDERS)
+        kept = _settings_of_checkpoint(path)
         try:
             text = read_regular(path / "config.toml", MAX_DOCUMENT).decode()
         except OSError as error:
-            raise RunDirError(
-                f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})"
-            ) from None
+            if kept is None or not isinstance(error, FileNotFoundError):
+                raise RunDirError(
+                    f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})"
+                ) from None
+            text = kept
+            if claim:
+                _say(f"{path / 'config.toml'} is missing: the settings are those of the newest checkpoint")
         except ValueError as error:
-            raise RunDirError(f"{path / 'config.toml'} is damaged: {error}") from None
-        if claim:
-            refuse_links(path / name for name in FOLDERS)
+            raise RunDirError(f"{path / 'config.toml'} is damaged: {error}{_remedy(kept)}") from None
         directory = cls(path, RunLock(path) if claim else None)
-        config = config_from_toml(text, str(directory.config))
         if claim:
+            if text is not kept:
+                directory._check_settings(text, kept)
             sweep_unfinished(directory)
-        return directory, config
+        return directory, config_from_toml(text, str(directory.config))
+
+    def _check_settings(self, text: str, kept: str | None) -> None:
+        """RunDirError where config.toml is not what this run wrote. `kept`: the newest checkpoint's settings; None: it
+        has none, or there is no checkpoint."""
+        first, _, rest = text.partition("\n")
+        header = _HEADER.fullmatch(first)
+        if header is None and kept is None and text.strip():
+            _say(f"{self.config} does not say whose it is: an earlier version wrote it; from now on it does")
+            return
+        if header is None or header[2] != _digest(rest):
+            raise RunDirError(
+                f"{self.config} is not what the run wrote: it was cut, damaged or edited{_remedy(kept)}"
+                f"{_as_overrides(text, kept)}"
+            )
+        if not self.run_id:  # run.json is lost or damaged
+            write_json(self.path / "run.json", {"run_id": header[1], "ddrl": __version__, "began": time.time()})
+            _say(f"{self.path / 'run.json'} could not be read and was made anew: when the run began is lost")
+        if header[1] != self.run_id:
+            raise RunDirError(f"{self.config} is of the run {header[1]}, this is the run {self.run_id}{_remedy(kept)}")
 
     def release(self) -> None:
         """Let others use the directory."""
         if self.lock is not None:
             self.lock.release()
+
+
+_HEADER = re.compile(r"# run (\w+), settings ([0-9a-f]{32})")
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _settings_of_checkpoint(path: Path) -> str | None:
+    from ddrl.run.checkpoint import newest_settings
+
+    return newest_settings(path / "checkpoints")
+
+
+def _remedy(kept: str | None) -> str:
+    return (
+        ": put a copy of it back, or start a new run" if kept is None
+        else ": remove it, and --resume takes the settings of the newest checkpoint"
+    )  # fmt: skip
+
+
+def _as_overrides(text: str, kept: str | None) -> str:
+    """The --set that say what an edited file says otherwise than the checkpoint."""
+    if kept is None:
+        return ""
+    try:
+        edited, before = (config_tree(config_from_toml(each, "")) for each in (text, kept))
+    except ConfigError:
+        return ""
+    changes = [
+        f"--set {section}.{name}={value}"
+        for section, values in edited.items()
+        for name, value in values.items()
+        if before.get(section, {}).get(name) != value
+    ]
+    return f"; what was edited is said by {' '.join(changes)}" if changes and len(changes) < 6 else ""
+
+
+def _say(text: str) -> None:
+    print(f"ddrl: {text}", file=sys.stderr, flush=True)
 
 
 def sweep_unfinished(directory: RunDirectory) -> None:
@@ -249,7 +324,7 @@ def sweep_unfinished(directory: RunDirectory) -> None:
             whole = directory.checkpoints / replaced[1] if replaced else None
             if whole is not None and not whole.exists():
                 path.rename(whole)  # killed between two renames: the older of the two is whole
-            elif whole is not None or _UNFINISHED.fullmatch(path.name):
+            elif (whole is not None or _UNFINISHED.fullmatch(path.name)) and path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
     for name in ("config.toml", "run.json", "summary.json"):
         for path in directory.path.glob(f".{name}.*"):

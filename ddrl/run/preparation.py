@@ -21,7 +21,7 @@ from ddrl import __version__
 from ddrl.core import errors
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, DdrlError, EnvError, MissingExtraError, RunDirError
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError, RunDirError
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_tree
@@ -285,6 +285,12 @@ class Preparation:
 
     def _check_resume(self, checkpoint: Checkpoint, overrides: tuple[str, ...]) -> None:
         state: dict[str, Any] = checkpoint.state
+        run_id = self.directory.run_id
+        if state.get("run_id", "") not in ("", run_id):
+            raise CheckpointError(
+                f"the checkpoint {checkpoint.path} is of the run {state['run_id']}, this is the run {run_id}: delete "
+                "it to resume from the one before it"
+            )
         for name, mine in (("env.id", self.config.env.id), ("learner.algorithm", self.config.learner.algorithm)):
             theirs = state[name.replace("learner.", "").replace(".", "_")]
             if theirs != mine:

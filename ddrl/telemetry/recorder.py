@@ -74,7 +74,7 @@ class Recorder:
             name: totals.get(name, 0.0) - store.job_totals.get(name, 0.0) for name in ("env_steps", "rows_too_old")
         }
         self.counted_before = sum(before.values()) if seconds is not None else 0.0
-        self._begin = clock() - totals.pop("wall_seconds", 0.0)
+        self._begin = clock() - max(totals.pop("wall_seconds", 0.0), store.last_wall)
         self._window = SeriesWindow(config, totals, metrics=metrics)
         self._tick = store.next_tick
         self._store = store

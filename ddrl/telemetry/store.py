@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import RunDirError
+from ddrl.core.files import read_json
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
@@ -40,6 +41,8 @@ from ddrl.telemetry.series import Evaluation, Event, Record, Series, Snapshot, p
 
 APPLICATION_ID = 0x6464726C  # "ddrl"
 SCHEMA_VERSION = 1
+MISSING_SHARE = 0.1  # of a run's steps, and
+MISSING_SECONDS = 30.0  # before a resume, which no orderly run leaves unrecorded
 FANOUT = 4  # rows of one level that make a row of the next
 
 _SCHEMA = """
@@ -81,6 +84,7 @@ class Opened:
     series: tuple[Series, ...]
     totals: dict[str, float] = field(default_factory=dict[str, float])  # of the run so far, where it is resumed
     job_totals: dict[str, float] = field(default_factory=dict[str, float])  # with which the job began, in the same job
+    last_wall: float = 0.0  # of its last record [s]
     notes: list[tuple[str, str, dict[str, Any]]] = field(
         default_factory=list[tuple[str, str, dict[str, Any]]]
     )  # events: kind, text, fields
@@ -93,6 +97,15 @@ class _Unusable(Exception):
 def quoted(name: str) -> str:
     """A column's name as SQL takes it: a figure may be called "group"."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def run_id_of(run_dir: Path) -> str:
+    """The id of a run, by RUN/run.json; "" where that cannot be read."""
+    try:
+        about = read_json(run_dir / "run.json", dict[str, Any], RunDirError, "run.json")
+    except RunDirError:
+        return ""
+    return str(about.get("run_id", ""))
 
 
 def open_to_write(
@@ -136,12 +149,19 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("BEGIN IMMEDIATE")
         _prepare(db, metrics, opened.series)
+        run_id = run_id_of(path.parent)
+        (owner,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone() or (run_id,)
+        if run_id and owner != run_id:
+            raise _Unusable(f"it is of the run {owner}, not of this one")
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('run_id', ?)", (owner,))
         if base is not None:
             _cut(opened, base, same_job=same_job)
         _keep_totals_of_job(opened, metrics, base or {}, same_job=same_job)
         db.execute("COMMIT")
         return opened
     except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
         db.close()
         raise
 
@@ -203,9 +223,9 @@ def _cut(opened: Opened, base: Mapping[str, float], *, same_job: bool) -> None:
     wall clock goes on."""
     db = opened.db
     wall, steps, updates = (float(base.get(name, 0.0)) for name in ("wall_seconds", "env_steps", "updates"))
-    later = "wall_seconds > ? OR env_steps > ? OR updates > ?"
+    # Not by time: clocks jump, and the last records of an orderly end come after its checkpoint.
     (first,) = db.execute(
-        f"SELECT min(tick) FROM series WHERE level = 0 AND ({later})", (wall, steps, updates)
+        "SELECT min(tick) FROM series WHERE level = 0 AND (env_steps > ? OR updates > ?)", (steps, updates)
     ).fetchone()
     records = 0
     if first is not None:
@@ -228,6 +248,12 @@ def _cut(opened: Opened, base: Mapping[str, float], *, same_job: bool) -> None:
             ((row[names.index("time")], table, json.dumps(dict(zip(names, row, strict=True)))) for row in rows),
         )
         db.execute(f"DELETE FROM {table} WHERE {condition}", values)
+    (last_steps, opened.last_wall) = db.execute(
+        "SELECT coalesce(max(env_steps), 0), coalesce(max(wall_seconds), 0) FROM series WHERE level = 0"
+    ).fetchone()
+    if steps - last_steps > MISSING_SHARE * steps and wall - opened.last_wall > MISSING_SECONDS:
+        text = f"what was recorded from {last_steps:.0f} to {steps:.0f} environment steps is missing in {FILE_NAME}"
+        opened.notes.append(("alarm", text, {}))
     totals = [item.name for item in opened.series if item.kind == "total"]
     last = db.execute(
         f"SELECT {', '.join(map(quoted, totals))} FROM series WHERE level = 0 ORDER BY tick DESC LIMIT 1"
@@ -314,6 +340,7 @@ class Store:
         self._db = opened.db
         self.totals = opened.totals
         self.job_totals = opened.job_totals
+        self.last_wall = opened.last_wall
         self.notes = opened.notes
         self._names = [series.name for series in opened.series]
         names = ", ".join(["level", "tick", "time", "wall_seconds", *map(quoted, self._names)])

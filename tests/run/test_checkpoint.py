@@ -21,8 +21,9 @@ STATE: dict[str, Any] = {
 
 
 def write(folder: Path, env_steps: int = 5, data: bytes = b"parameters") -> Path:
+    state = STATE | {"training": STATE["training"] | {"env_steps": env_steps}}
     return write_checkpoint(
-        folder, env_steps, STATE, lambda path: (path / "learner.safetensors").write_bytes(data), keep=2
+        folder, env_steps, state, lambda path: (path / "learner.safetensors").write_bytes(data), keep=2
     )
 
 
@@ -30,8 +31,10 @@ def test_the_newest_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None
     for env_steps in (5, 10, 15):
         path = write(tmp_path, env_steps)
     checkpoint = newest_checkpoint(tmp_path)
-    assert (checkpoint.path, checkpoint.env_steps) == (path, 5)  # the counts are those of its state
-    assert {name: checkpoint.state[name] for name in STATE} == STATE
+    assert (checkpoint.path, checkpoint.env_steps) == (path, 15)
+    assert {name: checkpoint.state[name] for name in STATE if name != "training"} == {
+        name: value for name, value in STATE.items() if name != "training"
+    }
     assert sorted(child.name for child in tmp_path.iterdir()) == ["000000000010", "000000000015"]
 
 

@@ -305,7 +305,7 @@ def test_members_offer_themselves_to_the_kernel_when_memory_is_short() -> None:
 # Where the trainer is when it is sent a signal: function, and at which of its calls.
 MOMENTS = [
     ("Training.publish", 1, KILL),  # nothing is published, the mailbox is there
-    ("_sync", 4, KILL),  # in the second checkpoint
+    ("digest_of_file", 4, KILL),  # in the second checkpoint
 ]
 OTHER_MOMENTS = [
     ("Checkpoints.write", 1, KILL),  # there is no checkpoint
