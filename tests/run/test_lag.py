@@ -12,7 +12,7 @@ from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay.sources import make_source
-from ddrl.run.training import PENDING, RECENT, LagBound, LagMeter
+from ddrl.run.training import PENDING, RECENT, LagBound, LagMeter, Recent
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, settings
 
@@ -164,3 +164,15 @@ def test_no_row_is_learned_from_that_arrived_beyond_the_bound(what: str, tmp_pat
     assert np.nanmax(series["arrival_lag_p99"]) <= 2
     assert series["publishes"][-1] > 20
     assert what == "drop" or series["rows_too_old"][-1] == 0
+
+
+def test_a_percentile_is_numpys() -> None:
+    recent = Recent()
+    values = np.random.default_rng(3).integers(0, 1000, 4097)
+    for part in np.array_split(values, 7):
+        recent.add(part)
+    for percentile in (0, 3.7, 50, 99, 100):
+        assert recent.percentile(percentile) == pytest.approx(float(np.percentile(values, percentile)), abs=1e-9)
+    one = Recent()
+    one.add(np.array([4]))
+    assert one.percentile(99) == 4
