@@ -1,0 +1,84 @@
+"""Whole training loops beside loops that JAX compiles, doing the same work: an env step of the same task, the same
+network, batch and number of gradients.
+
+    python -m benchmarks.learning.compiled --peer-python PYTHON [--cases "td3 128" "pqn 16x128"]
+
+A second on either side is one of a loop that runs: start, compilation and the first env steps are left out. Ours is the
+difference of two serial runs in this process, one by so many env steps longer; the peer's is of one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from benchmarks.harness import Timing, arguments, print_rows, ratios, save
+from benchmarks.learning.loop import run_loop
+
+PEER = Path(__file__).parents[1] / "peers" / "jax_loops.py"
+WARM = 2_048  # env steps before the clock starts
+TD3 = (
+    "learner.algorithm=td3",
+    "learner.loss=mse",
+    "learner.hidden=[256,256]",
+    "env.num_envs=1",
+    "replay.min_size=100",
+    "rollout.warmup_steps=100",
+)
+PQN = ("learner.hidden=[64,64]", "learner.pqn.epochs=5", "learner.pqn.minibatches=16")
+# By the peer's name of a case: task, env steps, settings.
+CASES = {
+    "td3 128": ("pendulum", 4_000, (*TD3, "learner.batch_size=128", "replay.samples_per_insert=128")),
+    "td3 256": ("pendulum", 4_000, (*TD3, "learner.batch_size=256", "replay.samples_per_insert=256")),
+    "pqn 16x128": (
+        "cartpole_pqn",
+        102_400,
+        (*PQN, "env.num_envs=16", "learner.batch_size=16", "learner.pqn.length=128"),
+    ),
+    "pqn 64x32": ("cartpole_pqn", 102_400, (*PQN, "env.num_envs=64", "learner.batch_size=64", "learner.pqn.length=32")),
+}
+KINDS = ("processor_seconds", "wall_seconds")
+
+
+def ours(case: str, env_steps: int) -> dict[str, float]:
+    """Seconds of so many env steps of ddrl's loop."""
+    task, _, settings = CASES[case]
+    short, long = (run_loop(task, steps, settings) for steps in (WARM, WARM + env_steps))
+    return {kind: long[kind] - short[kind] for kind in KINDS}
+
+
+def main() -> None:
+    parser = arguments("compiled", __doc__.splitlines()[0])
+    parser.add_argument(
+        "--peer-python", help="interpreter of an environment with sbx-rl and rejax (default: ddrl alone)"
+    )
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--rounds", type=int, default=5, help="in turn (%(default)s)")
+    options = parser.parse_args()
+    figures = {}
+    for case in options.cases:
+        env_steps = 4_096 if options.short and case.startswith("pqn") else 300 if options.short else CASES[case][1]
+        found: dict[str, list[dict[str, float]]] = {"ddrl": [], "peer": []}
+        versions: dict[str, str] = {}
+        for _ in range(1 if options.short else options.rounds):
+            found["ddrl"].append(ours(case, env_steps))
+            if options.peer_python:
+                command = [options.peer_python, "-W", "ignore", str(PEER), case, str(env_steps)]
+                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                found["peer"].append(json.loads(done.stdout.splitlines()[-1]))
+                versions = found["peer"][-1].pop("versions")
+        seconds = {
+            side: {kind: [1e6 * run[kind] / env_steps for run in runs] for kind in KINDS}
+            for side, runs in found.items()
+            if runs
+        }
+        row = {side: {kind: Timing.of(each) for kind, each in kinds.items()} for side, kinds in seconds.items()}
+        if "peer" in seconds:
+            row["ddrl_over_peer"] = {kind: ratios(seconds["ddrl"][kind], seconds["peer"][kind]) for kind in KINDS}
+        figures[case] = {"env_steps": env_steps, "microseconds_a_step": row, "versions": versions}
+        print_rows([{"case": case, "side": side, **kinds} for side, kinds in row.items()])
+        save(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()
