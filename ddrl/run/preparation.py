@@ -54,6 +54,8 @@ def announce(command: Command, run_id: str, ranks: int) -> Path | None:
     except DdrlError:
         return None
     print(_banner(command, config, path, ranks), file=sys.stderr, flush=True)
+    if file := os.environ.get("DDRL_RUN_FILE"):  # of a launcher that starts the job again where it fails
+        Path(file).write_text(str(path))
     return None if command.resume is not None else path
 
 

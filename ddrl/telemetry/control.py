@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import itertools
 import stat
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self
@@ -479,14 +480,23 @@ def is_listening(folder: Path) -> bool:
     return live is not None and bool(live.control) and is_alive(live)
 
 
+RESTART_POLL = 0.1  # [s] between two looks for the next trainer
+
+
 class ControlClient(_Socket):
     """Sends commands to the `ControlServer` of a folder. RunDirError where none is announced, or its process is gone.
-    `timeout`: seconds that an answer may take."""
+    `timeout`: seconds that an answer may take, and the start of another trainer where one has died."""
 
     def __init__(self, folder: Path, *, timeout: float = 30.0) -> None:
         self.path = folder
         self.timeout = timeout
+        deadline = time.monotonic() + timeout
         live = read_live_file(folder)
+        while (
+            live is not None and not is_alive(live) and run_status(folder).is_active and time.monotonic() < deadline
+        ):  # its trainer has died, and another one starts
+            time.sleep(RESTART_POLL)
+            live = read_live_file(folder)
         if live is None or not live.control:
             raise RunDirError(
                 f"{folder} is not running, or takes no commands (telemetry.live = false): read it with "

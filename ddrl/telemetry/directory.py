@@ -86,7 +86,8 @@ def find_film(run_dir: Path) -> Path | None:
 #
 #     running   it trains                                   paused    by command
 #     ending    a limit, a signal or a command was met      ended     finished, with its reason
-#     failed    finished with the error that it names       dead      its process is gone without a reason
+#     failed    finished with the error that it names       dead      its process is gone without a reason,
+#                                                                     and so is the keeper that would start another one
 
 
 STATUS_FILE = "status.json"
@@ -104,6 +105,7 @@ class Status(msgspec.Struct, frozen=True):
     host: str = ""
     pid_started: float = 0.0
     keeper: int = 0  # process that started it, and every rollout of its host; 0: there is none (--serial)
+    keeper_started: float = 0.0
 
     @property
     def is_active(self) -> bool:
@@ -119,7 +121,7 @@ class StatusFile:
 
     def __init__(self, run_dir: Path, keeper: int = 0) -> None:
         self._path = run_dir / STATUS_FILE
-        self._keeper = keeper
+        self._keeper = keeper, float(start_time(keeper)) if keeper else 0.0
         self._status = Status("running")
         self._write("running", "")
 
@@ -148,7 +150,7 @@ class StatusFile:
     def _write(self, state: State, reason: str) -> None:
         process = os.getpid()
         self._status = Status(
-            state, reason[:2000], time.time(), process, socket.gethostname(), float(start_time(process)), self._keeper
+            state, reason[:2000], time.time(), process, socket.gethostname(), float(start_time(process)), *self._keeper
         )
         try:
             write_atomically(self._path, msgspec.json.format(msgspec.json.encode(self._status)) + b"\n", sync=False)
@@ -162,7 +164,9 @@ def run_status(run_dir: Path) -> Status:
         status = decode(read_regular(run_dir / STATUS_FILE, MAX_STATUS), _DECODER, MessageError, STATUS_FILE)
     except (OSError, MessageError):
         return _status_of_older(run_dir)
-    if status.is_active and status.host == socket.gethostname() and start_time(status.pid) != status.pid_started:
+    has_trainer = status.host != socket.gethostname() or start_time(status.pid) == status.pid_started
+    has_keeper = status.keeper > 0 and start_time(status.keeper) == status.keeper_started > 0
+    if status.is_active and not has_trainer and not has_keeper:  # a keeper starts another trainer, or ends the run soon
         return Status("dead", f"its process {status.pid} is gone and never said why", status.since, status.pid)
     return status
 

@@ -136,6 +136,45 @@ def test_the_slurm_script_starts_the_ranks_of_its_allocation_and_passes_argument
     assert given == "-n|64|python|-m|ddrl.run|pong|--set|env.kwargs={a = 1}|"
 
 
+@pytest.mark.parametrize(
+    ("restarts", "checkpoint", "status", "given", "requeued"),
+    [
+        ("0", True, 7, "pong", True),
+        ("1", True, 7, "--resume {run}", True),
+        ("1", False, 7, "pong", False),
+        ("3", True, 7, "--resume {run}", False),
+        ("1", True, 130, "--resume {run}", False),
+        ("1", True, 0, "--resume {run}", False),
+    ],
+)
+def test_the_slurm_script_puts_a_job_that_failed_back_and_resumes_it(
+    restarts, checkpoint, status, given, requeued, tmp_path
+):
+    for name, text in (("mpirun", f'echo ranks "$@"; exit {status}'), ("scontrol", 'echo "$@" > requeued')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    run = tmp_path / "a run"
+    (run / "checkpoints" / ("000001000" if checkpoint else ".000001000.77")).mkdir(parents=True)
+    (tmp_path / "ddrl-41.run").write_text(str(run))
+    done = subprocess.run(
+        ["bash", LAUNCH / "slurm.sbatch", "pong"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "SLURM_NTASKS": "64",
+            "SLURM_JOB_ID": "41",
+            "SLURM_RESTART_COUNT": restarts,
+        },
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout.splitlines()[1] == f"ranks -n 64 python -m ddrl.run {given.format(run=run)}"
+    assert (tmp_path / "requeued").exists() == requeued
+    if requeued:
+        assert (tmp_path / "requeued").read_text() == "requeue 41\n"
+
+
 def test_the_mpijob_is_one_the_operator_accepts():
     schema = json.loads((Path(__file__).parent / "mpijob_v2beta1.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)

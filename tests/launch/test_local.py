@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.launch import TINY, segments_of, summary, wait_for_checkpoint
+from tests.run.launch import TINY, processes_of, segments_of, summary, wait_for_checkpoint
 from tests.waiting import PATIENCE
 
 LOCAL = Path(__file__).parents[2] / "mpi_launch" / "local"
@@ -46,6 +46,59 @@ def test_the_command_is_printed_as_it_is_run(tmp_path):
     assert given[-6:] == [sys.executable, "-m", "ddrl.run", "pong", "--set", "env.kwargs={a = 1}"]
     assert ("--allow-run-as-root" in given) == (os.geteuid() == 0)
     assert ":OVERSUBSCRIBE" in given
+
+
+def failing_mpirun(folder: Path, checkpoints: str) -> Path:
+    """An mpirun that writes down its arguments, and a checkpoint named after the number of its start; it always
+    fails."""
+    path = folder / "mpirun"
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && exit\necho ranks "$@" >> {folder}/starts\n'
+        f'echo {folder}/run > "$DDRL_RUN_FILE"; mkdir -p {folder}/run/checkpoints; cd {folder}/run/checkpoints\n'
+        f"number=$(wc -l < {folder}/starts); {checkpoints}\nexit 3\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "starts"),
+    [("mkdir 00$number", 3), ("mkdir -p 001", 2), ("true", 1)],
+    ids=["each takes one", "the second takes none", "none at all"],
+)
+def test_a_job_that_fails_is_kept_alive_while_each_takes_a_checkpoint(checkpoints, starts, tmp_path):
+    fake = failing_mpirun(tmp_path, checkpoints)
+    done = subprocess.run(
+        [LOCAL, "4", "--keep-alive", "2", "pong", "--set", "run.seed=7"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable},
+    )
+    assert done.returncode == 3, done.stderr
+    given = [line.partition("ddrl.run ")[2] for line in (tmp_path / "starts").read_text().splitlines()]
+    assert given == ["pong --set run.seed=7", *[f"--resume {tmp_path}/run"] * (starts - 1)]
+
+
+@pytest.mark.parametrize("name", ["ddrl 3 relay", pytest.param("ddrl keeper 0", marks=pytest.mark.long)])
+def test_a_job_that_loses_a_rank_is_kept_alive(name, tmp_path):
+    run = tmp_path / "run"
+    # Steps that are slow enough for a death before the end.
+    more = ["--set", f"run.dir={run}", "--set", "cluster.relays=2", "--set", "run.max_env_steps=20000"]
+    process = subprocess.Popen(
+        [LOCAL, "6", "--keep-alive", "1", *TINY, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+    wait_for_checkpoint(run, process)
+    os.kill(processes_of(run)[name], signal.SIGKILL)
+    out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, errors
+    assert "it is started again from" in errors
+    assert out.count(f"--resume {run}") == 2  # the second start, and how to go on
+    assert summary(run)["env_steps"] == 20000
+    assert segments_of(run) == []
 
 
 def test_another_mpi_gets_no_option_of_open_mpi(tmp_path):

@@ -71,6 +71,18 @@ def test_a_run_that_failed_says_with_what(tmp_path):
         assert run.state == "failed"
 
 
+def test_a_run_without_a_trainer_is_not_dead_while_its_keeper_lives(tmp_path):
+    script = (
+        "import os, sys, pathlib; from ddrl.telemetry.directory import StatusFile; "
+        "StatusFile(pathlib.Path(sys.argv[1]), int(sys.argv[2])); os._exit(9)"
+    )
+    with subprocess.Popen(["sleep", "1000"]) as keeper:
+        subprocess.run([sys.executable, "-c", script, str(tmp_path), str(keeper.pid)], check=False)
+        assert run_status(tmp_path).state == "running"
+        keeper.kill()
+    assert run_status(tmp_path).state == "dead"
+
+
 def test_a_run_whose_process_is_gone_without_a_word_is_dead_and_another_process_of_its_number_is_not_it(tmp_path):
     script = (
         "import os, sys, pathlib; from ddrl.telemetry.directory import StatusFile; "

@@ -1,0 +1,1 @@
+"""What breaks a run on purpose."""
