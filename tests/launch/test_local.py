@@ -79,10 +79,10 @@ def test_a_job_that_fails_is_kept_alive_while_each_takes_a_checkpoint(checkpoint
     assert given == ["pong --set run.seed=7", *[f"--resume {tmp_path}/run"] * (starts - 1)]
 
 
-@pytest.mark.parametrize("name", ["ddrl 3 relay", pytest.param("ddrl keeper 0", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ddrl 3 relay", "ddrl keeper 0"])
 def test_a_job_that_loses_a_rank_is_kept_alive(name, tmp_path):
     run = tmp_path / "run"
-    # Steps that are slow enough for a death before the end.
     more = ["--set", f"run.dir={run}", "--set", "cluster.relays=2", "--set", "run.max_env_steps=20000"]
     process = subprocess.Popen(
         [LOCAL, "6", "--keep-alive", "1", *TINY, *more],
