@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from ddrl.balance import Balancer
-from ddrl.balance.simulator import Course, Scenario, Simulation, make_scenario, regret, simulate, slow_down, times
+from ddrl.balance.simulator import Course, Scenario, Simulation, make_scenario, regret, simulate, slow_down
 from ddrl.balance.sizers import make_sizer
 from ddrl.plots.frame import add_line, new_figure
 
@@ -74,7 +74,7 @@ class LiveCluster(History):
         simulation = self._simulation
         for _ in range(min(iterations, simulation.scenario.iterations - simulation.iteration)):
             sizes = self._sizer.propose(self._observation)
-            self._seconds.append(times(simulation.scenario, simulation.iteration, sizes)[0])
+            self._seconds.append(simulation.times(sizes)[0])
             self._sizes.append(sizes[0])
             _, self._observation = simulation.step(sizes)
         return self

@@ -23,15 +23,16 @@ from benchmarks.harness import RESULTS, arguments, print_rows, print_table, save
 from benchmarks.microbatch.fronts import hypervolume, nondominated
 from ddrl.balance import Cluster, Observation, make_sizer
 from ddrl.balance.ddqn import OBJECTIVES, SHIPPED, SHIPPED_TIMES
-from ddrl.balance.simulator import Course, Scenario, make_scenario, regret, simulate, slow_down
+from ddrl.balance.simulator import BY_CLOCK, Course, Scenario, make_scenario, regret, simulate, slow_down
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)
 SEEN = ("static", "drifting", "bursty", "periodic", "lasting")
-UNSEEN = ("capped", "transient", "wave", "racks", "cron")
+UNSEEN = ("capped", "transient", "wave", "racks", "cron", *BY_CLOCK)
 NODES = (4, 10, 32, 64)  # all unseen
 FILTERS = ("ema", "last_value", "controller", "affine")
-PLAIN = ("equal", "static", *FILTERS, "clairvoyant")
+RULES = (*FILTERS, "rhythm", "hedge", "both")
+PLAIN = ("equal", "static", *RULES, "clairvoyant")
 FIRST_ITERATIONS = 20  # in which a sizer learns the speeds
 SKIP = 20  # iterations at the beginning that do not count
 WEIGHTS = (
@@ -82,22 +83,28 @@ def regrets(kind: str, clusters: int, iterations: int, agents: Mapping[str, list
 
 
 def row_of_regrets(kind: str, clusters: int, iterations: int, agents: Mapping[str, list[Path]]) -> dict[str, Any]:
-    """Of one kind: each sizer's regret; the rival (best filter); the DDQN less the rival, cluster by cluster."""
+    """Of one kind: each sizer's regret; the rival (best rule, `both` apart); differences, cluster by cluster."""
     values = regrets(kind, clusters, iterations, agents)
-    rival = min(FILTERS, key=lambda name: values[name].mean())
-    difference = values["ddqn"] - values[rival]
+    rival = min((name for name in RULES if name != "both"), key=lambda name: values[name].mean())
     part = clusters // len(NODES)
-    print(f"{kind}: rival {rival}, DDQN less rival {100 * difference.mean():.2f} points", flush=True)
-    return {
+    row: dict[str, Any] = {
         "unseen": kind in UNSEEN,
         "regret": {name: interval(found) for name, found in values.items()},
         "rival": rival,
-        "ddqn_less_rival": interval(difference),
-        "ddqn_less_rival_by_nodes": {
-            str(nodes): interval(difference[:, at * part : (at + 1) * part]) for at, nodes in enumerate(NODES)
-        },
-        "ddqn_less_rival_by_seed": difference.mean(1).tolist(),
     }
+    others = {"rival": rival, "both": "both", "affine": "affine"}
+    for one, other in itertools.product(("ddqn", "both"), others):
+        if one == other:
+            continue
+        difference = np.atleast_2d(values[one] - values[others[other]])
+        row[f"{one}_less_{other}"] = interval(difference)
+        row[f"{one}_less_{other}_by_nodes"] = {
+            str(nodes): interval(difference[:, at * part : (at + 1) * part]) for at, nodes in enumerate(NODES)
+        }
+    row["ddqn_less_rival_by_seed"] = (values["ddqn"] - values[rival]).mean(1).tolist()
+    shown = ", ".join(f"{name} {100 * row['regret'][name]['mean']:.2f}" for name in (*RULES, "ddqn", "clairvoyant"))
+    print(f"{kind}: best rule {rival}; {shown}", flush=True)
+    return row
 
 
 def table_of_regrets(
@@ -226,12 +233,13 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=24_000, help="of one training (%(default)s)")
     parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
     parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")
+    parser.add_argument("--part", choices=("all", "regret"), default="all", help="regret: that table alone")
     options = parser.parse_args()
     if options.train:
         train_agents(options.updates)
     trained = [agent_path(seed) for seed in SEEDS if agent_path(seed).exists()] or [SHIPPED]
     trained = trained[:1] if options.short else trained
-    agents = {"ddqn": trained, "ddqn, always": trained[:1]}
+    agents = {"ddqn": trained} | ({"ddqn, always": trained[:1]} if options.part == "all" else {})
     clusters = options.clusters or (8 if options.short else 200)
     iterations = 40 if options.short else 150
     found = {
@@ -240,13 +248,21 @@ def main() -> None:
         "nodes": NODES,
         "training_seeds": len(trained),
         "regret": table_of_regrets(clusters, iterations, agents, options.processes),
-        "jitter": noisy(clusters, iterations),
-        "recovery": recovery(8 if options.short else 100, trained),
-        "milliseconds_64_nodes": cost(50 if options.short else 300),
-        "pareto": pareto(2 if options.short else 12, iterations, trained[0]),
     }
+    if options.part == "all":
+        found |= parts_beside_regret(options.short, iterations, trained, clusters)
     save(options.json, found)
     show(found)
+
+
+def parts_beside_regret(short: bool, iterations: int, trained: list[Path], clusters: int) -> dict[str, Any]:
+    """Jitter, recovery, cost and fronts."""
+    return {
+        "jitter": noisy(clusters, iterations),
+        "recovery": recovery(8 if short else 100, trained),
+        "milliseconds_64_nodes": cost(50 if short else 300),
+        "pareto": pareto(2 if short else 12, iterations, trained[0]),
+    }
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -262,6 +278,8 @@ def show(found: Mapping[str, Any]) -> None:
         for kind, row in found["regret"].items()
     ]
     print_rows(rows)
+    if "jitter" not in found:
+        return
     noise = [(kind, jitter, row) for kind, rows in found["jitter"].items() for jitter, row in rows.items()]
     print_rows(
         [

@@ -43,7 +43,7 @@ KINDS = (
     "bursty",
     "periodic",
     "lasting",
-)  # capped, transient, wave, racks and cron are never seen
+)  # no other kind of the simulator is ever seen
 NODES = (3, 5, 8, 14, 28)  # 4, 10, 20, 32 and 64 are never seen
 NODES_AT_ONCE = 160  # of all clusters that are simulated together; iterations of an episode
 ITERATIONS = 150

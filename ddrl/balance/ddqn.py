@@ -210,7 +210,7 @@ class NodeState:
             self._fall,
             np.log1p(self._age) / 4,
             np.where(known, np.clip(duration - self._age, -5, 5) / 5, 0.0),
-            known & (self._age == duration),
+            self.due,
             known & (self._age > duration),
             np.take_along_axis(self._irregular, state, 0)[0],
             known,
@@ -246,6 +246,19 @@ class NodeState:
         )
         context = np.stack([np.asarray(np.broadcast_to(column, shape), np.float32) for column in columns], -1)
         return np.concatenate([context, np.broadcast_to(np.asarray(weights, np.float32), (*shape, 4))], -1)
+
+    @property
+    def due(self) -> NDArray[np.bool_]:
+        """Where [..., N] a node's present state, slow or fast, has lasted exactly as long as its last whole stay in
+        that state."""
+        duration = np.where(self._slow, self._duration[1], self._duration[0])
+        return (duration > 0) & (self._age == duration)
+
+    @property
+    def expected_fall(self) -> Floats:
+        """Relative time [..., N] that a fast node's next iteration takes longer on average: its rate of jumps times
+        the size of its falls; 0 where it is slow."""
+        return np.where(self._slow, 0.0, self._jump_rate * np.expm1(self._fall))
 
     def slowness(self, actions: NDArray[np.int64]) -> Floats:
         """How many times longer than the filter says a node with an action [..., N] is taken to need."""
@@ -357,8 +370,44 @@ def first_of(actions: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
 
 def apply_actions(state: NodeState, actions: NDArray[np.int64]) -> Sizes:
     """Sizes for actions [..., N]."""
+    return sizes_under(state, state.slowness(actions))
+
+
+def sizes_under(state: NodeState, slowness: Floats) -> Sizes:
+    """The optimum if each node takes `slowness` [..., N] times as long as the filter says."""
     cluster = state.cluster
-    slowness = state.slowness(actions)
     overhead = state.filter.overhead * slowness
     speed = state.filter.speed / slowness
     return balanced_sizes(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)
+
+
+class Earnings:
+    """What each of R candidates' sizes earned beside those of candidate 0, the filter's own: discounted averages.
+
+    Each iteration shows what other sizes would have given: a node that took t for b samples would have taken
+    t (a + b' w) / (a + b w) for b'. Time saved counts in seconds, not by its share of each iteration: slow iterations
+    are what there is to gain."""
+
+    def __init__(self, candidates: int, cluster: Cluster, weights: NDArray[np.floating[Any]], rate: float) -> None:
+        shape = cluster.speed.shape[:-1]
+        self._total = cluster.total.astype(np.float64)
+        self._weights = weights
+        self._rate = rate
+        self._usual = np.zeros(shape)  # average seconds of an iteration by the filter's sizes
+        self.earned = np.zeros((candidates, *shape))
+
+    def update(self, track: AffineFilter, observation: Observation, sizes: Sizes) -> None:
+        """Take in what `sizes` [R, ..., N] would have given in the observed iteration, over the gradients received."""
+        received = observation.received
+        alike = observation.seconds / (track.overhead + np.maximum(observation.sizes, 1) / track.speed)
+        finish = np.where(received, alike * (track.overhead + sizes / track.speed), 0.0)
+        seconds = finish.max(-1)
+        self._usual += np.where(self._usual > 0, self._rate, 1.0) * (seconds[0] - self._usual)
+        reference = np.maximum(self._usual, 1e-12)
+        gained = rewards(seconds, reference, finish, sizes, self._total, observation.noise_scale) @ self._weights
+        self.earned += self._rate * (gained - gained[0] - self.earned)
+
+    def best(self, margin: float) -> NDArray[np.int64]:
+        """The candidate [...] that earned most; 0 unless that is more than `margin`."""
+        best = self.earned.argmax(0)
+        return np.where(self.earned.max(0) > margin, best, 0)

@@ -2,8 +2,9 @@
 program's own training loop.
 
 A sizer is a plug-in (`core.plugins`): a class of this module with a `name`, or package.module:Class. `equal`, `static`,
-`last_value`, `ema` and `controller` are rules of others, `affine` is the default, `ddqn` the learned one; the oracles
-`causal` and `clairvoyant` know true speeds and work in a simulator only."""
+`last_value`, `ema` and `controller` are rules of others, `affine` is the default; `rhythm`, `hedge` and `both` expect
+slow-downs by what a node did before, without training, `ddqn` is the learned one; the oracles `causal` and
+`clairvoyant` know true speeds and work in a simulator only."""
 
 from __future__ import annotations
 
@@ -16,15 +17,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddrl.balance.ddqn import (
+    FACTORS,
+    OBJECTIVES,
+    REGIMES,
     SHIPPED,
     SHIPPED_TIMES,
+    Earnings,
     NodeState,
     ValueNetwork,
     apply_actions,
     best_actions,
     check_weights,
     first_of,
-    rewards,
+    sizes_under,
 )
 from ddrl.balance.sizes import (
     AffineFilter,
@@ -321,6 +326,99 @@ class Clairvoyant(Causal):
         return observation.now
 
 
+# -- rules that expect slow-downs --------------------------------------------------------------------------------------
+
+
+class Rhythm(Sizer):
+    """The affine filter, and a rhythm: a node whose present state, slow or fast, has lasted exactly as long as its last
+    whole stay in that state is taken to switch in the next iteration."""
+
+    name: ClassVar[str] = "rhythm"
+    Settings = FilterSettings
+
+    def __init__(self, cluster: Cluster, settings: FilterSettings) -> None:
+        self._state = NodeState(cluster, settings)
+
+    def propose(self, observation: Observation) -> Sizes:
+        self._state.update(observation.times_alone())
+        return rhythm_sizes(self._state)
+
+
+SWITCH = len(FACTORS) + REGIMES.index("switch")
+
+
+def rhythm_sizes(state: NodeState) -> Sizes:
+    """Sizes [..., N] if the nodes that are due switch between slow and fast."""
+    return apply_actions(state, np.where(state.due, SWITCH, 0))
+
+
+@dataclass(frozen=True)
+class HedgeSettings(FilterSettings):
+    """Settings of `hedge`: the filter's, and its strength."""
+
+    strength: float = setting(
+        2.0, "", "How many times the mean slow-down to come is added to a fast node's expected time.", ge=0
+    )
+
+
+class Hedge(Rhythm):
+    """The affine filter, with a reserve for chance: a fast node is taken to need longer by `strength` times the rate of
+    its jumps times the size of its falls."""
+
+    name: ClassVar[str] = "hedge"
+    Settings = HedgeSettings
+
+    def __init__(self, cluster: Cluster, settings: HedgeSettings) -> None:
+        super().__init__(cluster, settings)
+        self._strength = settings.strength
+
+    def propose(self, observation: Observation) -> Sizes:
+        self._state.update(observation.times_alone())
+        return hedge_sizes(self._state, self._strength)
+
+
+def hedge_sizes(state: NodeState, strength: float) -> Sizes:
+    """Sizes [..., N] with a reserve of `strength` times each node's expected fall."""
+    return sizes_under(state, 1.0 + strength * state.expected_fall)
+
+
+@dataclass(frozen=True)
+class BothSettings(HedgeSettings):
+    """Settings of `both`: those of the rules, and of the choice between them."""
+
+    trust: float = setting(0.02, "", "Share of the newest iteration in what each rule earned.", gt=0, le=1)
+    margin: float = setting(
+        0.003, "iterations", "What a rule must have saved on average beside the filter's sizes to be used.", ge=0
+    )
+
+
+class Both(Sizer):
+    """In each cluster the one of `affine`, `rhythm` and `hedge` whose sizes would have saved most time so far."""
+
+    name: ClassVar[str] = "both"
+    Settings = BothSettings
+
+    def __init__(self, cluster: Cluster, settings: BothSettings) -> None:
+        self._settings = settings
+        self._state = NodeState(cluster, settings)
+        time_alone = np.eye(len(OBJECTIVES))[0]
+        self._earnings = Earnings(3, cluster, time_alone, settings.trust)
+        self._sizes: Sizes | None = None
+
+    def propose(self, observation: Observation) -> Sizes:
+        state = self._state
+        observation = observation.times_alone()
+        state.update(observation)
+        if self._sizes is not None and observation.received.any():
+            self._earnings.update(state.filter, observation, self._sizes)
+        same = np.ones(state.cluster.speed.shape)
+        self._sizes = np.stack(
+            [sizes_under(state, same), rhythm_sizes(state), hedge_sizes(state, self._settings.strength)]
+        )
+        chosen = self._earnings.best(self._settings.margin)
+        return np.take_along_axis(self._sizes, chosen[None, ..., None], 0)[0]
+
+
 # -- the learned sizer -------------------------------------------------------------------------------------------------
 
 
@@ -349,11 +447,9 @@ class Ddqn(Sizer):
     """A double DQN over the affine filter: each node's action multiplies the filter's size or chooses another regime; a
     further action chooses K of N where `choose_first`. Action = argmax of the objectives' weighted values.
 
-    Each iteration shows what the filter's own sizes would have given: a node that took t for b samples would have taken
-    t (a + b' w) / (a + b w) for b'. The agent's sizes are used in a cluster while they earn more there than the
-    filter's would; else the filter's are used, and the agent's are compared with them. So where training did not
-    prepare it, this sizer is the affine filter. Trained in the simulator by `python -m benchmarks.microbatch --train`;
-    inference is numpy."""
+    The agent's sizes are used in a cluster while they earn more there than the filter's would (`ddqn.Earnings`); else
+    the filter's are used, and the agent's are compared with them. So where training did not prepare it, this sizer is
+    the affine filter. Trained in the simulator by `python -m benchmarks.microbatch --train`; inference is numpy."""
 
     name: ClassVar[str] = "ddqn"
     Settings = DdqnSettings
@@ -369,15 +465,15 @@ class Ddqn(Sizer):
         shape = cluster.speed.shape[:-1]
         nodes = cluster.nodes
         self._first = np.full(shape, nodes) if settings.choose_first else None
-        self._earned = np.zeros(cluster.speed.shape[:-1])  # average of what the agent's sizes gain beside the filter's
-        self._usual = np.zeros(cluster.speed.shape[:-1])  # average seconds of an iteration by the filter's sizes
-        self._agent = self._filter = np.zeros(cluster.speed.shape, np.int64)  # the last sizes of both
+        self._earnings = Earnings(2, cluster, self._weights, settings.trust)
+        self._sizes: Sizes | None = None  # the last ones of the filter and of the agent [2, ..., N]
         self.actions = np.zeros(cluster.speed.shape, np.int64)
 
     @property
     def used(self) -> NDArray[np.bool_]:
         """In which clusters [...] the agent's sizes are used now, rather than the filter's."""
-        return self._earned > MIN_GAIN if self._settings.trust else np.ones(self._earned.shape, np.bool_)
+        earned = self._earnings.earned[1]
+        return earned > MIN_GAIN if self._settings.trust else np.ones(earned.shape, np.bool_)
 
     def propose(self, observation: Observation) -> Sizes:
         state = self._state
@@ -385,32 +481,17 @@ class Ddqn(Sizer):
         observation = observation if self.reads_gradients else observation.times_alone()
         state.update(observation)
         if observation.received.any():
-            self._judge(observation)
+            if self._sizes is not None:
+                self._earnings.update(state.filter, observation, self._sizes)
             values = self._network(state.features(), state.context(self._weights))
             self.actions = best_actions(values.nodes @ self._weights, self._settings.margin)
             if self._settings.choose_first:
                 chosen = best_actions(values.first @ self._weights, self._settings.margin)
                 self._first = first_of(chosen, nodes)
-        self._filter = apply_actions(state, np.zeros_like(self.actions))
-        self._agent = apply_actions(state, self.actions)
-        return np.where(self.used[..., None], self._agent, self._filter)
-
-    def _judge(self, observation: Observation) -> None:
-        """Compare what the agent's last sizes earned, or would have, with the filter's, over the gradients received."""
-        if not self._agent.any():
-            return
-        track = self._state.filter
-        received = observation.received
-        alike = observation.seconds / (track.overhead + np.maximum(observation.sizes, 1) / track.speed)
-        both = np.stack([self._agent, self._filter])
-        finish = np.where(received, alike * (track.overhead + both / track.speed), 0.0)
-        seconds = finish.max(-1)
-        total = self._cluster.total.astype(np.float64)
-        phi = observation.noise_scale
-        # Time saved counts in seconds, not by its share of each iteration: slow iterations are what there is to gain.
-        self._usual += np.where(self._usual > 0, self._settings.trust, 1.0) * (seconds[1] - self._usual)
-        earned = rewards(seconds, np.maximum(self._usual, 1e-12), finish, both, total, phi) @ self._weights
-        self._earned += self._settings.trust * (earned[0] - earned[1] - self._earned)
+        own = apply_actions(state, np.zeros_like(self.actions))
+        agent = apply_actions(state, self.actions)
+        self._sizes = np.stack([own, agent])
+        return np.where(self.used[..., None], agent, own)
 
     def first(self) -> NDArray[np.int64] | None:
         return self._first

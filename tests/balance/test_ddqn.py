@@ -186,11 +186,11 @@ def test_what_the_agent_earns_is_counted_in_seconds_not_by_iterations():
     cluster = Cluster.of(32, np.full(2, 16.0))
     sizer, filters, agents = make_sizer("ddqn", cluster), np.array([16, 16]), np.array([12, 20])
     for turn in range(400):
-        sizer._agent, sizer._filter = agents, filters
+        sizer._sizes = np.stack([filters, agents])
         slow = 10.0 if turn % 8 == 7 else 1.0
         observation = Observation.of(cluster, filters, np.array([slow, 1.0]))
         sizer._state.update(observation)
-        sizer._judge(observation)
+        sizer._earnings.update(sizer._state.filter, observation, sizer._sizes)
     assert sizer.used
 
 

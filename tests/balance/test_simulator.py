@@ -7,7 +7,17 @@ from benchmarks.microbatch.fronts import hypervolume, nondominated
 from benchmarks.microbatch.work import expected_first_of
 from ddrl.balance import make_sizer
 from ddrl.balance.ddqn import check_weights, rewards
-from ddrl.balance.simulator import KINDS, Simulation, awaited, make_scenario, simulate, slow_down, times
+from ddrl.balance.simulator import (
+    BY_CLOCK,
+    KINDS,
+    Simulation,
+    awaited,
+    make_scenario,
+    regret,
+    simulate,
+    slow_down,
+    times,
+)
 from ddrl.core.errors import ConfigError
 
 
@@ -29,7 +39,7 @@ def test_node_times_are_affine_in_the_size_and_stretched_by_the_slow_down():
     sizes = np.full((3, 4), 10)
     np.testing.assert_allclose(times(scenario, 7, sizes), scenario.slow[7] * (a + 10 / v) + c, rtol=1e-6)
     assert (times(scenario, 7, np.zeros((3, 4), int)) == 0).all()
-    truth = scenario.truth(7)
+    truth = scenario.truth(scenario.slow[7])
     np.testing.assert_allclose(truth.overhead + sizes / truth.speed, times(scenario, 7, sizes), rtol=1e-6)
 
 
@@ -44,6 +54,63 @@ def test_a_slow_down_can_be_put_where_one_wants_it():
     slowed = slow_down(plain, 1, 4, 6, 3.0)
     assert (slowed.slow[4:6, :, 1] == 3.0).all()
     assert slowed.slow.sum() == plain.slow.sum() + 2 * 2 * 2.0
+
+
+def by_the_clock(law, step=0.5):
+    """One cluster of one node without overheads, at 1 sample/s, slowed by `law` on steps of the clock."""
+    scenario = make_scenario("clock periodic", 1, 1, 10, 1, jitter=1e-9)
+    nothing = np.zeros((1, 1))
+    return dataclasses.replace(
+        scenario,
+        overhead=nothing,
+        communication=nothing,
+        speed=np.ones((1, 1)),
+        slow=np.asarray(law, float)[:, None, None],
+        step=np.array([step]),
+    )
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.3, 1.2, 7.9])
+@pytest.mark.parametrize("work", [0.1, 0.75, 3.0, 20.0])
+def test_work_by_the_clock_takes_as_long_as_small_steps_of_it_add_up_to(begin, work):
+    law, step = [1.0, 4.0, 1.5, 2.0], 0.5
+    now, left, tick = begin, work, 1e-4
+    while left > 0:
+        left -= tick / law[int(now / step) % len(law)]
+        now += tick
+    taken = times(by_the_clock(law, step), 0, np.full((1, 1), work), np.full((1, 1), begin))
+    assert taken[0, 0] == pytest.approx(now - begin, abs=2e-3)
+
+
+def test_a_node_slowed_by_the_clock_is_slow_for_seconds_whatever_its_sizes_are():
+    law = [1.0] * 20 + [3.0] * 20  # 10 s fast, 10 s slow
+    ends = {}
+    for size in (1, 2):
+        simulation, clock = Simulation(by_the_clock(law)), []
+        for _ in range(10):
+            seconds, _ = simulation.step(np.full((1, 1), size))
+            clock.append(seconds[0])
+        ends[size] = np.cumsum(clock)
+    np.testing.assert_allclose(ends[1], [*range(1, 11)], rtol=1e-6)  # slow only after the tenth
+    np.testing.assert_allclose(ends[2][:6], [2, 4, 6, 8, 10, 16], rtol=1e-6)  # from the sixth on
+
+
+def test_periods_of_iterations_are_not_shifted_by_sizes():
+    scenario = make_scenario("periodic", 1, 4, 60, 1)
+    share = scenario.cluster.total[0] // 4
+    courses = [np.full((1, 4), share), np.array([[1, 1, 1, scenario.cluster.total[0] - 3]])]
+    for sizes in courses:
+        simulation = Simulation(scenario)
+        for iteration in range(60):
+            _, seen = simulation.step(sizes)
+            np.testing.assert_allclose(seen.before.speed, scenario.speed / scenario.slow[iteration])
+
+
+@pytest.mark.parametrize("kind", BY_CLOCK)
+def test_the_clairvoyant_sees_what_comes_by_the_clock(kind):
+    scenario = make_scenario(kind, 8, 8, 120, 3)
+    causal, clairvoyant = (simulate(scenario, make_sizer(name, scenario.cluster)) for name in ("causal", "clairvoyant"))
+    assert regret(clairvoyant, causal, 20).mean() < -0.03
 
 
 def test_an_iteration_ends_with_the_slowest_node_or_with_the_kth():

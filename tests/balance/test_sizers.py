@@ -16,8 +16,8 @@ def run(name, scenario, **settings):
 
 
 def test_these_sizers_are_built_in():
-    wanted = {"equal", "static", "ema", "last_value", "controller", "affine", "ddqn", "causal", "clairvoyant"}
-    assert set(SIZERS) == wanted
+    rules = {"equal", "static", "ema", "last_value", "controller", "affine", "rhythm", "hedge", "both"}
+    assert set(SIZERS) == rules | {"ddqn", "causal", "clairvoyant"}
 
 
 @pytest.mark.parametrize("name", SIZERS)
@@ -30,7 +30,7 @@ def test_every_sizer_gives_sizes_within_bounds_that_sum_to_the_batch(name, kind)
     assert (course.sizes <= cluster.max_size).all()
 
 
-@pytest.mark.parametrize("name", ["equal", "static", "ema", "last_value", "controller", "affine"])
+@pytest.mark.parametrize("name", ["equal", "static", "ema", "last_value", "controller", "affine", "rhythm", "both"])
 def test_a_cluster_is_sized_the_same_alone_and_among_others(name):
     scenario = make_scenario("drifting", 3, 5, 30, 2)
     together = run(name, scenario)
@@ -70,6 +70,45 @@ def test_the_clairvoyant_is_earlier_than_the_causal_oracle_where_speeds_change()
     assert regret(run("clairvoyant", scenario), run("causal", scenario)).mean() < -0.02
     scenario = make_scenario("static", 5, 8, 50, 5)
     assert regret(run("clairvoyant", scenario), run("causal", scenario)).mean() == 0.0
+
+
+def test_a_rhythm_is_met_with_the_right_size_in_the_very_iteration_of_the_change():
+    scenario = make_scenario("static", 1, 4, 80, 1, jitter=1e-9)
+    slow = np.arange(80) % 12 >= 8
+    scenario.slow[:, 0, 0] = np.where(slow, 3.0, 1.0)
+    sizes = run("rhythm", scenario).sizes[:, 0, 0]
+    wanted = run("clairvoyant", scenario).sizes[:, 0, 0]
+    late = run("affine", scenario).sizes[:, 0, 0]
+    changes = np.flatnonzero(np.diff(slow))[4:] + 1
+    np.testing.assert_allclose(sizes[changes], wanted[changes], rtol=0.1)
+    assert (np.abs(late[changes] - wanted[changes]) > 0.3 * wanted[changes]).all()
+
+
+def test_a_hedge_gives_a_node_that_is_often_slowed_less_while_it_is_fast_and_nothing_for_strength_zero():
+    scenario = make_scenario("static", 1, 4, 120, 1)
+    rng = np.random.default_rng(1)
+    scenario.slow[:, 0, 0] = np.where(rng.random(120) < 0.15, 4.0, 1.0)
+    plain, hedged, none = run("affine", scenario), run("hedge", scenario), run("hedge", scenario, strength=0.0)
+    np.testing.assert_array_equal(none.sizes, plain.sizes)
+    fast = (scenario.slow[:, 0, 0] == 1.0) & (np.arange(120) > 40)
+    assert hedged.sizes[fast, 0, 0].mean() < 0.9 * plain.sizes[fast, 0, 0].mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule", "gain"),
+    [("periodic", "rhythm", 0.15), ("bursty", "hedge", 0.01), ("clock periodic", "hedge", 0.01)],
+)
+def test_both_is_near_the_better_rule_which_beats_the_filter(kind, rule, gain):
+    scenario = make_scenario(kind, 12, 24, 150, 5)
+    causal = run("causal", scenario)
+    affine, single, both = (regret(run(name, scenario), causal, 20).mean() for name in ("affine", rule, "both"))
+    assert single < affine - gain
+    assert both < single + 0.01
+
+
+def test_both_leaves_the_filter_its_sizes_where_no_rule_saves_time():
+    scenario = make_scenario("static", 6, 8, 80, 6)
+    np.testing.assert_array_equal(run("both", scenario).sizes, run("affine", scenario).sizes)
 
 
 def test_after_a_sudden_slow_down_the_affine_filter_is_near_the_oracle_within_five_iterations():
