@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ddrl.telemetry import Run
+from ddrl.telemetry.ledger import LEDGER, accounts
 from tests.sources import environment
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 
@@ -99,6 +101,17 @@ def mpirun_command(ranks: int, *arguments: str) -> list[str]:
 def summary(run: Path) -> dict[str, Any]:
     """The summary a run left."""
     return json.loads((run / "summary.json").read_text())
+
+
+def balances(run: Path) -> dict[str, int]:
+    """Each account of the run's ledger balances; the trainer's counts."""
+    with Run(run) as finished:
+        entry = finished.snapshot(LEDGER)
+        assert entry is not None
+        assert entry["ended"]
+        for account in accounts(entry, finished.latest().values[-1]):
+            assert not account.missing, str(account)
+    return entry["state"]
 
 
 def segments_of(run: Path) -> list[str]:

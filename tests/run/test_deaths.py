@@ -25,11 +25,12 @@ from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.keeper import MIN_WORK, Deaths
 from ddrl.telemetry import Run, attach, run_status
-from ddrl.telemetry.ledger import LEDGER, accounts
+from ddrl.telemetry.ledger import LEDGER
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
     UNTIL_STOPPED,
+    balances,
     ddrl,
     mpirun,
     mpirun_command,
@@ -77,17 +78,6 @@ def went_well(run: Path, said: str, output: str, signals: Sequence[int], reason:
             assert words in said, said
     assert segments_of(run) == []
     balances(run)
-
-
-def balances(run: Path) -> dict[str, int]:
-    """Each account of the run's ledger balances; the trainer's counts."""
-    with Run(run) as finished:
-        entry = finished.snapshot(LEDGER)
-        assert entry is not None
-        assert entry["ended"]
-        for account in accounts(entry, finished.latest().values[-1]):
-            assert not account.missing, str(account)
-    return entry["state"]
 
 
 @pytest.mark.parametrize("signals", [ALL, (ERROR, ERROR)], ids=["signals", "exceptions"])

@@ -3,13 +3,19 @@
 import hashlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.run.launch import TINY, ddrl, segments_of, settings, summary
+from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
+from tests.sources import environment
+from tests.waiting import PATIENCE
+
+KILLED = [sys.executable, "-m", "tests.run.killed_serial"]
 
 
 def run(folder: Path, seed: int, *more: str) -> None:
@@ -80,6 +86,32 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(first, tmp_pat
     assert learned(newest(resumed)) == learned(newest(first))
     assert recorded(newest(resumed)) == recorded(newest(first))
     assert json.loads((resumed / "summary.json").read_text())["updates"] == summary(first)["updates"]
+
+
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.long)])
+def test_a_run_that_is_killed_at_random_points_ends_with_the_bits_of_an_uninterrupted_one(first, kills, tmp_path):
+    done_kills = 0
+    for turn in range(kills):
+        killed = tmp_path / str(turn)
+        done = subprocess.run(
+            [*KILLED, str(killed), str(turn), "5", *TINY, "--set", "run.seed=3"],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            env=environment(),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        done_kills += int(done.stdout.splitlines()[-1])
+        assert newest(killed).name == newest(first).name
+        assert learned(newest(killed)) == learned(newest(first))
+        assert recorded(newest(killed)) == recorded(newest(first))
+        assert balances(killed)["env_steps"] == summary(first)["env_steps"]
+        assert segments_of(killed) == []
+        shutil.rmtree(killed)
+        if done_kills >= kills:
+            return
+    raise AssertionError(f"only {done_kills} parts were killed")
 
 
 @pytest.mark.parametrize("mode", [["--serial"], []], ids=["serial", "local"])
