@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.plugins import CELLS
-from ddrl.telemetry import Attached, Run, attach, name_bottleneck, run_status
+from ddrl.telemetry import Attached, Run, attach, causes_of, run_status
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
@@ -289,7 +289,7 @@ def panel_html(run: Run) -> str:
         x_name="environment steps",
         y_name="return",
     )
-    return f"<div>{head}. {escape(name_bottleneck(newest).sentence)}</div><table><tr>{cells}</tr></table>{curve}"
+    return f"<div>{head}. {escape(causes_of(run)[0].sentence)}</div><table><tr>{cells}</tr></table>{curve}"
 
 
 def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0, trust: bool = False) -> Film:

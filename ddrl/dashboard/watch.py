@@ -22,9 +22,8 @@ import streamlit as st
 from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.dashboard import drawing
-from ddrl.telemetry import Run, Status, find_runs, run_status
+from ddrl.telemetry import Run, Status, causes_of, find_runs, run_status
 from ddrl.telemetry.sinks import duration_text
-from ddrl.telemetry.summary import follow_bottleneck
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 FRAMES = 60  # moments of all counters
@@ -32,7 +31,6 @@ MOST_RUNS = 200  # runs offered for choice
 PERIOD = float(
     os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0")
 )  # [s] between refreshes of a running run; benchmarks shorten it
-REMEMBERED = 12  # records over which the bottleneck is followed
 LOOK_PERIOD = 2.0  # [s] between looks for new runs
 
 STATE_WORDS = {
@@ -216,7 +214,7 @@ def headline() -> None:
 
     def draw(runs: Runs) -> None:
         name, run = next(iter(runs.items()))
-        series = run.series(since=max(run.cursor - REMEMBERED, 0))
+        series = run.series(["env_steps"], since=max(run.cursor - 1, 0))
         status = run.status
         line = f"**{name}** {STATE_WORDS[status.state]} "
         place = st.container(key="headline")  # of two lines at least: a longer sentence must not move the page
@@ -229,7 +227,10 @@ def headline() -> None:
         if status.state == "running" and silent > 15:
             line += f":orange-badge[:material/hourglass: no record for {silent:.0f} s] "
         if status.state == "running":
-            line += follow_bottleneck({name: list(map(float, series[name])) for name in series.about}).sentence
+            before = st.session_state.get("cause", "")
+            causes = causes_of(run, before)
+            st.session_state["cause"] = causes[0].kind
+            line += f"{causes[0].sentence} *{causes[0].remedy}*" if causes[0].remedy else causes[0].sentence
         elif status.state == "paused":
             line += "Rollouts and learner wait for the command to go on."
         else:

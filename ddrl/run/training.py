@@ -312,7 +312,7 @@ COUNTERS = (
         "policy_version",
     ),
     *("loss", "grad_norm"),
-    *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds"),
+    *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "lag_wait_seconds"),
     *("lag_p50", "lag_p99", "arrival_lag_p50", "arrival_lag_p99", "rollout_wait", "epsilon", "heartbeat"),
 )
 
@@ -598,7 +598,10 @@ class Training:
             self.rounds.wait(timeout)
         elif not self.ends.lanes.pending or not self.source.pacing.insertable():
             bell.wait(seen, timeout)
-        self._count["wait_seconds"].add(time.perf_counter() - begin)
+        waited = time.perf_counter() - begin
+        self._count["wait_seconds"].add(waited)
+        if self.rounds is None and self._held():
+            self._count["lag_wait_seconds"].add(waited)
 
     # -- publishing ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 Written by rank 0 alone (`Recorder`), read by dashboards, notebooks and scripts (`Run`). Imports no stage; `run` hands
 it what it reads."""
 
+from ddrl.telemetry.causes import Cause, causes_of, find_causes
 from ddrl.telemetry.control import (
     Attached,
     ControlClient,
@@ -18,12 +19,12 @@ from ddrl.telemetry.reading import Processes, Run, Table
 from ddrl.telemetry.recorder import Recorder
 from ddrl.telemetry.series import SERIES, Evaluation, Event, Record, Series, Sink
 from ddrl.telemetry.sinks import ProgressLine
-from ddrl.telemetry.summary import Bottleneck, name_bottleneck, summarize
+from ddrl.telemetry.summary import summarize
 
 __all__ = [
     "SERIES",
     "Attached",
-    "Bottleneck",
+    "Cause",
     "ControlClient",
     "ControlServer",
     "Evaluation",
@@ -40,10 +41,11 @@ __all__ = [
     "Status",
     "Table",
     "attach",
+    "causes_of",
     "check_setting",
+    "find_causes",
     "find_runs",
     "is_listening",
-    "name_bottleneck",
     "run_status",
     "summarize",
 ]

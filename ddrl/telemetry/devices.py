@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -43,6 +44,7 @@ class ProcessUse(NamedTuple):
 
     cpu_seconds: float
     memory_bytes: float
+    queued_seconds: float = math.nan
 
 
 def process_use(pid: int) -> ProcessUse | None:
@@ -59,7 +61,16 @@ def process_use(pid: int) -> ProcessUse | None:
         return None
     except psutil.Error:
         return ProcessUse(math.nan, math.nan)
-    return ProcessUse(times.user + times.system, float(memory.rss - getattr(memory, "shared", 0)))
+    used = float(memory.rss - getattr(memory, "shared", 0))
+    return ProcessUse(times.user + times.system, used, _queued_seconds(pid))
+
+
+def _queued_seconds(pid: int) -> float:
+    """Time that the process's main thread was ready to run and had no core; NaN where the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return math.nan
 
 
 class Gpu(NamedTuple):
@@ -161,6 +172,7 @@ class HostSampler:
                 row = self._counters.row(int(index))
                 row["cpu_seconds"].set(before + use.cpu_seconds)
                 row["memory_bytes"].set(use.memory_bytes)
+                row["queued_seconds"].set(use.queued_seconds)
             elif index not in self._dead and table[index, COLUMN["ended"]] != 1.0:
                 self._dead.add(int(index))
                 self._on_death(int(index))

@@ -8,6 +8,7 @@ import shutil
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
 from http.server import ThreadingHTTPServer
 from importlib import import_module
@@ -21,6 +22,7 @@ from ddrl.core.errors import RunDirError
 from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.specs import Floats
+from ddrl.telemetry.causes import SPAN, between, find_causes
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 # events printed above it. Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period`
 # seconds. Numbers keep their columns, so that changes are easy to see.
 
+CAUSE_PERIOD = 60.0  # [s] between two causes that are said
 START_PERIOD = 2.0  # [s] between lines while ranks start
 _QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by the process that ends the job
 
@@ -113,7 +116,11 @@ class ProgressLine:
     def __init__(
         self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0
     ) -> None:
+        self._config = config
         self._goal = config.run.max_env_steps
+        self._recent: deque[Record] = deque()  # over which causes are looked for
+        self._cause = ""
+        self._cause_due = 0.0  # [s] of wall time, when a cause may be said
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() if live is None else live
         self._plain_period = plain_period
@@ -125,6 +132,7 @@ class ProgressLine:
 
     def record(self, record: Record) -> None:
         """Show a record."""
+        self._name_cause(record)
         with self._lock:
             self._latest = record
             if self._live:
@@ -132,6 +140,21 @@ class ProgressLine:
             elif record.wall_seconds - self._printed_at >= (START_PERIOD if ready_text(record) else self._plain_period):
                 self._printed_at = record.wall_seconds
                 self._write(self._plain(record) + "\n")
+
+    def _name_cause(self, record: Record) -> None:
+        """Say what limits the run when that has changed, at most every CAUSE_PERIOD."""
+        if not self._recent or record.time - self._recent[-1].time >= 1.0:
+            self._recent.append(record)
+        while record.time - self._recent[1 if len(self._recent) > 1 else 0].time > SPAN:
+            self._recent.popleft()
+        if record.wall_seconds < self._cause_due or record.time - self._recent[0].time < 0.9 * SPAN:
+            return
+        self._cause_due = record.wall_seconds + CAUSE_PERIOD / 6
+        cause = find_causes(between(self._recent[0], record), self._config, before=self._cause)[0]
+        if cause.kind != self._cause and cause.kind not in ("unknown", "other"):
+            self._cause = cause.kind
+            self._cause_due = record.wall_seconds + CAUSE_PERIOD
+            self.say(f"limit: {cause.sentence} {cause.remedy}".rstrip())
 
     def event(self, event: Event) -> None:
         """Print an event above the panel."""

@@ -407,7 +407,16 @@ _NAMED = {
             "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
             "total = float(values.sum()) if values.size else base.get(add)",
         ),
-        ("full lanes are not seen", 'if standing > (_FULL / 2 if last == "network" else _FULL):', "if False:"),
+    ),
+    "telemetry/causes.py": (
+        ("full lanes are not seen", "if full > FULL and not paced:", "if False:"),
+        ("time without a core is not seen", "own = 1 - queued / max(sum(work.values()), 1e-9)", "own = 1.0"),
+        ("a slow rank is not compared", "if steps[place] < SLOW * usual and busy[place] > 0.5:", "if False:"),
+        (
+            "a silent rank is not seen",
+            "places = np.flatnonzero((ages > SILENT) & ~excused)",
+            "places = np.flatnonzero(excused & ~excused)",
+        ),
     ),
     "telemetry/recorder.py": (
         (

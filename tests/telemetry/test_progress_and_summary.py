@@ -141,6 +141,9 @@ def test_elsewhere_plain_lines_come_every_so_often_and_the_last_is_printed(monke
     line.close()
     lines = stream.getvalue().splitlines()
     assert "\x1b" not in stream.getvalue()
+    limits = [text for text in lines if text.startswith("limit: ")]
+    assert [text.split()[1] for text in limits] == ["Learner:"]  # said once, while it stays the same
+    lines = [text for text in lines if text not in limits]
     assert [text.split()[0] for text in lines] == ["1s", "11s", "21s", "25s"]
     assert "left" in lines[-1]
 
