@@ -26,6 +26,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.plugins import CELLS
 from ddrl.telemetry import Attached, Run, attach, causes_of, run_status
@@ -33,6 +35,10 @@ from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
 if TYPE_CHECKING:
+    import pandas
+
+    from ddrl.acting.policy_file import SavedPolicy
+    from ddrl.rollout.evaluation import EvaluationResult
     from ddrl.video import Film
 
 
@@ -83,6 +89,21 @@ class StartedRun:
             self._process.wait(timeout)
         return self.state
 
+    def policy(self) -> Policy:
+        """The best policy so far, which acts on observations."""
+        return policy(self)
+
+    def evaluate(self, episodes: int = 20, seed: int = 0) -> EvaluationResult:
+        """Play greedy episodes with the best policy so far, in this process: `returns`, `steps`, `mean`, `std`."""
+        from ddrl.evaluate import evaluate
+
+        return evaluate(self.policy().saved, episodes, seed)
+
+    def frame(self, *names: str, points: int | None = 1000) -> pandas.DataFrame:
+        """Series by name (default: all) over wall_seconds, as a pandas frame of about at most `points` rows."""
+        with self.open() as run:
+            return run.series(names or None, points=points).to_pandas().drop(columns=["tick", "time"])
+
     def last_words(self, lines: int = 12) -> str:
         """The end of what the run printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -90,6 +111,60 @@ class StartedRun:
     def __repr__(self) -> str:
         here = Path.cwd()
         return f"<run {self.path.relative_to(here) if self.path.is_relative_to(here) else self.path}: {self.state}>"
+
+
+class Policy:
+    """A saved policy that acts, without torch: `policy(observation)` is the best action for one observation, or [N]
+    for a batch of them. A recurrent one keeps its state from call to call until `reset()`."""
+
+    def __init__(self, saved: SavedPolicy) -> None:
+        from ddrl.acting.policy import ActingPolicy
+
+        self.saved = saved
+        self.spec = saved.model.spec
+        self._acting = ActingPolicy(saved.model)
+
+    def __call__(self, observation: Any) -> Any:
+        batch, single = self._batch(observation)
+        action = self._acting.greedy(batch, self.saved.vector)
+        return action[0] if single else action
+
+    def outputs(self, observation: Any) -> dict[str, Any]:
+        """What the network gives, by name, e.g. "q"; [N, ...] or of the one observation."""
+        batch, single = self._batch(observation)
+        found = self._acting.act(batch, self.saved.vector)
+        return {name: (array[0] if single else array).copy() for name, array in found.items()}
+
+    def reset(self) -> None:
+        """Begin new episodes."""
+        self._acting.reset()
+
+    def _batch(self, observation: Any) -> tuple[Any, bool]:
+        """An observation, or a batch of them, as a batch; whether it was one. ValueError for another shape."""
+        wanted = self.spec.observation
+        if isinstance(observation, Mapping):
+            arrays = cast("Mapping[str, Any]", observation)
+            lead = np.shape(next(iter(arrays.values())))
+            count = lead[: len(lead) - len(next(iter(wanted.arrays.values())).shape)]
+            record = np.zeros(count, wanted.numpy)
+            for name in wanted.arrays:
+                record[name] = arrays[name]
+            observation = record
+        array = np.asarray(observation, wanted.numpy)
+        if array.shape == wanted.shape:
+            return array[None], True
+        if array.shape[1:] != wanted.shape or not len(array):
+            raise ValueError(f"an observation of shape {array.shape} is not {wanted.shape}, nor a batch of such")
+        return array, False
+
+
+def policy(run: StartedRun | Attached | str | Path, *, trust: bool = False) -> Policy:
+    """The best policy that a run has saved, of a run started here or of a run directory from anywhere.
+
+    DdrlError where there is none yet, or it names code that the user has not trusted; `trust` does."""
+    from ddrl.acting.policy_file import load_trusted_policy
+
+    return Policy(load_trusted_policy(Path(run) if isinstance(run, (str, Path)) else run.path, trust=trust))
 
 
 def start(
@@ -297,11 +372,10 @@ def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: in
 
     Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, its environment cannot be drawn, or it
     names code that the user has not trusted; `trust` does."""
-    from ddrl.acting.policy_file import load_trusted_policy
     from ddrl.video import NAME, Film, record
 
     path = Path(run) if isinstance(run, (str, Path)) else run.path
-    return Film(path / NAME, record(load_trusted_policy(path, trust=trust), path / NAME, episodes, seed))
+    return Film(path / NAME, record(policy(path, trust=trust).saved, path / NAME, episodes, seed))
 
 
 class Panel:

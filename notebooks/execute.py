@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -22,7 +23,7 @@ from nbclient.exceptions import CellTimeoutError
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from notebooks.photograph import add_pictures
+from notebooks.photograph import add_pictures, photograph_figures
 
 LOOK_AGAIN = 1.0  # [s]
 REPLY_LIMIT = 30.0  # [s] for the kernel's answer to an interrupt
@@ -83,12 +84,25 @@ def notebooks() -> list[Path]:
     return sorted(FOLDER.glob("*.ipynb"))
 
 
-def execute(path: Path, folder: Path, *, timeout: float = 300.0) -> nbformat.NotebookNode:
+def execute(
+    path: Path,
+    folder: Path,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    further: Sequence[str] = (),
+    timeout: float = 300.0,
+) -> nbformat.NotebookNode:
     """The notebook at `path`, run in `folder`; raises nbclient's CellExecutionError with the cell and its traceback.
+
+    `parameters` replace values of the cell that is tagged so; `further` cells are run after the last.
 
     A cell may take `timeout` seconds; then it is interrupted, so that the traceback says where it hung. The limit is above
     all waits of a cell together: one starts a run (up to 120 s) and waits for its end (up to 120 s)."""
     notebook = nbformat.read(path, as_version=4)
+    if parameters:
+        (cell,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
+        cell.source += "".join(f"\n{name} = {value!r}" for name, value in parameters.items())
+    notebook.cells += [nbformat.v4.new_code_cell(source) for source in further]
     client = Client(
         notebook,
         timeout=timeout,
@@ -101,11 +115,12 @@ def execute(path: Path, folder: Path, *, timeout: float = 300.0) -> nbformat.Not
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:
-    """Drop what changes with each execution and tells the reader nothing; widgets, which nothing moves any more, become
-    pictures."""
+    """Drop what changes with each execution and tells the reader nothing; figures and widgets, which nothing moves any
+    more, become pictures."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
     widgets = notebook.metadata.pop("widgets", {}).get("application/vnd.jupyter.widget-state+json", {}).get("state", {})
+    photograph_figures(notebook)
     add_pictures(notebook, {model: saved["state"] for model, saved in widgets.items()})
     notebook.metadata["language_info"] = {"name": "python"}
 

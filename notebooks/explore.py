@@ -1,15 +1,9 @@
-"""Small experiments for notebooks: replay and distribution asked what they cost and how they behave. Tables and
-figures out.
-
-Used by the notebooks beside it alone; pure apart from the clock. The sliders need ipywidgets.
-"""
+"""The figures of the notebook on distribution: who sends when, and times against hosts, with sliders. Used by the
+notebook beside it alone. The sliders need ipywidgets."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cost_model  # beside this file
@@ -17,119 +11,11 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from ddrl import plots
 from ddrl.core.errors import MissingExtraError
-from ddrl.core.specs import ArraySpec
 from ddrl.distribution import simulator as costs
-from ddrl.distribution.plan import HEADER_BYTES
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network, Simulation, simulate
-from ddrl.plots.frame import COLORS, LEGEND_AT_RIGHT, add_line, new_figure, say_nothing_yet
-from ddrl.replay import ExperienceReplay
-
-NOT_MEASURED = "not measured yet: python -m benchmarks.{}"
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-_STATE = ArraySpec((4,), "float32")
-_ACTION = ArraySpec((), "int64")
-
-
-def measured(benchmark: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """The figures that `python -m benchmarks.BENCHMARK` last saved in the repository; empty where there are none
-    (yet)."""
-    try:
-        found = json.loads((folder / f"{benchmark}.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def filled_replay(
-    records: int, *, capacity: int | None = None, episode_steps: int = 100, eviction: str = "fifo", seed: int = 0
-) -> tuple[ExperienceReplay, NDArray[np.uint64]]:
-    """A replay into which `records` records of made-up episodes were written, and the handles of all these episodes in
-    order."""
-    replay = ExperienceReplay(_STATE, _ACTION, capacity or records, eviction=eviction, seed=seed)
-    handles = [_record_episode(replay, episode_steps) for _ in range(records // episode_steps)]
-    return replay, np.array(handles, np.uint64)
-
-
-def _record_episode(replay: ExperienceReplay, steps: int) -> int:
-    handle = replay.new_episode()
-    states = np.zeros((steps, 4), np.float32)
-    # An episode that is evicted while it is recorded goes on under another handle.
-    return replay.record_steps(
-        handle, states, np.zeros(steps, np.int64), np.ones(steps, np.float32), np.zeros(4, np.float32)
-    )
-
-
-def draw_cost(
-    sizes: Sequence[int], kinds: Sequence[str] = ("uniform", "prioritized"), *, batch_size: int = 128, rounds: int = 30
-) -> dict[str, NDArray[np.float64]]:
-    """Median microseconds to draw a batch, by kind of selector and records held: {kind: [sizes]}."""
-    found: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for size in sizes:
-        replay, _ = filled_replay(size)
-        selectors = {kind: replay.new_pick_selector(kind) for kind in kinds}
-        for kind, selector in selectors.items():
-            seconds = []
-            for _ in range(rounds):
-                begin = time.perf_counter()
-                replay.sample(batch_size, selector, 0.99)
-                seconds.append(time.perf_counter() - begin)
-            found[kind].append(float(np.median(seconds)) * 1e6)
-    return {kind: np.array(values) for kind, values in found.items()}
-
-
-def draws_and_probabilities(
-    priorities: NDArray[np.float32], exponent: float, *, draws: int = 100_000
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """How often each transition was drawn with these raw priorities, and the probability that its selector gives it: [N],
-    [N]."""
-    replay = ExperienceReplay(_STATE, _ACTION, len(priorities))
-    _record_episode(replay, len(priorities))
-    selector = replay.new_pick_selector("prioritized", priority_exponent=exponent)
-    handles, positions = replay.picks()
-    replay.set_priority(selector, handles, positions, priorities)
-    counts = np.zeros(len(priorities), np.int64)
-    where = {int(position): index for index, position in enumerate(positions)}
-    place = np.array([where[position] for position in range(len(positions))])
-    for _ in range(-(-draws // 1000)):
-        counts += np.bincount(place[replay.sample(1000, selector, 0.99).pick_pos], minlength=len(counts))
-    return counts, replay.probabilities(selector)
-
-
-def eviction_survivors(
-    policies: Sequence[str] = ("fifo", "second_chance", "lru", "lfu"),
-    *,
-    capacity: int = 10_000,
-    episodes: int = 400,
-    episode_steps: int = 100,
-    favorites: float = 0.1,
-    seed: int = 0,
-) -> dict[str, NDArray[np.float64]]:
-    """Age, in episodes recorded since, of the episodes that each policy has kept, where a share `favorites` of the
-    episodes is drawn often.
-
-    Every 10th episode gets a high priority, so that policies that look at use keep it longer.
-    """
-    found: dict[str, NDArray[np.float64]] = {}
-    every = max(round(1 / favorites), 1)
-    for policy in policies:
-        replay, _ = filled_replay(0, capacity=capacity, eviction=policy, seed=seed)
-        selector = replay.new_pick_selector("prioritized", priority_exponent=1.0)
-        order: dict[int, int] = {}
-        for episode in range(episodes):
-            handle = _record_episode(replay, episode_steps)
-            order[handle] = episode
-            liked = 1.0 if episode % every == 0 else 0.01
-            steps = np.arange(episode_steps, dtype=np.uint32)
-            replay.set_priority(
-                selector, np.full(episode_steps, handle, np.uint64), steps, np.full(episode_steps, liked, np.float32)
-            )
-            replay.sample(128, selector, 0.99)
-        kept = np.unique(replay.picks()[0])
-        found[policy] = np.array([episodes - 1 - order[int(handle)] for handle in kept], np.float64)
-    return found
+from ddrl.plots.frame import COLORS, add_line, fit_legend, new_figure, say_nothing_yet
 
 
 def scheme_times(
@@ -168,79 +54,10 @@ def scheme_times(
     return {name: np.array(values) for name, values in rows.items()}
 
 
-_MODELED = {
-    "direct": "direct",
-    "binomial": "binomial",
-    "sharded": "sharded",
-    "scatter_ring": "scatter + ring",
-    "two_tree": "two-tree",
-    "benchmarks.distribution.schemes:Binomial": "binomial",
-    "benchmarks.distribution.schemes:ScatterRing": "scatter + ring",
-    "benchmarks.distribution.schemes:TwoTree": "two-tree",
-    "tree": "tree",
-    "chain": "chain",
-    "stripes": "stripes",
-}
-
-
-def measured_network(document: dict[str, Any]) -> dict[str, float]:
-    """nbytes, rate and latency of a measurement (`measured("distribution")`), as `scheme_times` takes them; of a guess
-    where there is none."""
-    links = document.get("links", {})
-    rates = [*links.get("up", []), *links.get("down", [])]
-    return {
-        "nbytes": float(document.get("bytes", 5e6)),
-        "rate": float(np.median(rates)) if rates else 25e6,
-        "latency": float(links.get("latency", 2e-4)),
-    }
-
-
-def measured_points(document: dict[str, Any]) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Measured seconds, one model at a time, of the schemes that `scheme_times` knows: {"direct, measured": (hosts [1],
-    seconds [1])}.
-
-    Where a scheme was measured with several settings, the best of them.
-    """
-    best: dict[str, float] = {}
-    for row in document.get("rows", []):
-        if not isinstance(row, dict) or "seconds" not in row:
-            continue
-        name = _MODELED.get((row.get("is") or [""])[0])
-        if name and row.get("mode") == "sealed loop" and row.get("scheme") != "auto":
-            best[name] = min(best.get(name, np.inf), float(row["seconds"]))
-    hosts = float(document.get("hosts", 0))
-    return {f"{name}, measured": (np.array([hosts]), np.array([seconds])) for name, seconds in best.items()}
-
-
-def measured_trace(document: dict[str, Any]) -> tuple[NDArray[np.float64], Simulation] | None:
-    """Sends of one model as they really went (`measured("distribution")`), and the same plan simulated on the same
-    links, for `gantt`.
-
-    None where there is no such measurement.
-    """
-    noted = document.get("trace")
-    if not isinstance(noted, dict) or not noted.get("sends"):
-        return None
-    links = document["links"]
-    rate = float(np.median([*links["up"], *links["down"]]))
-    network = Network.equal(
-        noted["hosts"],
-        rate,
-        latency=links["latency"],
-        message_seconds=links["message_seconds"],
-        header_bytes=HEADER_BYTES,
-    )
-    plan = make_plan(noted["scheme"], noted["hosts"], noted["bytes"], **noted["parameters"])
-    return np.asarray(noted["sends"], np.float64), simulate(plan, network, trace=True)
-
-
 def simulated(scheme: str, hosts: int, *, nbytes: int, rate: float, latency: float, **parameters: Any) -> Simulation:
     """One model by `scheme` on a network of equal hosts, with its trace."""
     network = Network.equal(hosts, rate, message_seconds=latency)
     return simulate(make_plan(scheme, hosts, nbytes, **parameters), network, trace=True)
-
-
-# -- figures of these experiments --------------------------------------------------------------------------------------
 
 
 def times_against_hosts(
@@ -254,8 +71,7 @@ def times_against_hosts(
     `points`: name -> (hosts, seconds), drawn as markers, e.g. {"sharded, measured": ...}, in the color of the scheme
     that the name begins with."""
     points = points or {}
-    height = max(380, 110 + 20 * (len(seconds) + len(points)))
-    figure = new_figure("Until the last host has the model", "hosts", "ms", height=height)
+    figure = new_figure("Until the last host has the model", "hosts", "ms", height=380)
     colors: dict[str, str] = {}
     for index, (name, values) in enumerate(seconds.items()):
         if name == "bound":
@@ -274,34 +90,7 @@ def times_against_hosts(
         figure.add_scatter(x=x, y=y * 1e3, mode="markers", name=name, marker=marker)
     figure.update_xaxes(type="log")
     figure.update_yaxes(type="log")
-    return figure.update_layout(legend=LEGEND_AT_RIGHT)
-
-
-def cost_against_size(
-    sizes: Sequence[int], microseconds: Mapping[str, NDArray[np.float64]], *, batch_size: int
-) -> go.Figure:
-    """Microseconds to draw a batch against records held: {selector: [sizes]}."""
-    figure = new_figure(f"Drawing a batch of {batch_size}", "records held", "us")
-    for index, (name, values) in enumerate(microseconds.items()):
-        add_line(figure, np.asarray(sizes, float), values, name, index)
-    figure.update_xaxes(type="log")
-    figure.update_yaxes(rangemode="tozero")
-    return figure
-
-
-def survivors(ages: Mapping[str, NDArray[np.float64]]) -> go.Figure:
-    """Which episodes each eviction policy has kept, by age in episodes: {policy: [kept]}; one row a policy."""
-    figure = new_figure("Episodes still held", "age, in episodes recorded since", "", legend=False)
-    for index, (name, values) in enumerate(ages.items()):
-        figure.add_scatter(
-            x=values,
-            y=[name] * len(values),
-            mode="markers",
-            name=name,
-            marker={"symbol": "line-ns-open", "size": 18, "color": COLORS[index % len(COLORS)]},
-        )
-    figure.update_layout(hovermode="closest")
-    return figure
+    return fit_legend(figure)
 
 
 def gantt(
@@ -341,148 +130,6 @@ def gantt(
         mark(complete(measured), rows, "measured: has the whole model", "diamond-open", max(thick, 9), COLORS[2])
     figure.update_yaxes(autorange="reversed", dtick=max(1, (hosts + 1) // 16))
     return figure.update_layout(hovermode="closest")
-
-
-def draws_against_probabilities(counts: NDArray[np.int64], probabilities: NDArray[np.float64]) -> go.Figure:
-    """How often each transition was drawn against its probability; the band holds 99 % of independent draws."""
-    figure = new_figure("Draws against probabilities", "probability", "share of draws")
-    order = np.argsort(probabilities)
-    x = probabilities[order]
-    spread = 2.576 * np.sqrt(x * (1 - x) / counts.sum())
-    add_line(figure, x, x, "probability", 1)
-    line = {"color": COLORS[1], "width": 1, "dash": "dot"}
-    for edge, name in ((x + spread, "99 % above"), (np.maximum(x - spread, 0), "99 % below")):
-        figure.add_scatter(x=x, y=edge, mode="lines", name=name, line=line, showlegend=False)
-    marker = {"color": COLORS[0], "size": 5}
-    figure.add_scatter(x=x, y=counts[order] / counts.sum(), mode="markers", name="drawn", marker=marker)
-    return figure
-
-
-# -- figures of what was measured --------------------------------------------------------------------------------------
-# Of documents in benchmarks/results. What one lacks is left out.
-
-
-def measured_schemes(document: Mapping[str, Any], mode: str = "sealed loop", *, most: int = 16) -> go.Figure:
-    """Efficiency (bound / measured) of the best `most` schemes that a benchmark ran, the simulator's word for it, and
-    MPI's own ways; best first.
-
-    `document`: benchmarks/results/distribution.json (`measured`): rows with scheme, mode, efficiency, and
-    where known seconds, low, high, simulated. Rows that lack them are left out."""
-    rows = [row for row in document.get("rows", []) if isinstance(row, Mapping) and row.get("mode") == mode]
-    rows = sorted((row for row in rows if _is_positive(row.get("efficiency"))), key=lambda row: -row["efficiency"])
-    rows = rows[:most]
-    about = f", {document['hosts']} hosts at {document['rate']}" if "hosts" in document and "rate" in document else ""
-    size = f", {document['bytes'] / 1e6:g} MB" if _is_positive(document.get("bytes")) else ""
-    height = 110 + 24 * max(len(rows), 4)
-    figure = new_figure(f"Measured, {mode}{about}{size}", "efficiency: least possible time / time", "", height=height)
-    if not rows:
-        return say_nothing_yet(figure, NOT_MEASURED.format("distribution"))
-    ours = [row for row in rows if _is_positive(row.get("simulated"))]
-    others = [row for row in rows if not _is_positive(row.get("simulated"))]
-    for kept, name, color in ((ours, "ddrl", COLORS[0]), (others, "MPI, gloo", "#808080")):
-        figure.add_bar(
-            y=[row["scheme"] for row in kept],
-            x=[row["efficiency"] for row in kept],
-            orientation="h",
-            name=name,
-            text=[f"{row['seconds'] * 1e3:.0f} ms" if _is_positive(row.get("seconds")) else "" for row in kept],
-            textposition="inside",
-            insidetextanchor="start",
-            insidetextfont={"color": "white"},
-            marker={"color": color},
-            hovertemplate="%{y}: %{x:.0%} (%{text})<extra></extra>",
-        )
-    timed = [row for row in ours if _is_positive(row.get("seconds"))]
-    figure.add_scatter(
-        y=[row["scheme"] for row in timed],
-        x=[row["efficiency"] * row["seconds"] / row["simulated"] for row in timed],
-        mode="markers",
-        name="simulated",
-        marker={"symbol": "diamond-open", "size": 9, "color": COLORS[1], "line": {"width": 2}},
-    )
-    order = [row["scheme"] for row in reversed(rows)]
-    figure.update_xaxes(range=[0, 1.05], tickformat=".0%")
-    figure.update_yaxes(categoryorder="array", categoryarray=order, automargin=True, showgrid=False)
-    return figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay")
-
-
-def measured_gantt(found: tuple[NDArray[np.float64], Any] | None) -> go.Figure:
-    """`gantt` of what `measured_trace` gives: the simulation of a plan, and the same plan as it really
-    ran."""
-    if found is None or not len(found[0]):
-        figure = new_figure("One model, simulated and measured", "ms", "host that sends (0: root)", height=340)
-        return say_nothing_yet(figure, NOT_MEASURED.format("distribution"))
-    sends, simulation = found
-    title = f"One model: simulated {simulation.seconds * 1e3:.0f} ms, measured {sends[:, 2].max() * 1e3:.0f} ms"
-    return gantt(simulation.trace, title, measured=sends)
-
-
-def cost_against_limit(document: Mapping[str, Any], what: str = "get_5000") -> go.Figure:
-    """Microseconds of an operation at each size of replay that was measured, beside what plain memory copies of the
-    same bytes take.
-
-    `document`: benchmarks/results/replay.json (`measured`); its part "grid" is a list of cells with
-    records and, by contestant, the operation's median."""
-    titles = {"get_5000": "Drawing 5000 windows, measured", "record_100": "Recording 100 transitions, measured"}
-    figure = new_figure(titles.get(what, what), "records held", "us", height=340)
-    cells = [cell for cell in _part(document, "grid") or [] if isinstance(cell, Mapping) and "records" in cell]
-    points = _by_contestant((float(cell["records"]), cell.get(what)) for cell in cells)
-    for index, (name, found) in enumerate(points.items()):
-        sizes = sorted({records for records, _ in found})
-        medians = [np.median([time for records, time in found if records == size]) for size in sizes]
-        marker = {"symbol": index, "size": 7}
-        add_line(figure, np.array(sizes), np.array(medians), name, index, marker=marker)
-        figure.data[-1].mode = "lines+markers"
-    figure.update_xaxes(type="log", dtick=1)
-    figure.update_yaxes(type="log", dtick=1)
-    figure.update_layout(legend=LEGEND_AT_RIGHT)
-    return figure if points else say_nothing_yet(figure, NOT_MEASURED.format("replay"))
-
-
-def operations_beside_peers(document: Mapping[str, Any]) -> go.Figure:
-    """Microseconds of each operation on a replay of a million records: ours, plain copies of the same bytes, and other
-    libraries.
-
-    `document`: benchmarks/results/replay.json; its part "rows" is {operation: {contestant: {"median": us}}}."""
-    rows = _part(document, "rows")
-    points = _by_contestant(rows.items() if isinstance(rows, Mapping) else ())
-    operations = {operation for found in points.values() for operation, _ in found}
-    height = 130 + 46 * max(len(operations), 2)
-    figure = new_figure("A million records, measured", "us, lower is better", "", height=height)
-    for index, (name, found) in enumerate(points.items()):
-        figure.add_scatter(
-            x=[time for _, time in found],
-            y=[operation for operation, _ in found],
-            mode="markers",
-            name=name,
-            marker={"symbol": index, "size": 11, "color": COLORS[index % len(COLORS)]},
-            hovertemplate="%{y}: %{x:.3g} us<extra>" + name + "</extra>",
-        )
-    figure.update_xaxes(type="log", dtick=1)
-    figure.update_yaxes(autorange="reversed", automargin=True)
-    figure.update_layout(hovermode="closest")
-    return figure if points else say_nothing_yet(figure, NOT_MEASURED.format("replay"))
-
-
-def _part(document: Mapping[str, Any], name: str) -> Any:
-    """A part of a benchmark's figures, which may have a frame of its own."""
-    part = document.get(name)
-    return part.get("figures", part) if isinstance(part, Mapping) else part
-
-
-def _by_contestant(cells: Iterable[tuple[Any, Any]]) -> dict[str, list[tuple[Any, float]]]:
-    """Contestant -> (place, median) of cells (place, {contestant: {"median": us}}); ratios are no contestants."""
-    points: dict[str, list[tuple[Any, float]]] = {}
-    for place, timings in cells:
-        for name, timing in timings.items() if isinstance(timings, Mapping) else ():
-            if isinstance(timing, Mapping) and "ratio" not in name and "median" in timing:
-                points.setdefault(name, []).append((place, float(timing["median"])))
-    return points
-
-
-def _is_positive(value: object) -> bool:
-    """Whether a value of a benchmark's document is a number above 0."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
 
 
 def distribution_sliders() -> Any:

@@ -1,9 +1,9 @@
-"""Figures of unequal nodes: sizes and times of each, regret to the oracles, fronts of objectives, the learned sizer's
-values; `node_course` and `node_table` read a run's records."""
+"""Figures of unequal nodes: sizes and times of each, regret to the oracles, the learned sizer's values;
+`node_course` and `node_table` read a run's records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.core.roles import Role
-from ddrl.plots.frame import COLORS, add_line, new_figure, say_nothing_yet
+from ddrl.plots.frame import add_line, new_figure, say_nothing_yet
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.series import ROLES
 
@@ -20,11 +20,8 @@ __all__ = [
     "NodeCourse",
     "causal_regret",
     "clairvoyant_regret",
-    "measured_front",
-    "measured_regrets",
     "node_course",
     "node_table",
-    "regret_by_kind",
     "regret_over_updates",
     "seconds_by_node",
     "sizes_by_node",
@@ -32,7 +29,6 @@ __all__ = [
 ]
 
 MOST_NAMED = 12  # nodes whose names fit below a figure
-NOT_MEASURED = "not measured yet: python -m benchmarks.microbatch"
 
 
 def sizes_by_node(
@@ -63,63 +59,6 @@ def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArra
         add_line(figure, np.arange(count) if updates is None else updates, values[:, node], f"node {node}", node)
     if nodes > MOST_NAMED:
         figure.update_layout(showlegend=False, hovermode="closest", margin_b=48)
-    return figure
-
-
-def regret_by_kind(
-    kinds: Sequence[str],
-    regrets: Mapping[str, NDArray[np.float64]],
-    half_widths: Mapping[str, NDArray[np.float64]] | None = None,
-) -> go.Figure:
-    """Bars of (T - T_causal) / T_causal by kind of cluster, {sizer: [kinds]}; below 0 a sizer beats the oracle."""
-    figure = new_figure("Regret to the causal oracle", "", "", height=340)
-    for index, (name, values) in enumerate(regrets.items()):
-        spread = None if half_widths is None else {"type": "data", "array": half_widths[name], "thickness": 1}
-        figure.add_bar(
-            x=list(kinds), y=values, name=name, error_y=spread, marker={"color": COLORS[index % len(COLORS)]}
-        )
-    figure.update_yaxes(tickformat=".0%")
-    figure.update_layout(barmode="group", hovermode="closest")
-    return figure
-
-
-def measured_regrets(
-    document: Mapping[str, Any], sizers: Sequence[str] = ("last_value", "affine", "ddqn")
-) -> go.Figure:
-    """`regret_by_kind` of benchmarks/results/microbatch.json, with 95 % intervals."""
-    table = document.get("regret", {})
-    if not table:
-        return say_nothing_yet(new_figure("Regret to the causal oracle", "", "", height=340), NOT_MEASURED)
-    names = [f"{kind}*" if row["unseen"] else kind for kind, row in table.items()]
-    columns = [
-        {name: np.array([row["regret"][name][part] for row in table.values()]) for name in sizers}
-        for part in ("mean", "half_width")
-    ]
-    figure = regret_by_kind(names, columns[0], columns[1])
-    figure.update_layout(title_text="Measured regret (*: unseen kinds)")
-    return figure
-
-
-def measured_front(document: Mapping[str, Any], x: str = "time", y: str = "dropped") -> go.Figure:
-    """Two objectives of each point of benchmarks/results/microbatch.json's fronts; both are better upward and to the
-    right."""
-    found = document.get("pareto", {})
-    figure = new_figure("Objectives of agents and filters", f"{x} (to the right is better)", y, height=400)
-    if not found:
-        return say_nothing_yet(figure, NOT_MEASURED)
-    columns = [list(found["objectives"]).index(name) for name in (x, y)]
-    for index, (name, points) in enumerate(found["points"].items()):
-        values = np.array(points)[:, columns]
-        text = [str(weights) for weights in found["weights"]] if name == "ddqn" else None
-        figure.add_scatter(
-            x=values[:, 0],
-            y=values[:, 1],
-            mode="markers",
-            name=name,
-            hovertext=text,
-            marker={"size": 10, "color": COLORS[index], "symbol": ("circle", "star", "square", "diamond")[index % 4]},
-        )
-    figure.update_layout(hovermode="closest", margin_b=130)  # its legend has four lines where the figure is narrow
     return figure
 
 

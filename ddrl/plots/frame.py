@@ -21,7 +21,6 @@ except ImportError:
 COLORS = ("#0072B2", "#C77800", "#008F68", "#B8578F", "#2E93CC", "#D55E00", "#808080")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
-LEGEND_AT_RIGHT = {"orientation": "v", "x": 1.02, "xanchor": "left", "y": 1, "yanchor": "top"}
 
 
 def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = True) -> go.Figure:

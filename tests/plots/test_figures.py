@@ -248,22 +248,8 @@ def test_points_take_the_color_of_their_scheme():
     assert np.allclose(y_of(figure, "lower bound"), hosts * 500)
 
 
-def test_the_band_around_the_probabilities_holds_independent_draws():
-    probabilities = np.array([0.1, 0.2, 0.3, 0.4])
-    counts = np.random.default_rng(0).multinomial(100_000, probabilities)
-    figure = explore.draws_against_probabilities(counts, probabilities)
-    low, high = y_of(figure, "99 % below"), y_of(figure, "99 % above")
-    assert ((low <= y_of(figure, "drawn")) & (y_of(figure, "drawn") <= high)).all()
-
-
 def test_figures_are_found_by_their_names_in_earlier_versions():
     assert plots.priority_law is plots.draw_probabilities
-
-
-def test_survivors_have_a_row_a_policy():
-    figure = explore.survivors({"fifo": np.arange(3.0), "lru": np.arange(5.0)})
-    assert [len(trace.x) for trace in figure.data] == [3, 5]
-    assert len(explore.cost_against_size([10, 100], {"uniform": np.ones(2)}, batch_size=8).data) == 1
 
 
 def test_the_heatmap_has_a_row_a_rollout_and_shows_versions_behind(large):
