@@ -30,7 +30,7 @@ import numpy as np
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.plugins import CELLS
-from ddrl.telemetry import Attached, Run, attach, causes_of, run_status
+from ddrl.telemetry import Attached, Run, Table, attach, causes_of, run_status
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
@@ -102,7 +102,9 @@ class StartedRun:
     def frame(self, *names: str, points: int | None = 1000) -> pandas.DataFrame:
         """Series by name (default: all) over wall_seconds, as a pandas frame of about at most `points` rows."""
         with self.open() as run:
-            return run.series(names or None, points=points).to_pandas().drop(columns=["tick", "time"])
+            table = run.series(names or None, points=points)
+        kept = {name: values for name, values in table.columns.items() if name not in ("tick", "time")}
+        return Table(kept, table.cursor).to_pandas()
 
     def last_words(self, lines: int = 12) -> str:
         """The end of what the run printed."""
