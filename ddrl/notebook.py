@@ -361,11 +361,12 @@ def panel_html(run: Run) -> str:
         f'<td style="padding:2px 14px 2px 0;text-align:left"><small>{label}</small><br><b>{text}</b></td>'
         for label, text in numbers
     )
-    curve = sketch(
-        [("training", series["env_steps"], series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])],
-        x_name="environment steps",
-        y_name="return",
-    )
+    steps = series["env_steps"]
+    lines = [("training", steps, series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])]
+    target = run.config.run.target_return
+    if np.isfinite(target):
+        lines.append(("target", steps[[0, -1]], np.repeat(target, 2)))
+    curve = sketch(lines, x_name="environment steps", y_name="return")
     return f"<div>{head}. {escape(causes_of(run)[0].sentence)}</div><table><tr>{cells}</tr></table>{curve}"
 
 
@@ -380,9 +381,18 @@ def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: in
     return Film(path / NAME, record(policy(path, trust=trust).saved, path / NAME, episodes, seed))
 
 
+def output_html(path: Path, lines: int = 8) -> str:
+    """The end of what a run printed, where it was started from a notebook or script."""
+    log = path.with_suffix(".log")
+    if not log.is_file():
+        return ""
+    said = log.read_text(errors="replace").splitlines()[-lines:]
+    return f"<pre>{escape(chr(10).join(said))}</pre>"
+
+
 class Panel:
-    """A live panel of one run: numbers, learning curve, and buttons. `widget` is what Jupyter shows; `close()` ends its
-    thread."""
+    """A live panel of one run: numbers, learning curve, the agent at play, and buttons. `widget` is what Jupyter shows;
+    `close()` ends its thread."""
 
     def __init__(self, path: Path, *, period: float = 1.0) -> None:
         try:
@@ -402,8 +412,12 @@ class Panel:
         change = ipywidgets.Button(description="Set", layout={"width": "60px"})
         change.on_click(self._set_lr)
         self._buttons.append(change)
+        self._film = ipywidgets.HTML()
+        self._play = ipywidgets.Button(description="Play", layout={"width": "100px"})
+        self._play.on_click(self._start_film)
+        self._filming = threading.Thread()
         self.widget: Any = ipywidgets.VBox(
-            [self._html, ipywidgets.HBox([*self._buttons[:4], self._lr, change]), self._said]
+            [self._html, ipywidgets.HBox([*self._buttons[:4], self._play, self._lr, change]), self._said, self._film]
         )
         self._ended = threading.Event()
         self.refresh()
@@ -418,7 +432,10 @@ class Panel:
                 self._html.value = panel_html(run)
         except DdrlError as error:
             self._html.value = f"<div>{escape(str(error))}</div>"
-        running = run_status(self.path).is_active
+        status = run_status(self.path)
+        if status.state in ("failed", "dead"):
+            self._html.value += output_html(self.path)
+        running = status.is_active
         live = read_live_file(self.path) if running else None
         for button in self._buttons:
             button.disabled = live is None or not live.control
@@ -429,6 +446,23 @@ class Panel:
 
     def _set_lr(self, _button: Any) -> None:
         self.command("set", "learner.lr", self._lr.value)
+
+    def _start_film(self, _button: Any) -> None:
+        """Film an episode of the best policy beside the kernel's own thread, which stays free."""
+        if not self._filming.is_alive():
+            self._filming = threading.Thread(target=self._show_film, name="ddrl-film", daemon=True)
+            self._filming.start()
+
+    def _show_film(self) -> None:
+        self._said.value = "playing an episode with the best policy"
+        try:
+            film = play(self.path)
+            self._film.value = film.html()
+            self._said.value = f"return {film.result.mean:g}"
+        except DdrlError as error:
+            self._said.value = str(error)
+        except Exception as error:  # of the user's environment
+            self._said.value = f"{type(error).__name__}: {error}"
 
     def command(self, command: str, *arguments: Any) -> None:
         """Send a command; the answer is shown under the buttons."""

@@ -35,6 +35,10 @@ class Film:
     result: EvaluationResult
 
     def _repr_html_(self) -> str:
+        return self.html()
+
+    def html(self) -> str:
+        """The film and its returns as a piece of a page that needs no further file."""
         kind = FILMS[self.path.suffix]
         data = base64.b64encode(read_regular(self.path, MAX_ARRAYS)).decode()
         source = f'src="data:{kind};base64,{data}"'

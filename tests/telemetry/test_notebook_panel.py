@@ -18,7 +18,7 @@ from ddrl.core.settings import config_to_toml
 from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
 from ddrl.plots.runs import sketch
 from ddrl.telemetry import Recorder, Run
-from tests.waiting import ENDLESS, PATIENCE
+from tests.waiting import ENDLESS, PATIENCE, wait_until
 
 
 def record(path, seconds=20):
@@ -62,6 +62,64 @@ def test_the_panel_of_a_directory_that_is_no_run_says_so_and_a_command_to_it_is_
     panel.command("pause")
     assert "there is no run directory" in panel._said.value
     panel.close()
+
+
+def test_each_button_of_the_panel_does_what_it_says(tmp_path):
+    pytest.importorskip("torch", reason="needs the extra [train]")
+    settings = {"env.num_envs": 2, "run.processes": 1, "run.max_seconds": ENDLESS, "run.max_env_steps": 10**9}
+    settings |= {"evaluation.period": 300, "run.target_return": 1e6, "telemetry.period": 0.2}
+    run = start(settings, root=tmp_path, wait=PATIENCE)
+    panel = watch(run, period=0.1)
+    buttons = {button.description: button for button in (*panel._buttons, panel._play)}
+
+    def press(name, until):
+        wait_until(lambda: not buttons[name].disabled, f"the button {name}")
+        buttons[name].click()
+        wait_until(until, f"{name}: {panel._said.value}")
+
+    try:
+        assert set(buttons) == {"Pause", "Resume", "Checkpoint", "Stop", "Set", "Play"}
+        press("Pause", lambda: run.state == "paused")
+        assert run.state == "paused"
+        press("Resume", lambda: run.state == "running")
+        press("Checkpoint", lambda: any((run.path / "checkpoints").iterdir()))
+        panel._lr.value = 0.00123
+        press("Set", lambda: "0.00123" in panel._said.value)
+        wait_until((run.path / "policy.json").exists, "the first policy")
+        press("Play", lambda: "<img" in panel._film.value)
+        assert panel._said.value.startswith("return ")
+        wait_until(lambda: panel._html.value.count("<polyline") == 3, "training, evaluation, target")
+        assert ">target<" in panel._html.value
+        press("Stop", lambda: run.state == "ended")
+        assert run.wait(PATIENCE) == "ended"
+        with run.open() as tables:
+            given = [fields["command"] for fields in tables.events(kinds=["command"])["fields"]]
+        assert given == ["pause", "resume", "checkpoint", "set", "stop"]
+    finally:
+        run.stop()
+        panel.close()
+    panel.refresh()
+    assert all(button.disabled for name, button in buttons.items() if name != "Play")
+    assert "ended" in panel._html.value
+    frame = run.frame("env_steps", points=None)
+    assert list(frame.columns) == ["wall_seconds", "env_steps"]
+    assert frame["env_steps"].dropna().is_monotonic_increasing
+    policy = run.policy()
+    state = np.zeros(4, np.float32)
+    assert policy(state) == policy(state[None])[0] == policy.outputs(state)["q"].argmax()
+    with pytest.raises(ValueError, match=r"shape \(3,\) is not \(4,\)"):
+        policy(state[:3])
+    assert len(run.evaluate(episodes=3).returns) == 3
+
+
+def test_a_run_that_failed_shows_what_it_said_last(tmp_path):
+    path = record(tmp_path / "a", seconds=5)
+    (path / "status.json").write_text('{"state": "failed", "reason": "the environment raised"}')
+    path.with_suffix(".log").write_text("first\nValueError: <bad> action\n")
+    panel = Panel(path, period=1000.0)
+    panel.close()
+    assert "failed (the environment raised)" in panel._html.value
+    assert "ValueError: &lt;bad&gt; action" in panel._html.value
 
 
 def test_a_sketch_is_well_formed_and_leaves_out_what_is_not_a_number():
