@@ -322,7 +322,13 @@ class RunConfig:
     max_env_steps: int = setting(
         500_000, "env steps", "Stop after so many environment steps of all rollouts together.", ge=1
     )
-    max_seconds: float = setting(NEVER, "s", "Stop after so many seconds of wall time.", gt=0)
+    max_seconds: float = setting(
+        NEVER,
+        "s",
+        "Stop training after so many seconds of wall time, those before a resume included; the last evaluation may "
+        "take a minute more.",
+        gt=0,
+    )
     target_return: float = setting(NEVER, "return", "Stop once an evaluation's mean return reaches this.")
     patience: int = setting(
         0, "evaluations", "Stop after so many evaluations in a row without a better one: converged; 0: never.", ge=0
@@ -472,6 +478,12 @@ class EvaluationConfig:
     episodes: int = setting(20, "episodes", "Episodes per evaluation.", ge=1)
     held_out: bool = setting(
         False, "", "Play the same episodes in each evaluation: a held-out window, on which versions are compared."
+    )
+    max_episode_steps: int = setting(
+        200_000,
+        "env steps",
+        "Steps after which an evaluated episode that has not ended counts with its return so far.",
+        ge=1,
     )
     confirm_episodes: int = setting(
         0,

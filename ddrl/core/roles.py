@@ -92,13 +92,20 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
         roles[rank] = Role.NODE
     wanted = [", an evaluator"] * evaluator + [f", {nodes} gradient nodes (learner.nodes)"] * (nodes > 0)
     needed = f"a trainer, a relay per host{''.join(wanted)}" + ("" if collectors else " and at least one rollout")
-    if first_host or not (collectors or Role.ROLLOUT in roles):
-        smallest = 2 + int(evaluator) + nodes + (not collectors)
+    further = 1 if collectors else 2
+    alone = [host for host in sorted(set(hosts)) if host and list(hosts).count(host) < further]
+    if first_host or alone or not (collectors or Role.ROLLOUT in roles):
+        on_first = 2 + int(evaluator)
+        smallest = list(hosts)
+        for host in sorted(set(hosts)):
+            missing = (further if host else on_first) - smallest.count(host)
+            smallest += [host] * missing
+        missing = len(set(hosts)) + 1 + int(evaluator) + nodes + (not collectors) - len(smallest)
+        count = len(smallest) + max(missing, 0)
+        where = f", at least {on_first} of them on the first host and {further} on each other one" if max(hosts) else ""
         raise ConfigError(
-            f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n "
-            f"{smallest} or more per job, "
-            f"at least {1 if collectors else 2} ranks on every further host"
-            + (", or set evaluation.period = 0" if evaluator else "")
+            f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n {count} "
+            f"or more{where}" + (", or set evaluation.period = 0" if evaluator else "")
         )
     if collectors and Role.ROLLOUT in roles:
         spare = roles.count(Role.ROLLOUT)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
+from ddrl.core.config import EvaluationConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.generators import generators_kept, seed_generators
 from ddrl.core.specs import VectorEnv
@@ -27,6 +28,7 @@ class EvaluationResult:
 
     returns: NDArray[np.float64]
     steps: NDArray[np.int64]
+    cut: int = 0  # episodes that had not ended at the limit of their steps
 
     @property
     def mean(self) -> float:
@@ -52,8 +54,10 @@ def play_episodes(
     episodes: int,
     seed: int,
     stop: Callable[[], bool] | None = None,
+    max_steps: int = EvaluationConfig.max_episode_steps,
 ) -> EvaluationResult:
-    """Play `episodes` greedily with the parameters `vector`; the same seed plays the same.
+    """Play `episodes` greedily with the parameters `vector`; the same seed plays the same. An episode that has not
+    ended after `max_steps` counts with its return so far, and what follows as the next one.
 
     `env` may be a factory; what it makes is closed again. `vector` must not change meanwhile: pass a copy of a
     mailbox's slot. `stop` is called at each vector step; where it returns True, InterruptedError is raised: a result of
@@ -64,7 +68,7 @@ def play_episodes(
     if callable(env):
         made = env()
         try:
-            return play_episodes(made, policy, vector, episodes, seed, stop)
+            return play_episodes(made, policy, vector, episodes, seed, stop, max_steps)
         finally:
             made.close()
     quotas = episode_quotas(episodes, env.num_envs)
@@ -74,6 +78,7 @@ def play_episodes(
     began = [0] * env.num_envs
     missing = episodes
     turn = 0
+    count_cut = 0
     observation = env.reset(seed)
     policy.reset(count=env.num_envs)
     over = np.zeros(env.num_envs, bool)
@@ -90,7 +95,9 @@ def play_episodes(
         over = terminated | truncated
         running += reward
         turn += 1
-        for index in np.flatnonzero(over).tolist():
+        cut = ~over & (turn - np.array(began) >= max_steps)
+        count_cut += int(cut.sum())
+        for index in np.flatnonzero(over | cut).tolist():
             if not np.isfinite(running[index]):
                 raise EnvError(
                     f"env.id = {env.spec.env_id}: an episode's return is {running[index]}: a reward was NaN or infinite"
@@ -100,8 +107,8 @@ def play_episodes(
                 lengths[index].append(turn - began[index])
                 missing -= 1
             running[index] = 0.0
-            began[index] = turn + 1  # the next step only resets
-    return EvaluationResult(np.array([*chain(*returns)]), np.array([*chain(*lengths)], np.int64))
+            began[index] = turn + (not cut[index])  # after an end the next step only resets
+    return EvaluationResult(np.array([*chain(*returns)]), np.array([*chain(*lengths)], np.int64), count_cut)
 
 
 # ---- States met in play ----

@@ -15,8 +15,19 @@ def main(arguments: list[str] | None = None) -> int:
     from ddrl.run import slot
 
     arguments = sys.argv[1:] if arguments is None else arguments
-    if slot.launched()[0]:
+    tasks, number = slot.step_without_mpi()
+    if tasks and not slot.PRINT_ONLY & set(arguments):
+        if number == 0:
+            print(
+                f"ddrl: srun has started {tasks} tasks without MPI, so each would be a run of its own: start with srun "
+                "--mpi=pmix (or pmi2, for MPICH), by mpirun inside the allocation, or with srun -n 1",
+                file=sys.stderr,
+            )
+        return 1
+    if slot.launched()[0] > 1:
         return slot.main(arguments)
+    if slot.launched()[0]:  # a world of one rank
+        slot.forget_launcher()
     from ddrl.run.local import run_command
 
     return run_command(arguments)
@@ -31,7 +42,7 @@ def _end_at_once(number: int, frame: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, _end_at_once)
-    if not launched()[0]:  # a rank prints nothing, and is to import little
+    if launched()[0] < 2:  # a rank prints nothing, and is to import little
         from ddrl.core.background import keep_streams
 
         keep_streams()

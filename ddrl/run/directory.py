@@ -85,6 +85,9 @@ class RunLock:
                 file=sys.stderr,
                 flush=True,
             )
+        self.release.detach()
+        before = os.pread(descriptor, LONGEST_TEXT, 0)
+        self.release = weakref.finalize(self, _release, descriptor, before)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
             text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
             os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
@@ -96,6 +99,13 @@ class RunLock:
         lock.descriptor = descriptor
         lock.release = weakref.finalize(lock, os.close, descriptor)
         return lock
+
+
+def _release(descriptor: int, before: bytes) -> None:
+    """Close it, with the text that it had: a refused --resume changes nothing."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, os.pwrite(descriptor, before, 0))
+    os.close(descriptor)
 
 
 # -- disk --------------------------------------------------------------------------------------------------------------
@@ -221,6 +231,13 @@ class RunDirectory:
     def run_id(self) -> str:
         """The run's id, which its files have in common."""
         return run_id_of(self.path)
+
+    def rewrite_config(self, config: Config) -> None:
+        """The same in a resumed run, which may be on a full disk: RunDirError."""
+        try:
+            self.write_config(config)
+        except OSError as error:
+            raise RunDirError(f"the settings cannot be written into {self.path}: {error.strerror or error}") from None
 
     @classmethod
     def open(cls, path: Path, *, claim: bool = False) -> tuple[RunDirectory, Config]:

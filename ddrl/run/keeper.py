@@ -44,12 +44,12 @@ from ddrl.run.process import (
     offer_to_oom_killer,
     step_back,
 )
+from ddrl.run.slot import LAUNCHER_VARIABLES
 
 MAX_WORDS = 16_000  # [B] of a child's standard error that are kept
 STACKS_SIGNAL = signal.SIGUSR2
 STACKS_TIMEOUT = 2.0  # [s] for a process to write its stacks
 KILL_TIMEOUT = 10.0  # [s] for the kernel to end a process that was killed
-LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
 STATES = {
     "R": "computes",
     "S": "sleeps",

@@ -6,6 +6,7 @@ board.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -42,6 +43,9 @@ GOING = (Command.RUN, Command.PAUSE)
 def member_process(channels: HostChannels, assignment: Assignment) -> int:
     """Run one rollout or evaluator until the board says stop; the process's exit status."""
     board = channels.board
+    if channels.topology.has_relays:  # for environments that ask which rank this is; what they start is none
+        os.environ["OMPI_COMM_WORLD_RANK"] = str(assignment.rank)
+        os.unsetenv("OMPI_COMM_WORLD_RANK")
     try:
         counters = channels.counters_row(assignment)
         if assignment.role is Role.EVALUATOR:
@@ -148,7 +152,7 @@ class Evaluator:
         self._policy = ActingPolicy(model, outputs=(), flush_denormals=True)
         most = max(config.evaluation.episodes, config.evaluation.confirm_episodes, 1)
         self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
-        self._turn = 0
+        self._noted_cut = False
 
     def judge(
         self,
@@ -188,7 +192,16 @@ class Evaluator:
         self._env.close()
 
     def _play(self, vector: np.ndarray, episodes: int, seed: int, stop: Callable[[], bool] | None) -> Returns:
-        result = play_episodes(self._env, self._policy, vector, episodes, seed, stop)
+        limit = self._config.evaluation.max_episode_steps
+        result = play_episodes(self._env, self._policy, vector, episodes, seed, stop, limit)
+        if result.cut and not self._noted_cut:
+            self._noted_cut = True
+            print(
+                f"ddrl: env.id = {self._config.env.id}: an evaluated episode had not ended after {limit:,} steps "
+                "(evaluation.max_episode_steps), and counts with its return so far",
+                file=sys.stderr,
+                flush=True,
+            )
         return Returns(result.mean, result.std, len(result.returns))
 
 

@@ -21,7 +21,7 @@ from ddrl import __version__
 from ddrl.core import errors
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError, RunDirError
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_tree
@@ -262,17 +262,11 @@ class Preparation:
             )
 
     def open_records(self) -> TaskRecords:
-        """The run's directory, made here for a new run, and the checkpoint to resume from."""
+        """The run's directory, made here for a new run, and the checkpoint to resume from. The settings of a resumed run
+        are written once the checkpoint has been read with them."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id, self._path)
             remember_trust(self.directory.path, foreign_code(config_tree(self.config), self.directory.path))
-        else:
-            try:
-                self.directory.write_config(self.config)
-            except OSError as error:
-                raise RunDirError(
-                    f"the settings cannot be written into {self.directory.path}: {error.strerror or error}"
-                ) from None
         return TaskRecords(self.directory, self.resume)
 
     def _check_trust(self, command: Command) -> None:

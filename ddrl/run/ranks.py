@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -22,14 +23,15 @@ import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
 from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.channels.wire import Wire
-from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MessageError, MissingExtraError
+from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MessageError
+from ddrl.core.metrics import COLUMNS
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.distribution.requests import MpiEnd
@@ -72,13 +74,31 @@ class BarrierError(DdrlError):
     """Ranks did not meet at a barrier."""
 
 
+class VersionError(DdrlError):
+    """Ranks have different copies of ddrl."""
+
+
+SAME_INSTALLATION = "install the same one on every machine (docs/deploying.md)"
+
+
+def protocol() -> int:
+    """Of this copy of ddrl: what processes of several hosts must agree on, as a number. Copies of one version can
+    differ in a checkout."""
+    from ddrl.distribution import membership
+
+    kinds = [*get_args(Message), *get_args(membership.Message)]
+    messages = [(kind.__name__, kind.__annotations__) for kind in kinds]
+    return zlib.crc32(repr([COLUMNS, messages]).encode())
+
+
 class Orders(msgspec.Struct, tag=True):
     """Rank 0 to a relay, a node or the trainer: the topology, the cores of the host's ranks in rank order, and where
-    records are kept. No topology: the job does not start."""
+    records are kept. No topology: the job does not start. protocol: of rank 0's copy of ddrl."""
 
     topology: bytes = b""
     cores: list[list[int]] = []
     records: Records | None = None
+    protocol: int = 0
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -187,12 +207,6 @@ class Lead:
         for number in SIGNALS:
             signal.signal(number, lambda number, _: keeper.signal(number))
 
-    def without_mpi(self) -> int:
-        """mpi4py is not installed."""
-        self.close()
-        complain(MissingExtraError("mpi4py", "mpi", "running under mpirun"), False)
-        return 1
-
     def close(self) -> None:
         """End the keeper, whatever it does."""
         if self._keeper is not None:
@@ -207,7 +221,12 @@ class Lead:
         work = bytearray([slot.NOTHING] * world.Get_size() + [0])
         try:
             with abort_on_error(world):
-                said = _collect(world)
+                records = _collect(world)
+            try:
+                said = _read_records(records)
+            except DdrlError:
+                _answer(world, work)  # nothing
+                raise
             if any(may_die for *_, may_die in said):
                 work[-1] = slot.RECOVERY
             machines = _machines(said)
@@ -278,8 +297,8 @@ def _letter(rank: Assignment, nodes: int) -> int:
     return LETTERS.get(rank.role, slot.SLOT)
 
 
-def _collect(world: MPI.Intracomm) -> list[tuple[str, list[int], str, bool]]:
-    """What every rank says of itself (`slot.record`): memory, cores, name of the machine, whether ranks may die."""
+def _collect(world: MPI.Intracomm) -> list[bytearray]:
+    """What every rank says of itself (`slot.record`)."""
     from mpi4py import MPI
 
     records = [
@@ -288,11 +307,26 @@ def _collect(world: MPI.Intracomm) -> list[tuple[str, list[int], str, bool]]:
     ]
     requests = [world.Irecv([record, MPI.BYTE], rank, slot.RECORD) for rank, record in enumerate(records) if rank]
     wait(requests, share=SHARE, longest=MAX_SLEEP)
+    slot.leave_meeting_point()
+    return records
+
+
+def _read_records(records: Sequence[bytes | bytearray]) -> list[tuple[str, list[int], str, bool]]:
+    """Of every rank: memory, cores, name of the machine, whether ranks may die. VersionError where ranks differ."""
     found: list[tuple[str, list[int], str, bool]] = []
-    for record in records:
-        memory, mask, may_die, name = record.decode(errors="replace").split(maxsplit=3)
+    versions: dict[str, str] = {}
+    for rank, record in enumerate(records):
+        words = record.decode(errors="replace").split(maxsplit=4)
+        if len(words) < 5:
+            raise VersionError(f"rank {rank} has an older version of ddrl than rank 0; {SAME_INSTALLATION}")
+        version, memory, mask, may_die, name = words
+        versions.setdefault(version, f"{version} (rank {rank} on {name.strip()})")
         cores = [core for core, one in enumerate(reversed(f"{int(mask, 16):b}")) if one == "1"]
         found.append((memory, cores, name.strip(), may_die == "1"))
+    if len(versions) > 1:
+        raise VersionError(
+            f"ranks have different versions of ddrl: {', '.join(versions.values())}; {SAME_INSTALLATION}"
+        )
     return found
 
 
@@ -323,7 +357,7 @@ def _give_orders(
     for rank in _with_work(work, *ORDERED):
         on_host = topology.on_host(topology.ranks[rank].host)
         of_host = [cores[one.rank] for one in on_host if one.rank < len(cores)]
-        mail.send(Orders(topology.to_bytes(), of_host, records), rank)
+        mail.send(Orders(topology.to_bytes(), of_host, records, protocol()), rank)
     mail.flush(SHARE, MAX_SLEEP)
 
 
@@ -394,6 +428,13 @@ def follow(world: MPI.Intracomm, work: bytes, launcher: int) -> int:
     orders = mail.wait_for(Orders)
     if not orders.topology:
         return 1  # rank 0 says why
+    if orders.protocol != protocol():
+        text = f"rank {rank} on {socket.gethostname()} has another copy of ddrl than rank 0; {SAME_INSTALLATION}"
+        with contextlib.suppress(JobFailed):
+            _agree(mail, text)
+        if letter != slot.NODE:
+            mail.tell(Result(None, text) if letter == slot.TRAINER else Left(), 0)
+        return 1
     topology = Topology.from_bytes(orders.topology)
     mine = topology.ranks[rank]
     name_process(f"ddrl {rank} {mine.role.value}")

@@ -8,6 +8,7 @@ version is published. A resumed run starts at exactly that boundary, so it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ddrl.channels.board import Board
@@ -26,7 +27,9 @@ RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
 class SerialRun:
     """A task together with its one rollout and its evaluator."""
 
-    def __init__(self, preparation: Preparation) -> None:
+    def __init__(self, preparation: Preparation, is_interrupted: Callable[[], bool] = lambda: False) -> None:
+        """is_interrupted: asked at each step of an evaluation, whose episodes may have no end."""
+        self._is_interrupted = is_interrupted
         if preparation.config.run.checkpoint_seconds:
             raise ConfigError(
                 "run.checkpoint_seconds: with --serial checkpoints go by steps: set run.checkpoint_period"
@@ -87,7 +90,14 @@ class SerialRun:
         self._next_evaluation = self._evaluation_after(state.env_steps)
         vector = task.acting_vector()
         turn = state.env_steps // task.config.evaluation.period
-        task.accept(self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn), vector)
+        limit = task.config.run.max_seconds
+
+        def stopped() -> bool:
+            return self._is_interrupted() or task.training.seconds >= limit
+
+        with suppress(InterruptedError):  # the run ends, and says why
+            judged = self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn, stop=stopped)
+            task.accept(judged, vector)
 
     def _cut(self) -> None:
         training = self.task.training
@@ -110,7 +120,7 @@ def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda 
     set_torch_threads(preparation.config.learner.threads)
     fix_order_of_sums()
     with Interrupts() as interrupts:
-        run = SerialRun(preparation)
+        run = SerialRun(preparation, lambda: interrupts.requested)
         spare_collector()
         flush_denormals()
         try:

@@ -40,31 +40,89 @@ NOTHING = ord("-")  # the job does not start: rank 0 says why
 RECOVERY = ord("!")  # after the last rank's: ranks may die, so nobody waits for them in MPI_Finalize
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PRINT_ONLY = {"-h", "--help", "--print-config"}
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
+SLURM_STEP = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
+# Names of the processes that start ranks, as /proc/PID/comm cuts them.
+LAUNCHERS = {
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+    "orterun",
+    "orted",
+    "prterun",
+    "prte",
+    "prted",
+    "slurmstepd",
+}
 
 
 def launched() -> tuple[int, int]:
-    """(ranks of the job, the number of this one) by the launcher's variables; (0, 0) without a launcher. A hint: what
-    a rank is, ranks agree on once MPI has started."""
-    for size, rank in (
-        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-        ("PMI_SIZE", "PMI_RANK"),
-        ("SLURM_NTASKS", "PMIX_RANK"),
-    ):
+    """(ranks of the job, the number of this one) by the launcher's variables, the largest job where there are several;
+    (0, 0) without a launcher. A hint, for variables may be left over: MPI says how many ranks there are."""
+    pairs = [("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"), ("PMI_SIZE", "PMI_RANK")]
+    if any(name.startswith("PMIX_SERVER_URI") for name in os.environ):  # MPI_Init aborts where it is missing
+        pairs.append(("SLURM_NTASKS", "PMIX_RANK"))
+    found = (0, 0)
+    for size, rank in pairs:
         if size in os.environ and rank in os.environ:
             try:
-                return int(os.environ[size]), int(os.environ[rank])
+                one = int(os.environ[size]), int(os.environ[rank])
             except ValueError:
                 sys.exit(f"ddrl: the environment variables {size} and {rank} are not numbers of ranks")
-    return 0, 0
+            if one[0] > found[0]:
+                found = one
+    return found
+
+
+def step_without_mpi() -> tuple[int, int]:
+    """(tasks of the Slurm step, the number of this one) where srun has started several without anything by which MPI
+    could join them; else (0, 0). A task's variables outlive it in shells: its pid tells."""
+    if launched()[0] or not all(name in os.environ for name in SLURM_STEP):
+        return 0, 0
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", os.environ["SLURM_NTASKS"])
+    number = os.environ["SLURM_PROCID"]
+    if not (tasks.isdigit() and number.isdigit() and int(tasks) > 1):
+        return 0, 0
+    task = os.environ.get("SLURM_TASK_PID")
+    lives = task is None or task in [str(os.getpid()), *(pid for pid, _ in _ancestors())]
+    return (int(tasks), int(number)) if lives else (0, 0)
+
+
+def forget_launcher() -> None:
+    """Remove the launcher's variables, for nothing that this process starts is a rank."""
+    for name in list(os.environ):
+        if name.startswith(LAUNCHER_VARIABLES):
+            del os.environ[name]
+
+
+def _ancestors() -> list[tuple[str, str]]:
+    """(pid, name) of this process's parent, its parent, and so on."""
+    found: list[tuple[str, str]] = []
+    pid = str(os.getppid())
+    while pid != "0":
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                head, _, rest = file.read().rpartition(")")
+        except OSError:
+            break
+        found.append((pid, head.partition("(")[2]))
+        pid = rest.split()[1]
+    return found
+
+
+def _launcher_name() -> str:
+    """The launcher that an ancestor of this process is; "" where there is none, or it is not seen from here."""
+    return next((name for _, name in _ancestors() if name in LAUNCHERS), "")
 
 
 def main(arguments: list[str]) -> int:
     """This process's part of the job; its exit status."""
     launcher = os.getppid()
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
     start: ranks.Lead | None = None
-    if launched()[1] == 0:  # it alone reads the command line: one message for bad input, and the trainer starts now
+    # The first rank alone reads the command line: one message for bad input, and the trainer starts now.
+    if launched()[1] == 0 and _launcher_name():
         from ddrl.run import ranks
 
         begun = ranks.begin(arguments)
@@ -76,11 +134,17 @@ def main(arguments: list[str]) -> int:
     prepare_mpi(launched()[0])
     try:
         from mpi4py import MPI
-    except ImportError:
-        if start is None:
-            return 1
-        return start.without_mpi()
+    except (ImportError, RuntimeError) as error:  # RuntimeError: there is no libmpi
+        if start is not None:
+            start.close()
+        if launched()[1] == 0:
+            print(f"ddrl: {_without_mpi(error)}", file=sys.stderr, flush=True)
+        return 1
     world = MPI.COMM_WORLD
+    if world.Get_size() == 1:
+        if start is not None:
+            start.close()
+        return _be_alone(before, MPI.Get_library_version())
     try:
         return _take_part(world, launcher, start, arguments)
     except BaseException:  # the others wait for this rank
@@ -106,6 +170,7 @@ def _take_part(world: MPI.Intracomm, launcher: int, start: ranks.Lead | None, ar
     answer = world.Irecv([work, MPI.BYTE], 0, WORK)
     world.Send([record(launcher), MPI.BYTE], 0, RECORD)
     wait(answer, launcher, POLL_PERIOD / 10)
+    leave_meeting_point()
     mine = work[world.Get_rank()]
     if mine == NOTHING:
         return leave(1, work)
@@ -118,17 +183,72 @@ def _take_part(world: MPI.Intracomm, launcher: int, start: ranks.Lead | None, ar
     return leave(ranks.follow(world, bytes(work), launcher), work)
 
 
-def record(launcher: int) -> bytes:
-    """What a rank says of itself: the memory that it can share, its cores (a mask), whether mpirun lets the job
-    continue without ranks that die, and the machine's name."""
+def _without_mpi(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return "running under mpirun needs mpi4py, which is not installed: pip install 'ddrl[mpi]'"
+    why = str(error).strip().splitlines()
+    return (
+        f"mpi4py cannot load an MPI library ({why[0] if why else type(error).__name__}): install one beside it "
+        "(pip install 'ddrl[mpi]', or module load), or leave mpirun out for a run on this machine"
+    )[:300]
+
+
+def _be_alone(before: dict[int, object], library: str) -> int:
+    """In a world of one rank: where a launcher has started several, each of them is alone, for the launcher belongs to
+    another MPI; else its variables are left over, and this is a run of this machine. That begins anew, in this process:
+    MPI is not to be in it."""
+    size, rank = launched()
+    launcher = _launcher_name()
+    if launcher:
+        if rank == 0:
+            print(
+                f"ddrl: {launcher} has started {size} ranks, and MPI says that each is 1 of 1: it belongs to another "
+                f"MPI than mpi4py's library ({library[:60].splitlines()[0]}); start with that library's mpirun, or "
+                "under srun with --mpi=pmix or pmi2",
+                file=sys.stderr,
+                flush=True,
+            )
+        os._exit(1)
+    set_timer_slack(0)
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    forget_launcher()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def meeting_point() -> str:
+    """A link in shared memory that the ranks of one job find where they share it. Removed once all have met."""
+    job = os.environ.get("PMIX_NAMESPACE") or os.environ.get("PMI_JOBID") or os.environ.get("SLURM_JOB_ID") or ""
+    return f"/dev/shm/ddrl-meet-{os.getuid()}-{''.join(letter for letter in job if letter.isalnum())}"
+
+
+def leave_meeting_point() -> None:
+    """Remove it, in any rank that knows that all have met."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
+        os.unlink(meeting_point())
     except OSError:
-        boot = ""
-    memory = f"{boot}-{os.stat('/dev/shm').st_dev}-{os.stat('/proc/self/ns/pid').st_ino}"
+        return  # another one of this host has, or there is no shared memory
+
+
+def record(launcher: int) -> bytes:
+    """What a rank says of itself: ddrl's version, the memory that it can share, its cores (a mask), whether mpirun lets
+    the job continue without ranks that die, and the machine's name.
+
+    The memory is called by a random token, which the first rank there writes and the others read: names of machines,
+    and what a kernel says of itself, can be alike where no memory is shared. A link is written and read at once."""
+    from ddrl import __version__
+
+    token = os.urandom(8).hex()
+    try:
+        os.symlink(token, meeting_point())
+    except FileExistsError:
+        token = os.readlink(meeting_point())
+    except OSError:  # no shared memory: a host of its own
+        pass
+    memory = f"{token}-{os.stat('/proc/self/ns/pid').st_ino}"
     cores = sum(1 << core for core in os.sched_getaffinity(0))
-    text = f"{memory} {cores:x} {int(may_lose_ranks(launcher))} {os.uname().nodename}"
+    text = f"{__version__} {memory} {cores:x} {int(may_lose_ranks(launcher))} {os.uname().nodename}"
     return text.encode()[:RECORD_BYTES].ljust(RECORD_BYTES)
 
 

@@ -74,6 +74,8 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
         state = TrainingState(**resume.state["training"])
         live = LiveSettings(**resume.state["live"])
         base = {name: float(getattr(state, name)) for name in ("env_steps", "updates", "wall_seconds")}
+        if not records.same_job:
+            directory.rewrite_config(config)
     mailbox = channels.create_policy(model)
     state.policy_version = max(state.policy_version, mailbox.last_version)
     shared = channels.board.values
@@ -392,6 +394,7 @@ def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64])
 
 
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
+LAST_SECONDS = 60.0  # [s] that the last evaluation may take after run.max_seconds
 SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
 
 
@@ -624,12 +627,19 @@ class Task:
         """Play with the last policy where a limit ended the run; confirm the best one where that was not done; compare
         predicted distributions of the return with returns."""
         state = self.training.state
+        limit = max(self.config.run.max_seconds, self.training.seconds) + LAST_SECONDS
 
         def stopped() -> bool:
-            return self.training.beat() or stop()
+            return self.training.beat() or stop() or self.training.seconds > limit
 
         try:
             if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
+                print(
+                    f"ddrl: {self.reason.value}: the last policy plays {self.config.evaluation.episodes} episodes "
+                    "(Ctrl-C: end without)",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 vector = self.acting_vector()
                 self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=stopped), vector)
             best = self.best.evaluation
@@ -639,7 +649,8 @@ class Task:
                 met = evaluator.meet_states(self.acting_vector())
                 self.recorder.record_snapshot("values", **values_of(self.training.learner, met))
         except InterruptedError as error:
-            self.recorder.record_event("alarm", f"the last {error}: the run was interrupted")
+            why = "the run was interrupted" if stop() else f"run.max_seconds was over {LAST_SECONDS:g} s ago"
+            self.recorder.record_event("alarm", f"the last {error}: {why}")
         finally:
             evaluator.close()
 

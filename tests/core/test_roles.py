@@ -1,5 +1,7 @@
 """Roles: a pure function of world size, hosts and config."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,34 @@ def test_a_group_never_spans_machines():
         group_hosts(6, ["a"] * 4 + ["b"] * 2, 2)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "evaluator"),
+    [
+        ([0], 0, True),
+        ([0, 0, 0], 0, True),
+        ([0, 1, 2, 2], 0, True),
+        ([0, 1, 2, 0, 1, 2], 0, True),
+        ([0, 0, 0, 0, 1], 0, True),
+        ([0, 0, 1], 0, False),
+        ([0, 0, 0, 1, 1], 4, True),
+        ([0, 0, 0, 0, 1, 2, 3], 0, True),
+    ],
+)
+def test_as_many_ranks_as_a_refusal_names_are_enough_and_one_less_are_not(hosts, nodes, evaluator):
+    with pytest.raises(ConfigError, match="too few") as refusal:
+        assign_roles(hosts, evaluator=evaluator, nodes=nodes)
+    count = int(re.search(r"-n (\d+) or more", str(refusal.value))[1])
+    assert count > len(hosts)
+    placed = list(hosts)
+    for host in sorted(set(hosts)):
+        placed += [host] * ((2 if host else 2 + evaluator) - placed.count(host))
+    placed += [max(hosts)] * (count - len(placed))
+    assert len(placed) == count
+    assign_roles(placed, evaluator=evaluator, nodes=nodes)
+    with pytest.raises(ConfigError):
+        assign_roles(placed[:-1], evaluator=evaluator, nodes=nodes)
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_too_few_ranks_are_refused_in_words(world_size):
     with pytest.raises(ConfigError, match="too few"):
@@ -77,7 +107,7 @@ def test_with_collectors_every_group_but_the_first_is_its_relay_alone():
     ("hosts", "words"),
     [
         ([0, 0, 0, 1, 1], r"5 ranks are 2 too many: .*start mpirun with -n 3"),
-        ([0], r"too few for a trainer, a relay per host: start mpirun with -n 2 .*at least 1 ranks"),
+        ([0], r"too few for a trainer, a relay per host: start mpirun with -n 2 or more"),
         ([0, 1], "too few"),
     ],
 )

@@ -1,0 +1,134 @@
+"""The mode of a run follows from what MPI says; launchers that do not fit are refused in one line."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ddrl.run import ranks, slot
+from tests.run.launch import MPI_ENVIRONMENT, settings
+from tests.sources import environment
+from tests.waiting import PATIENCE
+
+SHORT = settings(
+    "run.max_env_steps=200",
+    "replay.min_size=50",
+    "rollout.warmup_steps=50",
+    "env.num_envs=2",
+    "learner.hidden=[8]",
+    "learner.batch_size=8",
+    "evaluation.period=0",
+    "telemetry.live=false",
+)
+STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+
+
+def start(tmp_path, variables, *, command=(sys.executable,), mode=("--serial",)):
+    return subprocess.run(
+        [*command, "-m", "ddrl.run", *mode, *SHORT, "--set", f"run.dir={tmp_path / 'run'}"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(**MPI_ENVIRONMENT, **variables),
+    )
+
+
+@pytest.mark.parametrize(
+    "left_over",
+    [
+        {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        {"PMI_SIZE": "4", "PMI_RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "PMI_SIZE": "1", "PMI_RANK": "0"},
+        {**STEP, "SLURM_PROCID": "0", "SLURM_TASK_PID": "4000000", "PMIX_RANK": "1"},  # of a step that has ended
+        pytest.param({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, marks=pytest.mark.long),  # sbatch
+        pytest.param({"PMI_SIZE": "4", "PMI_RANK": "3"}, marks=pytest.mark.long),
+    ],
+)
+def test_variables_that_a_launcher_left_over_do_not_matter(left_over, tmp_path):
+    if "OMPI_COMM_WORLD_SIZE" in left_over or left_over.get("PMI_SIZE") == "4":
+        pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    done = start(tmp_path, left_over)
+    assert done.returncode == 0, done.stderr
+    assert "run.max_env_steps reached" in done.stdout
+    assert done.stderr.count("train CartPole") == 1
+
+
+@pytest.mark.parametrize("variables", [{}, {"SLURM_STEP_NUM_TASKS": "2"}, {"SLURM_TASK_PID": str(os.getpid())}])
+def test_srun_without_mpi_is_refused_once(variables, tmp_path):
+    said = [start(tmp_path, {**STEP, **variables, "SLURM_PROCID": number}, mode=()) for number in ("0", "1")]
+    assert [one.returncode for one in said] == [1, 1]
+    (line,) = said[0].stderr.splitlines()
+    assert "srun has started 2 tasks" in line
+    assert "--mpi=pmix" in line
+    assert len(line) < 300
+    assert said[1].stderr == ""
+
+
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_an_mpirun_of_another_mpi_is_refused_with_both_numbers(number, tmp_path):
+    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    script = tmp_path / "mpirun"
+    script.write_text('#!/bin/bash\n"$@"\nexit $?\n')
+    script.chmod(0o755)
+    variables = {"PMI_SIZE": "3", "PMI_RANK": number}
+    done = start(tmp_path, variables, command=(str(script), sys.executable), mode=())
+    assert done.returncode == 1
+    refusals = [line for line in done.stderr.splitlines() if line.startswith("ddrl: ")]
+    assert len(refusals) == (number == "0")
+    assert all("mpirun has started 3 ranks" in line and "1 of 1" in line and len(line) < 300 for line in refusals)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", ["0", "1"])
+def test_a_missing_mpi_library_is_one_message(number, tmp_path):
+    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    variables = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": number, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    done = start(tmp_path, variables, mode=())
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("ddrl: mpi4py cannot load")] == (
+        done.stderr.splitlines() if number == "0" else []
+    )
+    assert "Traceback" not in done.stderr
+
+
+def memory_of(record):
+    return record.split()[1]
+
+
+def test_ranks_share_a_host_where_they_find_one_token(monkeypatch, tmp_path):
+    monkeypatch.setattr(slot, "meeting_point", lambda: str(tmp_path / "one"))
+    first = memory_of(slot.record(0))
+    assert memory_of(slot.record(0)) == first
+    monkeypatch.setattr(slot, "meeting_point", lambda: str(tmp_path / "two"))
+    second = memory_of(slot.record(0))
+    monkeypatch.setattr(slot, "meeting_point", lambda: str(tmp_path / "none" / "of them"))
+    assert len({first, second, memory_of(slot.record(0)), memory_of(slot.record(0))}) == 4
+    monkeypatch.setattr(slot, "meeting_point", lambda: str(tmp_path / "one"))
+    slot.leave_meeting_point()
+    slot.leave_meeting_point()
+    assert [path.name for path in tmp_path.iterdir()] == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (b"0.9.7 a-1 3 0 beta", r"0\.9\.7 \(rank 1 on beta\)"),
+        (b"0.0.1 a-1 3 0 beta", r"0\.0\.1 \(rank 1 on beta\)"),
+        (b"a-1 3 0 beta", "rank 1 has an older version"),
+    ],
+)
+def test_ranks_with_another_version_are_refused_with_the_place(other, words):
+    with pytest.raises(ranks.VersionError, match=words):
+        ranks._read_records([slot.record(0), other])
+    slot.leave_meeting_point()
+
+
+def test_a_copy_with_another_column_or_another_field_speaks_another_protocol(monkeypatch):
+    mine = ranks.protocol()
+    assert ranks.protocol() == mine
+    monkeypatch.setattr(ranks, "COLUMNS", (*ranks.COLUMNS, "one_more"))
+    other = ranks.protocol()
+    monkeypatch.undo()
+    monkeypatch.setitem(ranks.Ready.__annotations__, "more", "int")
+    assert len({mine, other, ranks.protocol()}) == 3
