@@ -30,6 +30,7 @@ from ddrl.core.trust import check_trust, foreign_code, remember_trust, use_code
 from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, planned_path
+from ddrl.run.room import check_room
 from ddrl.run.topology import Topology, describe
 
 # -- banner ------------------------------------------------------------------------------------------------------------
@@ -238,7 +239,9 @@ class Preparation:
                 f"are {topology.hosts}; "
                 "set replay.source = auto, or start everything on one host with cluster.relays = 0"
             )
-        lines = [*spec.notes, *check_cluster(self.config, max(topology.hosts - 1, 0))]
+        run = self._path if self.resume is None else self.directory.path
+        room = check_room(topology, run or planned_path(self.config, self.run_id)) if ranks else []
+        lines = [*spec.notes, *check_cluster(self.config, max(topology.hosts - 1, 0)), *room]
         if self._unnamed and not spec.discrete:
             lines = [f"learner.algorithm = {self.config.learner.algorithm}: actions are continuous", *lines]
         if self.declaration.unread:
@@ -262,8 +265,8 @@ class Preparation:
             )
 
     def open_records(self) -> TaskRecords:
-        """The run's directory, made here for a new run, and the checkpoint to resume from. The settings of a resumed run
-        are written once the checkpoint has been read with them."""
+        """The run's directory, made here for a new run, and the checkpoint to resume from. The settings of a resumed
+        run are written once the checkpoint has been read with them."""
         if self.resume is None:
             self.directory = RunDirectory.create(self.config, self.run_id, self._path)
             remember_trust(self.directory.path, foreign_code(config_tree(self.config), self.directory.path))

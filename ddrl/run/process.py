@@ -60,10 +60,23 @@ class Interrupts:
 
 
 def ignore_interrupts() -> None:
-    """For every process but the trainer: the board tells it when to stop."""
+    """For every process but the trainer: the board tells it when to stop. What it starts is not to ignore them: a
+    program begins with default signals where its parent has handlers, a fork is given them."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: for children, too
+            signal.signal(number, _ignore)
+    os.register_at_fork(after_in_child=_use_default_signals)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by doing nothing."""
+
+
+def _use_default_signals() -> None:
+    for number in SIGNALS:
+        if signal.getsignal(number) is _ignore:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @contextmanager

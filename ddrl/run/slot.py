@@ -119,7 +119,9 @@ def _launcher_name() -> str:
 def main(arguments: list[str]) -> int:
     """This process's part of the job; its exit status."""
     launcher = os.getppid()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in IGNORED}
+    kept = [number for number in IGNORED if signal.getsignal(number) == signal.SIG_IGN]  # by nohup
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     start: ranks.Lead | None = None
     # The first rank alone reads the command line: one message for bad input, and the trainer starts now.
     if launched()[1] == 0 and _launcher_name():
@@ -144,7 +146,7 @@ def main(arguments: list[str]) -> int:
     if world.Get_size() == 1:
         if start is not None:
             start.close()
-        return _be_alone(before, MPI.Get_library_version())
+        return _be_alone(kept, MPI.Get_library_version())
     try:
         return _take_part(world, launcher, start, arguments)
     except BaseException:  # the others wait for this rank
@@ -193,10 +195,10 @@ def _without_mpi(error: Exception) -> str:
     )[:300]
 
 
-def _be_alone(before: dict[int, object], library: str) -> int:
+def _be_alone(ignored: list[signal.Signals], library: str) -> int:
     """In a world of one rank: where a launcher has started several, each of them is alone, for the launcher belongs to
     another MPI; else its variables are left over, and this is a run of this machine. That begins anew, in this process:
-    MPI is not to be in it."""
+    MPI is not to be in it. ignored: signals that the user does not want."""
     size, rank = launched()
     launcher = _launcher_name()
     if launcher:
@@ -210,9 +212,8 @@ def _be_alone(before: dict[int, object], library: str) -> int:
             )
         os._exit(1)
     set_timer_slack(0)
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     forget_launcher()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 

@@ -633,7 +633,7 @@ class Task:
             return self.training.beat() or stop() or self.training.seconds > limit
 
         try:
-            if self.reason in (Reason.MAX_ENV_STEPS, Reason.MAX_SECONDS):
+            if self.reason is Reason.MAX_ENV_STEPS or self.reason is Reason.MAX_SECONDS:
                 print(
                     f"ddrl: {self.reason.value}: the last policy plays {self.config.evaluation.episodes} episodes "
                     "(Ctrl-C: end without)",
