@@ -36,7 +36,8 @@ from ddrl.core.specs import Bytes, EnvSpec, Floats32
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 MAX_CANDIDATES = 1000  # of one request
-_Id = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+_Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+MAX_REMEMBERED = 1 << 16  # decisions by which a request that is sent again is known
 _Money = Annotated[float, Meta(ge=0, le=1e30)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=0)]
@@ -344,6 +345,7 @@ class Mixer:
         self.requests = 0
         self.empty_queues = 0
         self.cut_bids = 0
+        self._decided: dict[int, Decision] = {}  # the newest decisions, by request_id
         self._ids = book.contracts.ad_id.tolist()
         self._place = {ad: place for place, ad in enumerate(self._ids)}
         self._visitors = book.contracts.visitors
@@ -369,8 +371,12 @@ class Mixer:
         return self.answer(checked)
 
     def answer(self, request: DisplayRequest) -> Decision:
-        """The ad to show, which counts as shown. MessageError for a request that cannot be answered, NetworkError for a
+        """The ad to show, which counts as shown; for a request_id that was answered lately, the same decision, which
+        counts no more. MessageError for a request that cannot be answered, NetworkError for a
         policy that gives no numbers; nothing is counted then."""
+        decided = self._decided.get(request.request_id)
+        if decided is not None:
+            return decided
         moment = request.time
         if moment is None:
             moment = min((self._clock() - self.began) / self.day_seconds, 1.0)
@@ -420,6 +426,9 @@ class Mixer:
             decision.explanation = self._explain(request, moment, queue.explain(scores), place)
         if slot >= 0:
             queue.show(slot)
+        if len(self._decided) >= MAX_REMEMBERED:
+            del self._decided[next(iter(self._decided))]
+        self._decided[request.request_id] = decision
         return decision
 
     def _cell(self, request: DisplayRequest) -> int:

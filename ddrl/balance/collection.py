@@ -256,6 +256,13 @@ class Epochs:
                 self._out[node] = subsets[node] = self._take(int(size))
         return subsets
 
+    @staticmethod
+    def weights(dealt: Mapping[Hashable, Indices]) -> dict[Hashable, float]:
+        """Of each node's mean in the mean of all samples dealt: those of `Balancer.weights` are of full subsets, and
+        the last ones of an epoch are shorter."""
+        total = sum(map(len, dealt.values()))
+        return {node: len(rows) / total for node, rows in dealt.items()}
+
     def _take(self, size: int) -> Indices:
         pieces: list[Indices] = []
         while size:

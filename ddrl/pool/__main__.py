@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ def ask_pool(pool: Path, command: str, **arguments: Any) -> dict[str, Any]:
     PoolSetup.read(pool)  # else there is no pool
     if not is_listening(pool / OWN):
         end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
-        raise PoolError(f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {pool}")
+        raise PoolError(
+            f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {shlex.quote(str(pool))}"
+        )
     with ControlClient(pool / OWN, timeout=TIMEOUT) as client:
         return client.ask(command, **arguments).fields
 

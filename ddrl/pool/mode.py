@@ -8,6 +8,7 @@ queue.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import sys
 import time
@@ -106,7 +107,8 @@ class Pool:
 
     def run(self, interrupts: Interrupts) -> int:
         """Start the tasks and serve them until the last one has ended; the exit status."""
-        print(f"pool: {self._setup.directory}   status: python -m ddrl.pool {self._setup.directory}", flush=True)
+        directory = shlex.quote(str(self._setup.directory))
+        print(f"pool: {self._setup.directory}   status: python -m ddrl.pool {directory}", flush=True)
         if self._relays is not None and self._relays.free:
             print(f"pool: {self._relays.free} task(s) more can be added: so many ranks more were started", flush=True)
         for task in self._setup.tasks:
@@ -128,7 +130,7 @@ class Pool:
         print(f"{len(self._ends) - len(failed)} of {len(self._ends)} tasks ended well after {wall:.1f} s", flush=True)
         if any(not end.final for end in self._ends.values()):
             launcher = "python -m ddrl.run" if self._relays is None else self._relays.launcher
-            print(f"go on:    {launcher} --resume {self._setup.directory}", flush=True)
+            print(f"go on:    {launcher} --resume {directory}", flush=True)
         return 1 if failed else 130 if self._ending else 0
 
     # -- processes -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -212,7 +213,8 @@ class RunDirectory:
             directory = cls(path, RunLock(path))
             if directory.config.exists():  # asked under the lock: of two starts one makes the run
                 raise RunDirError(
-                    f"run.dir ({path}) holds a run already: go on with it by --resume {path}, or name another directory"
+                    f"run.dir ({path}) holds a run already: go on with it by --resume {shlex.quote(str(path))}, "
+                    "or name another directory"
                 )
             write_json(path / "run.json", {"run_id": run_id, "ddrl": __version__, "began": time.time()})
             directory.write_config(config)

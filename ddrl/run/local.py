@@ -5,6 +5,7 @@ process, as tasks of a pool do, which borrow a device for some moves; the keeper
 
 from __future__ import annotations
 
+import shlex
 import sys
 import uuid
 from collections.abc import Callable
@@ -182,8 +183,9 @@ def conclude(result: Result, launcher: str) -> int:
         )
     if document["evaluation"] is not None:
         print(f"policy: {_judgment(document['best'])}")
-    print(f"play it:  python -m ddrl.evaluate {result.directory}")
-    print(f"go on:    {launcher} --resume {result.directory}", flush=True)
+    directory = shlex.quote(result.directory)
+    print(f"play it:  python -m ddrl.evaluate {directory}")
+    print(f"go on:    {launcher} --resume {directory}", flush=True)
     return 130 if document["reason"] == "interrupted" else 0
 
 

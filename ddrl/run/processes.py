@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -566,7 +567,9 @@ class Job:
 
     @property
     def _go_on(self) -> str:
-        return f"; go on from its last checkpoint with --resume {self._directory}" if self._directory else ""
+        return (
+            f"; go on from its last checkpoint with --resume {shlex.quote(self._directory)}" if self._directory else ""
+        )
 
     def _watch_other_trainer(self, channels: HostChannels) -> None:
         """Watch a trainer that is a rank, from the moment that its pid is known until it has ended. Once a trainer has
@@ -1008,7 +1011,7 @@ def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
             parent.link.send(result)
         job.serve()
         if job.parent_has_ended and result is not None and result.document is not None:
-            tell_terminal(f"saved; go on: python -m ddrl.run --resume {job.directory}")
+            tell_terminal(f"saved; go on: python -m ddrl.run --resume {shlex.quote(job.directory)}")
     return 0
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -582,7 +583,7 @@ def _save_in_a_copy(task: Task) -> bool:
     try:
         task.forget_sockets()
         task.finish(settle=False)
-        tell_terminal(f"saved; go on: python -m ddrl.run --resume {task.directory.path}")
+        tell_terminal(f"saved; go on: python -m ddrl.run --resume {shlex.quote(str(task.directory.path))}")
         status = 0
     finally:
         os._exit(status)

@@ -61,16 +61,29 @@ def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dic
         return settings, str(error)
 
 
+MAX_DEPTH = 4  # folders below the one that is searched for runs
+
+
 def find_runs(root: str | Path = "runs") -> list[Path]:
-    """Run directories under `root` (or `root` itself), the one begun last first; an absent root is empty, unreadable
-    ones are left out."""
+    """Run directories under `root` (or `root` itself), in folders of experiments and pools too, up to MAX_DEPTH deep;
+    the one begun last first; an absent root is empty, unreadable ones are left out."""
     root = Path(root)
     found: list[tuple[float, Path]] = []
-    for file in [root / FILE_NAME, *root.glob(f"*/{FILE_NAME}")]:
+    for file in _run_files(root, MAX_DEPTH):
         with contextlib.suppress(OSError):
             began = file.with_name("config.toml")  # written once, when the run begins
             found.append(((began if began.exists() else file).stat().st_mtime, file.parent))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def _run_files(folder: Path, depth: int) -> list[Path]:
+    """FILE_NAME of the runs in and below a folder; nothing is a run inside a run."""
+    if (folder / FILE_NAME).exists():
+        return [folder / FILE_NAME]
+    inner: list[Path] = []
+    with contextlib.suppress(OSError):
+        inner = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [file for path in inner if depth for file in _run_files(path, depth - 1)]
 
 
 def find_film(run_dir: Path) -> Path | None:

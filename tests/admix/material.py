@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -77,8 +79,16 @@ def small_mixer(weights: Mapping[str, float] | None = None, seed: int = 0, **set
     return Mixer(book, linear_policy(book, **(weights or {"value": 1.0})), seed=seed)
 
 
+_IDS = count(1)  # a request_id that was answered is answered alike
+
+
+def afresh(request: DisplayRequest) -> DisplayRequest:
+    """The same request by another visitor: with a request_id of its own."""
+    return msgspec.structs.replace(request, request_id=next(_IDS))
+
+
 def request_of(
-    book: Book, request_id: int = 1, *, contracts: int | None = None, bids: int = 3, **changes: Any
+    book: Book, request_id: int | None = None, *, contracts: int | None = None, bids: int = 3, **changes: Any
 ) -> DisplayRequest:
     """A request of a visitor whom contract 0 targets, with the first `contracts` contracts and `bids` bids of eCPM 1,
     2, ..."""
@@ -86,7 +96,7 @@ def request_of(
     _, genders, ages = book.contracts.visitors
     ads = [int(ad) for ad in book.contracts.ad_id[:contracts]]
     values: dict[str, Any] = {
-        "request_id": request_id,
+        "request_id": next(_IDS) if request_id is None else request_id,
         "region": cell // (genders * ages),
         "gender": cell // ages % genders,
         "age": cell % ages,

@@ -17,7 +17,7 @@ from ddrl.admix.mixer import REASONS
 from ddrl.admix.rules import outputs_of
 from ddrl.admix.serving import requests_of
 from ddrl.core.errors import CheckpointError, MessageError, NetworkError
-from tests.admix.material import SMALL, env_config, linear_policy, request_of, small_mixer
+from tests.admix.material import SMALL, afresh, env_config, linear_policy, request_of, small_mixer
 
 
 def _as_request(env: Any, request_id: int) -> DisplayRequest:
@@ -67,7 +67,7 @@ def test_server_and_environment_see_and_choose_the_same_all_day(mode: str, bille
         request = _as_request(env, choices)
         before = env.delivery.seen_shown[0].copy(), env.delivery.seen_billed[0].copy()
         policy.inputs["ad"][0] = state["ad"][0]
-        decision = mixer.choose(request)
+        decision = mixer.choose(afresh(request))
         np.testing.assert_array_equal(state_arrays["queue_mask"], state["queue_mask"][0])
         np.testing.assert_allclose(state_arrays["ad"], state["ad"][0], rtol=1e-6)
         np.testing.assert_array_equal(state_arrays["ad_id"], state["ad_id"][0])
@@ -117,13 +117,13 @@ def test_one_action_decides_as_many_requests_as_in_the_environment() -> None:
     day = env._days(env._seeds[0], 0)
     for part in day:
         for request in requests_of(part, day.contracts):
-            mixer.choose(request)
+            mixer.choose(afresh(request))
     np.testing.assert_array_equal(mixer.shown, env.delivery.shown[0])
     assert calls == -(-mixer.requests // 20)
     before = calls
     mixer.use(policy)
-    mixer.choose(request)
-    mixer.choose(request)
+    mixer.choose(afresh(request))
+    mixer.choose(afresh(request))
     assert calls == before + 1  # another policy begins with an action of its own, which then stands
 
 
@@ -148,10 +148,10 @@ def test_of_equal_scores_contracts_go_before_bids_and_lower_ones_first() -> None
     mixer = small_mixer({"ctr": 1.0})
     request = request_of(mixer.book)
     targeted = mixer.book.contracts.ad_id[mixer.book.contracts.eligible[mixer._cell(request)]].tolist()
-    assert mixer.choose(request).ad == targeted[0]
+    assert mixer.choose(afresh(request)).ad == targeted[0]
     backwards = [getattr(request, name)[::-1] for name in ("ad", "kind", "ecpm", "ctr")]
     turned = msgspec.structs.replace(request, **dict(zip(("ad", "kind", "ecpm", "ctr"), backwards, strict=True)))
-    assert mixer.choose(turned).ad == targeted[0]
+    assert mixer.choose(afresh(turned)).ad == targeted[0]
 
 
 def test_an_empty_queue_shows_nothing_and_is_counted() -> None:
@@ -169,9 +169,9 @@ def test_contracts_at_their_cap_are_shown_no_more() -> None:
     mixer = small_mixer({"kind": 1.0})
     request = request_of(mixer.book, contracts=1, explain=True)
     mixer.tables.cap[0, 0] = 3
-    ads = [mixer.choose(request).ad for _ in range(5)]
+    ads = [mixer.choose(afresh(request)).ad for _ in range(5)]
     assert ads == [int(mixer.book.contracts.ad_id[0])] * 3 + [10_000] * 2
-    explanation = mixer.choose(request).explanation
+    explanation = mixer.choose(afresh(request)).explanation
     assert not isinstance(explanation, msgspec.UnsetType)
     assert explanation.candidates[0].reason == "at its cap"
     assert explanation.candidates[0].score is None
@@ -191,7 +191,7 @@ def test_contracts_that_do_not_target_the_visitor_or_are_filtered_do_not_play() 
 def test_of_more_bids_than_slots_the_highest_stay() -> None:
     mixer = small_mixer()
     request = request_of(mixer.book, contracts=0, bids=7, explain=True)
-    decision = mixer.choose(request)
+    decision = mixer.choose(afresh(request))
     assert decision.ad == 10_006
     assert mixer.cut_bids == 2
     explanation = decision.explanation
@@ -206,12 +206,12 @@ def test_rate_and_theta_are_probabilities(rate: float, theta: float) -> None:
     ad = int(mixer.book.contracts.ad_id[0])
     mixer.control(Control([ad], [rate], [theta]))
     request, count = request_of(mixer.book, contracts=1), 4000
-    shown = sum(mixer.choose(request).kind == 0 for _ in range(count))
+    shown = sum(mixer.choose(afresh(request)).kind == 0 for _ in range(count))
     chance = rate * theta
     assert abs(shown - count * chance) <= 4.5 * np.sqrt(count * chance * (1 - chance))
     reasons = set()
     for _ in range(50):
-        explanation = mixer.choose(msgspec.structs.replace(request, explain=True)).explanation
+        explanation = mixer.choose(msgspec.structs.replace(afresh(request), explain=True)).explanation
         assert not isinstance(explanation, msgspec.UnsetType)
         reasons.add(explanation.candidates[0].reason)
     assert (REASONS[4] in reasons) == (rate < 1)
@@ -314,13 +314,13 @@ def test_billing_news_move_the_estimate_and_never_exceed_what_was_shown() -> Non
     mixer = small_mixer({"kind": 1.0}, billed=0.8)
     ad, request = int(mixer.book.contracts.ad_id[0]), request_of(mixer.book, contracts=1)
     for _ in range(10):
-        mixer.choose(request)
+        mixer.choose(afresh(request))
     with pytest.raises(MessageError, match="10 impressions await their billing"):
         mixer.bill(Billing([ad], [11], [0]))
     with pytest.raises(MessageError, match="no contract"):
         mixer.bill(Billing([99_999], [1], [0]))
     mixer.bill(Billing([ad], [10], [2]))
-    mixer.choose(request)
+    mixer.choose(afresh(request))
     assert mixer.contracts()[0].billed_estimate == pytest.approx(2)
     with pytest.raises(MessageError, match="0 billed of 5"):
         mixer.bill(Billing([ad], [5], [0]))
@@ -330,14 +330,14 @@ def test_what_was_billed_survives_a_restart(tmp_path: Path) -> None:
     first, again = (small_mixer({"kind": 1.0}, billed=0.8) for _ in range(2))
     ad, request = int(first.book.contracts.ad_id[0]), request_of(first.book, contracts=1)
     for _ in range(10):
-        first.choose(request)
+        first.choose(afresh(request))
     first.bill(Billing([ad], [8], [2]))
     snapshot.save(tmp_path / "state", snapshot.encode(first))
     snapshot.restore(tmp_path / "state", again)
     with pytest.raises(MessageError, match="2 impressions await their billing"):
         again.bill(Billing([ad], [3], [0]))
     for mixer in (first, again):
-        mixer.choose(request)
+        mixer.choose(afresh(request))
     assert again.contracts() == first.contracts()
 
 
@@ -371,3 +371,29 @@ def test_a_policy_whose_prior_is_yesterdays_duals_is_served_with_those_of_the_ma
     day = Market(config).day(0)
     np.testing.assert_allclose(prior, 1000 * day.contracts.billed_rate * day.yesterday_alpha, rtol=1e-5)
     assert prior.any()
+
+
+@pytest.mark.parametrize("times", [2, 3, 5])
+def test_a_request_that_is_sent_again_gets_the_same_decision_and_counts_once(times: int) -> None:
+    mixer = small_mixer({"kind": 1.0})
+    request = request_of(mixer.book, contracts=1)
+    decisions = [mixer.choose(request) for _ in range(times)]
+    assert all(decision == decisions[0] for decision in decisions)
+    assert (mixer.requests, mixer.shown[0]) == (1, 1.0)
+    mixer.choose(afresh(request))
+    assert (mixer.requests, mixer.shown[0]) == (2, 2.0)
+
+
+def test_no_more_decisions_are_remembered_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddrl.admix.mixer.MAX_REMEMBERED", 3)
+    mixer = small_mixer({"kind": 1.0})
+    requests = [request_of(mixer.book, contracts=1) for _ in range(5)]
+    for request in requests:
+        mixer.choose(request)
+    assert list(mixer._decided) == [request.request_id for request in requests[2:]]
+
+
+@pytest.mark.parametrize("ad", [2**31, 5_000_000_000, 2**63 - 1])
+def test_ids_of_64_bits_are_served(ad: int) -> None:
+    mixer = small_mixer()
+    assert mixer.choose(request_of(mixer.book, contracts=0, bids=1, ad=[ad], kind=[1])).ad == ad

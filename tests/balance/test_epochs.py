@@ -105,3 +105,16 @@ def mean_of_used(dropped: str) -> float:
 def test_requeueing_keeps_the_gradient_unbiased_where_slow_samples_differ_and_losing_them_does_not():
     assert mean_of_used("requeue") == pytest.approx(1.0, abs=1e-12)
     assert mean_of_used("lose") < 0.9
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(10, [2, 2, 2, 2]), (11, [1, 7, 3]), (5, [4, 0, 4])])
+def test_the_weights_of_each_deal_give_the_mean_of_all_its_samples(count, sizes):
+    epochs = Epochs(count, seed=3)
+    data = np.arange(count) ** 2.0
+    while not epochs.ended:
+        dealt = epochs.deal(dict(enumerate(sizes)))
+        weights = epochs.weights(dealt)
+        mean = sum(weights[node] * data[rows].mean() for node, rows in dealt.items())
+        assert mean == pytest.approx(data[np.concatenate([*dealt.values()])].mean())
+        for node in dealt:
+            epochs.done(node)

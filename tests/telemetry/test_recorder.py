@@ -336,6 +336,14 @@ def test_runs_are_found_with_the_one_begun_last_first(tmp_path):
     assert find_runs(tmp_path / "absent") == []
 
 
+@pytest.mark.parametrize("inner", ["experiment/seed1", "pool/tasks/a", "a/b/c/d"])
+def test_runs_are_found_in_folders_of_experiments_but_not_in_runs(inner, tmp_path):
+    for name in ("base", inner, f"{inner}/checkpoints/1", ".hidden/run"):
+        (tmp_path / name).mkdir(parents=True)
+        record_run(tmp_path / name, records=1)
+    assert {str(path.relative_to(tmp_path)) for path in find_runs(tmp_path)} == {"base", inner}
+
+
 def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
     import shutil
 
