@@ -62,7 +62,7 @@ class Sent(msgspec.Struct, frozen=True, tag=True):
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """A collector's process has ended in `round`, with a status as Popen's; words: what it printed as errors; rows: as
-    in `Sent`."""
+    in `Sent`. begun: `Begin` of the round had arrived; else that will start another process."""
 
     round: int
     worker: int
@@ -71,6 +71,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     cpu_seconds: float
     words: str
     rows: int = 0
+    begun: bool = True
 
 
 Down = Order | Begin
@@ -219,7 +220,8 @@ class CollectorForks:
         del self._processes[child.place]
         self._close_decision(process)
         rows = self._lanes[process.worker].pushed
-        self._send(Ended(process.round, process.worker, ended.at, ended.status, ended.cpu_seconds, ended.words, rows))
+        how = ended.status, ended.cpu_seconds, ended.words
+        self._send(Ended(process.round, process.worker, ended.at, *how, rows, process.round <= self._newest))
         self._set_phase(process.worker)
         self._end_link()
         return True

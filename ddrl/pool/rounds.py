@@ -509,7 +509,7 @@ class Rounds:
         if ended.status > 0 and ended.status != ENVIRONMENT_FAILED:
             raise JobFailed(f"collector {ended.worker} ended with status {ended.status}:\n{ended.words}")
         has_sent = ended.worker in self._recorded or any(sent.worker == ended.worker for sent in self._arrived)
-        if ended.round != self.number or has_sent:
+        if ended.round != self.number or has_sent or not ended.begun:
             return
         if ended.status == ENVIRONMENT_FAILED:
             how = "had an exception in its environment"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
+import signal
+import threading
 import time
 import uuid
 from collections import Counter
@@ -31,6 +35,7 @@ from ddrl.run.members import member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.task import Task
 from ddrl.telemetry import Run
+from ddrl.testing.chaos import processes_of
 from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
@@ -96,6 +101,41 @@ def test_a_resumed_run_collects_what_the_run_without_a_break_did(alone, tmp_path
     run_here(Preparation(parse(["--resume", str(tmp_path / "cut")]), uuid.uuid4().hex[:8]))
     assert learned(newest(tmp_path / "cut")) == learned(newest(alone))
     assert recorded(newest(tmp_path / "cut")) == recorded(newest(alone))
+
+
+@pytest.mark.parametrize("mode", ["alive", pytest.param("prewarm", marks=pytest.mark.long)])
+def test_whatever_collectors_are_killed_the_run_learns_the_same(mode, alone, tmp_path):
+    over = threading.Event()
+    killed: list[int] = []
+
+    def kill(run_id: str) -> None:
+        rng = random.Random(1)
+        while not over.wait(rng.uniform(0.0, 0.2)):
+            collectors = [one.pid for one in processes_of(run_id) if one.role == "rollout"]
+            if collectors:
+                killed.append(rng.choice(collectors))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(killed[-1], signal.SIGKILL)
+
+    def equip(task: Task) -> None:
+        killer.extend([threading.Thread(target=kill, args=(task.topology.run_id,))])
+        killer[0].start()
+
+    killer: list[threading.Thread] = []
+    try:
+        run(
+            tmp_path / "run",
+            *BY_WORKER,
+            *settings(f"pool.collectors={mode}", "rollout.restarts=1000"),
+            equip=equip,
+        )
+    finally:
+        over.set()
+        for thread in killer:
+            thread.join()
+    assert len(killed) > 3
+    assert learned(newest(tmp_path / "run")) == learned(newest(alone))
+    assert recorded(newest(tmp_path / "run")) == recorded(newest(alone))
 
 
 def test_the_device_is_taken_once_a_round_when_its_first_data_are_there_and_is_back_before_the_parameters_go(pool):
