@@ -66,7 +66,9 @@ def report(run: Path, saved: SavedPolicy, result: EvaluationResult, seed: int, s
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; its exit status. Trouble that ddrl knows is one line on standard error."""
     parser = argparse.ArgumentParser(
-        prog="python -m ddrl.evaluate", description="Play greedy episodes with a run's saved policy."
+        prog="python -m ddrl.evaluate",
+        description="Play greedy episodes with a run's saved policy.",
+        epilog="python -m ddrl.export RUN writes the policy as one ONNX file, which runs without ddrl.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run directory")
     parser.add_argument("--episodes", type=_positive, metavar="N", help="episodes to play (100; 1 with --video)")

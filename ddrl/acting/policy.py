@@ -25,12 +25,13 @@ from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, Bytes, Flags, allowed
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
 
-def forbid_torch() -> None:
-    """Refuse to act in a process that has loaded torch: the machine's memory does not suffice for hundreds of them."""
-    if "torch" in sys.modules:
+def forbid_torch(allowed: bool = False) -> None:
+    """Refuse to act in a process that has loaded torch: the machine's memory does not suffice for hundreds of them.
+    `allowed`: rollout.torch, of environments that compute with it."""
+    if "torch" in sys.modules and not allowed:
         raise NetworkError(
             "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
-            "environment imports does that (env.id); import it only where it is needed, or run with --serial"
+            "environment imports does that (env.id); import it only where it is needed, or --set rollout.torch=true"
         )
 
 

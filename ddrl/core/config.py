@@ -173,6 +173,12 @@ class RolloutConfig:
         "as after a death. With --serial it ends the run.",
         choices=("end", "restart"),
     )
+    torch: bool = setting(
+        False,
+        "",
+        "Environments may load torch in processes that act, at 145 MiB and more of memory in each: learned simulators "
+        "and rewards.",
+    )
 
 
 @dataclass(frozen=True)
@@ -397,6 +403,11 @@ class EnvConfig:
         'observations, or by its method action_masks(), where it has one; info, by info["action_mask"] of reset and '
         "step; none, all are. No other action is taken, at random or greedily, or counts in a target.",
         choices=("auto", "info", "none"),
+    )
+    figures: list[str] = setting(
+        [],
+        "",
+        "Names in info whose numbers at the end of episodes become series info_NAME; is_success, for example.",
     )
     scale: str = setting(
         "auto",

@@ -356,6 +356,15 @@ SUPPORT_ENDS = Metric(
 FIGURES: tuple[Metric, ...] = (TD_ERROR, Q_MEAN)  # what a run records unless its algorithm declares others
 
 RESERVED = frozenset({"level", "tick", "time", "wall_seconds"})  # columns of the tables that hold series
+
+
+def info_figure(key: str) -> Metric:
+    """The figure of an environment's info[key] (env.figures), which rollouts report."""
+    doc = f"info[{key!r}] at the end of an episode: mean of each rollout's last 100 episodes, over the rollouts."
+    name = re.sub(r"\W", "_", f"info_{key.lower()}")
+    return Metric(name, "gauge", "", doc, (Across("mean", Role.ROLLOUT),))
+
+
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 

@@ -2,7 +2,8 @@
 
 `env.id` is a registered id (CartPole-v1), a module that registers one (package.module:Env-v0, as Gymnasium writes it),
 or a factory of the user (package.module:factory) called as factory(**env.kwargs), with num_envs=... too where it takes
-that, which returns a gymnasium.Env, a Gymnasium vector, or a VectorEnv of `ddrl.core.specs`."""
+that, which returns a gymnasium.Env, a Gymnasium vector, or a VectorEnv of `ddrl.core.specs`. A factory that takes
+env_index is given a number that no other environment of the run has: for ports, licences and files of its own."""
 
 from __future__ import annotations
 
@@ -26,12 +27,13 @@ from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import has_picture, shown
 from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
 
+ENV_INDEX = "env_index"  # argument of a factory: which environment of the run it makes
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
 _ATARI_ID = re.compile(r"ALE/|.+NoFrameskip-v[04]$")
 
 
-def make_vector_env(config: EnvConfig, num_envs: int | None = None) -> VectorEnv:
-    """`num_envs` (default: config.num_envs) environments that step together.
+def make_vector_env(config: EnvConfig, num_envs: int | None = None, first_index: int = 0) -> VectorEnv:
+    """`num_envs` (default: config.num_envs) environments that step together. `first_index`: the env_index of the first.
 
     EnvError: unknown id, spaces that are not supported, arguments that the environment does not take.
     MissingExtraError: the id's package is not installed. An exception inside the environment passes through with its
@@ -39,18 +41,24 @@ def make_vector_env(config: EnvConfig, num_envs: int | None = None) -> VectorEnv
     count = config.num_envs if num_envs is None else num_envs
     if count < 1:
         raise EnvError(f"env.num_envs ({count}) must be at least 1")
-    vector = _make_vector(config, count)
+    vector = _make_vector(config, count, first_index)
+    if config.figures and not hasattr(vector, "figures"):
+        vector.close()
+        raise EnvError(
+            f"env.figures = {config.figures}: info is read of single environments, not of {config.id}, which steps as "
+            "a vector: set env.figures = [], or let a factory return one environment"
+        )
     vector.spec = vector.spec.scaled(config.scale)
     return vector
 
 
-def _make_vector(config: EnvConfig, count: int) -> VectorEnv:
+def _make_vector(config: EnvConfig, count: int, first_index: int) -> VectorEnv:
     found = _find(config.id)
     if not isinstance(found, Registered):
-        return _from_factory(config, found, count)
+        return _from_factory(config, found, count, first_index)
     if found.entry_point == _ATARI_ENTRY_POINT and config.kwargs.get("obs_type", "rgb") != "ram":
         return _atari(config, found, count)
-    native = _native(config, found, count)
+    native = None if config.figures else _native(config, found, count)
     if native is not None:
         return native
     return _loop(config, [_make(config, found) for _ in range(count)])
@@ -64,6 +72,7 @@ def _loop(config: EnvConfig, environments: list[gymnasium.Env[Any, Any]]) -> Loo
         named=config.observation == "named" or (config.observation == "auto" and has_picture(environments[0])),
         max_lengths=config.max_lengths,
         action_mask=config.action_mask,
+        figures=config.figures,
     )
 
 
@@ -229,8 +238,9 @@ def _is_vector(made: object) -> bool:
     return isinstance(made, gymnasium.vector.VectorEnv)
 
 
-def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) -> VectorEnv:
+def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, first_index: int) -> VectorEnv:
     kwargs = dict(config.kwargs)
+    indexed = False
     try:
         signature: inspect.Signature | None = inspect.signature(factory)
     except ValueError:  # some built-in types say nothing about their arguments
@@ -238,13 +248,26 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int) ->
     if signature is not None:
         if "num_envs" in signature.parameters:
             kwargs.setdefault("num_envs", count)
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        indexed = ENV_INDEX in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
         try:
             signature.bind(**kwargs)
         except TypeError as error:
             raise EnvError(f"env.kwargs = {config.kwargs}: {error}; {config.id} takes {signature}") from None
-    made: Any = factory(**kwargs)
+
+    def make(place: int) -> Any:
+        if not indexed or ENV_INDEX in kwargs:
+            return factory(**kwargs)
+        try:
+            return factory(**kwargs, env_index=first_index + place)
+        except Exception as error:
+            if ENV_INDEX not in str(error):
+                raise
+        return factory(**kwargs)  # it hands its keywords on to something that does not take this one
+
+    made: Any = make(0)
     if isinstance(cast(object, made), gymnasium.Env) and not hasattr(made, "num_envs"):
-        return _loop(config, [made, *(factory(**kwargs) for _ in range(count - 1))])
+        return _loop(config, [made, *map(make, range(1, count))])
     if isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
         vector: VectorEnv = CheckedVectorEnv(made, config.id)
     elif _is_vector(made) and speaks_our_protocol(made):

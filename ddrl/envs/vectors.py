@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -14,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ddrl.core.errors import EnvError
+from ddrl.core.metrics import info_figure
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
 from ddrl.envs.spaces import (
     MaskReader,
@@ -33,6 +35,7 @@ from ddrl.envs.spaces import (
     with_action_ranges,
 )
 
+FIGURE_EPISODES = 100  # that a figure of info is a mean of
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
 
@@ -87,16 +90,22 @@ class StepCheck:
         self._over = terminated | truncated
 
     def _one_number(self, reward: Any) -> float:
-        try:
-            numbers = np.asarray(reward, np.float64)
-        except (TypeError, ValueError):
-            numbers = np.zeros(0)
-        if numbers.size == 1 and reward is not None:
-            return float(numbers.item())
-        raise EnvError(
-            f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: add its numbers "
-            "up in a wrapper (several are for a VectorEnv with spec.reward_shape)"
-        )
+        number = as_number(reward)
+        if number is None:
+            raise EnvError(
+                f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: add its "
+                "numbers up in a wrapper (several are for a VectorEnv with spec.reward_shape)"
+            )
+        return number
+
+
+def as_number(value: Any) -> float | None:
+    """A number, also in an array of one; None for anything else."""
+    try:
+        numbers = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return None
+    return float(numbers.item()) if numbers.size == 1 and value is not None else None
 
 
 def environment_seeds(seed: int, count: int) -> list[int]:
@@ -138,10 +147,11 @@ class LoopVectorEnv:
         named: bool = False,
         max_lengths: Mapping[str, int] | None = None,
         action_mask: str = "auto",
+        figures: Sequence[str] = (),
     ) -> None:
         """Take over `environments`; EnvError where their spaces differ or are not supported. `named`: a Dict of
-        observations is a record of named arrays, its Sequences padded to `max_lengths`. `action_mask`: as in
-        `ddrl.core.config.EnvConfig`."""
+        observations is a record of named arrays, its Sequences padded to `max_lengths`. `action_mask`,
+        `figures`: as in `ddrl.core.config.EnvConfig`."""
         first = environments[0]
         self.num_envs = len(environments)
         require_space(env_id, first, "observation_space")
@@ -178,6 +188,12 @@ class LoopVectorEnv:
         self._check = StepCheck(env_id, self.num_envs, reward_clip)
         self._over = [True] * self.num_envs
         self._started = False
+        self._recent = {key: deque[float](maxlen=FIGURE_EPISODES) for key in figures}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """By the name of its metric: the mean of an entry of info at the ends of recent episodes."""
+        return {info_figure(key).name: sum(recent) / len(recent) for key, recent in self._recent.items() if recent}
 
     def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
@@ -225,6 +241,8 @@ class LoopVectorEnv:
             rewards[index] = reward
             if terminated or truncated:
                 over[index] = True
+                if self._recent:
+                    self._keep_figures(info)
                 terminations[index] = bool(terminated)
                 truncations[index] = bool(truncated)
         raw, reward32 = self._check.rewards(rewards)
@@ -238,6 +256,18 @@ class LoopVectorEnv:
         """Close every environment."""
         for env in self._environments:
             env.close()
+
+    def _keep_figures(self, info: Any) -> None:
+        for key, recent in self._recent.items():
+            if key not in info:
+                continue
+            number = as_number(info[key])
+            if number is None:
+                raise EnvError(
+                    f"env.id = {self.spec.env_id}: env.figures names info[{key!r}], which is {shown(info[key])} "
+                    f"({kind_of(info[key])}), not one number: leave {key} out of env.figures"
+                )
+            recent.append(number)
 
     def _empty(self) -> Array:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)

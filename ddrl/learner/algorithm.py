@@ -18,6 +18,7 @@ from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.metrics import info_figure
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import SMALLEST_SCREEN, ArraySpec, Column, ColumnRole, EnvSpec, Image
 
@@ -266,7 +267,8 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
             f"learner.network = {config.learner.network} would have no effect: {declaration.algorithm} makes its own "
             "networks; leave it out, or use dqn, qrdqn or c51, or an algorithm of your own"
         )
-    return replace(declaration, chooser=name, columns=tuple(columns.values()), unread=unread)
+    figures = (*declaration.figures, *map(info_figure, config.env.figures))
+    return replace(declaration, chooser=name, columns=tuple(columns.values()), unread=unread, figures=figures)
 
 
 def _check_family(

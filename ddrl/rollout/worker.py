@@ -112,6 +112,7 @@ class RolloutWorker:
             )
         }
         self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon", "phase")}
+        self._row = counters
         earlier = {name: counter.value for name, counter in self._counters.items()}  # of a process before this one
         self._counts = {name: 0.0 if math.isnan(value) else value for name, value in earlier.items()}
         self._dropped_before = self._counts["rows_dropped"]
@@ -208,7 +209,7 @@ class RolloutWorker:
 
     def run(self) -> None:
         """Step until the board says neither run nor pause. NetworkError where this process has loaded torch."""
-        forbid_torch()
+        forbid_torch(self._config.torch)
         self._gauges["phase"].set(Phase.RUNNING)
         board = self._board
         bell = self._board.rollout_bell
@@ -242,6 +243,8 @@ class RolloutWorker:
         counts["rows_dropped"] = self._dropped_before + self._writer.nonfinite
         for name, value in counts.items():
             counters[name].set(value)
+        for name, value in getattr(self.env, "figures", {}).items():
+            self._row[name].set(value)
         self._gauges["heartbeat"].set(time.time())
         self._gauges["policy_version"].set(self._version)
         self._gauges["epsilon"].set(1.0 if self._vector is None or self._warming else self._epsilon)

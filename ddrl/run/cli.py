@@ -169,6 +169,7 @@ MAIN_SETTINGS = (
     "env.id",
     "env.num_envs",
     "env.kwargs",
+    "env.figures",
     "rollout.epsilon_end",
     "rollout.warmup_steps",
     "replay.capacity",

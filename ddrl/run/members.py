@@ -91,10 +91,9 @@ def incarnation_of(counters: CounterRow) -> int:
 def make_rollout_env(config: Config, assignment: Assignment) -> VectorEnv:
     """The environments of one rollout, with its entry of env.by_rollout."""
     given = config.env.by_rollout
-    if not given:
-        return make_vector_env(config.env)
-    own = given[assignment.index % len(given)]
-    return make_vector_env(replace(config.env, kwargs={**config.env.kwargs, **own}))
+    own = given[assignment.index % len(given)] if given else {}
+    first = MAX_EVALUATION_ENVS + assignment.index * config.env.num_envs
+    return make_vector_env(replace(config.env, kwargs={**config.env.kwargs, **own}), first_index=first)
 
 
 def make_worker(
@@ -213,7 +212,7 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
     model, mailbox = _policy_of(channels)
     results = channels.attach_evaluations()
     reader = mailbox.reader(channels.topology.row_of(assignment))
-    forbid_torch()
+    forbid_torch(config.rollout.torch)
     evaluator = Evaluator(config, model, incarnation_of(counters))
     counters["phase"].set(Phase.RUNNING)
     vector = np.zeros(model.layout.nbytes, np.uint8)
