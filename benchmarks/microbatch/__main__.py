@@ -234,11 +234,12 @@ def main() -> None:
     parser.add_argument("--clusters", type=int, help="of each kind, over all numbers of nodes")
     parser.add_argument("--processes", type=int, default=2, help="that share the kinds (%(default)s)")
     parser.add_argument("--part", choices=("all", "regret"), default="all", help="regret: that table alone")
+    parser.add_argument("--agents", type=int, default=len(SEEDS), help="training seeds that are judged (%(default)s)")
     options = parser.parse_args()
     if options.train:
         train_agents(options.updates)
     trained = [agent_path(seed) for seed in SEEDS if agent_path(seed).exists()] or [SHIPPED]
-    trained = trained[:1] if options.short else trained
+    trained = trained[: 1 if options.short else options.agents]
     agents = {"ddqn": trained} | ({"ddqn, always": trained[:1]} if options.part == "all" else {})
     clusters = options.clusters or (8 if options.short else 200)
     iterations = 40 if options.short else 150
