@@ -110,7 +110,8 @@ def run_cells(
     ready: tuple[MarketConfig, Case, list[Case]] | None = None
     for name, config, delay in [cell for cell in CELLS[part](short) if wanted in cell[0]][: 1 if short else None]:
         cell = held.get(name, {})
-        if cell.get("setup") != asdict(setup) or cell.get("market") != asdict(config):
+        market = asdict(MarketConfig()) | cell.get("market", {})  # settings that were added since have their defaults
+        if cell.get("setup") != asdict(setup) or market != asdict(config):
             cell = {"setup": asdict(setup), "market": asdict(config), "baselines": {}}
         missing = [each for each in baselines if each not in cell["baselines"]]
         if missing:

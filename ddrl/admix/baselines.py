@@ -28,6 +28,15 @@ from ddrl.core.specs import Array, Flags, Floats, Floats32, Ints
 
 
 @dataclass(frozen=True)
+class Past:
+    """P days of a log, by window: what a rule may learn from them."""
+
+    requests: Floats  # [P, W + 1], so far, by the end of each window
+    best_bid: Floats  # [P, W + 1], mean over the requests so far [currency]
+    delivered: Floats  # [P, W + 1, C], billed so far where the day's optimum is followed
+
+
+@dataclass(frozen=True)
 class Outlook:
     """What is known before n days begin; all of them have the same contracts."""
 
@@ -37,6 +46,7 @@ class Outlook:
     yesterday_alpha: Floats  # [n, C], duals of the optimum of the day before
     samples: Sequence[Requests]  # n samples of the day before, weighted by the forecast
     hindsight_alpha: Floats | None = None  # [n, C], duals of the day itself: for the oracle alone
+    past: Past | None = None  # days before all of these, where there are any
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,7 @@ class Feedback:
     seen_billed: Floats  # [n, C], of impressions whose billing is known
     rate: Floats  # [n, C], billed rate by what is known, with the past rate as a prior
     own_counts: bool
+    best_bid: Floats | None = None  # [n], mean over the requests so far [currency]; None: unknown
 
     @property
     def extrapolated(self) -> Floats:
@@ -220,6 +231,7 @@ class Case:
         tables.queue.use_requests(days.requests | {"shown_slot": slots, "worth": worth, "billed": counted}, longest)
         trace: list[Feedback] = []
         due: list[Floats] = []  # share of the demand, by block
+        best_bids = np.cumsum(days.requests["ecpm"][..., 0], 1, dtype=np.float64)
         rng = np.random.default_rng(0)
         for begin in range(0, longest, period):
             end = min(begin + period, longest)
@@ -236,6 +248,7 @@ class Case:
                 seen_billed=tables.seen_billed.copy(),
                 rate=tables.today_rate.copy(),
                 own_counts=own_counts,
+                best_bid=best_bids[:, max(begin - 1, 0)] / max(begin, 1),
             )
             if with_trace:
                 trace.append(feedback)
@@ -256,6 +269,27 @@ class Case:
         value -= np.maximum(contracts.demand - tables.billed, 0) @ contracts.penalty
         contract = np.where(slots < count, slots, np.int16(-1))
         return Outcome(value, tables.shown, tables.billed, contract, worth, counted, trace)
+
+    def past(self) -> Past:
+        """These days as a past of others, their optima followed at once."""
+        days = self.days
+        outcome = self.play(Hindsight, NoSettings())
+        n, longest = days.time.shape
+        windows = days.billed_rate.shape[1]
+        window = np.minimum((days.time * windows).astype(np.int64), windows - 1)
+        place = window + windows * np.arange(n)[:, None]  # of each request, among all days' windows
+        there = np.arange(longest) < days.length[:, None]
+
+        def so_far(where: Flags, weight: Floats) -> Floats:
+            count = np.bincount(place[where], weight[where], n * windows).astype(np.float64)
+            return np.concatenate([np.zeros((n, 1)), np.cumsum(count.reshape(n, windows), 1)], 1)
+
+        one = np.ones((n, longest))
+        requests = so_far(there, one)
+        bids = so_far(there, days.requests["ecpm"][..., 0].astype(np.float64))
+        contracts = range(self.contracts.count)
+        delivered = np.stack([so_far(outcome.counted & (outcome.slots == each), one) for each in contracts], 2)
+        return Past(requests, bids / np.maximum(requests, 1), delivered)
 
     def normalised(self, outcome: Outcome) -> Floats:
         """The score of each day [n]."""

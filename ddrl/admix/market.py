@@ -21,7 +21,7 @@ from ddrl.core.specs import Flags, Floats, Floats32
 
 GENERATOR = 2  # raised whenever the same settings and seeds give other days
 # What a stream of random numbers is for. Never 0: numpy's seeds [1, 2] and [1, 2, 0] give the same stream.
-_START, _SHOCKS, _NOISE, _FORECAST, _WINDOW = range(1, 6)
+_START, _SHOCKS, _NOISE, _FORECAST, _WINDOW, _LAW = range(1, 7)
 PRICE_SHARE = CTR_SHARE = 0.5  # drift of prices and of click rates as a share of the drift of supply
 SLOTS = 3  # places on a page
 
@@ -130,18 +130,39 @@ class MarketDay:
         return _log_factor(self._rng(_NOISE).normal(size=(config.windows, 2 * config.regions)), config.noise)
 
     @cached_property
+    def law(self) -> Floats:
+        """Factors of supply and of prices in each window [2, W]: what the market's `law` does to this day."""
+        law = self.market.config.law
+        hour = (np.arange(self.windows) + 0.5) / self.windows
+        rng = self._rng(_LAW)
+        level = rng.normal()
+        supply = np.ones(self.windows)
+        price = np.ones(self.windows)
+        if law in ("prime", "wandering"):
+            at = 0.85 if law == "prime" else 0.55 + 0.2 * np.tanh(level)
+            price = 0.75 + 1.25 * np.exp(-(((hour - at) / 0.08) ** 2) / 2)
+        elif law == "rebound":
+            share = np.where(hour < 0.5, 0.5, -0.7)
+            supply = np.exp(share * level - share**2 / 2)  # of mean 1 at every hour
+        elif law == "match" and rng.random() < 0.3:
+            evening = hour >= 0.7
+            supply = np.where(evening, 0.33, 1.0)
+            price = np.where(evening, 2.0, 1.15)
+        return np.stack([supply, price])
+
+    @cached_property
     def supply(self) -> Floats:
         """Mean number of requests of each window and cell [W, cells], noise included."""
         config = self.market.config
         noise = np.repeat(self._noise[:, : config.regions], GENDERS * config.ages, 1)
-        return self.market.supply(self._supply_levels() + noise)
+        return self.law[0][:, None] * self.market.supply(self._supply_levels() + noise)
 
     @cached_property
     def price(self) -> Floats:
         """Price level of each window and region [W, regions]."""
         config = self.market.config
         level = _log_factor(self._price, PRICE_SHARE * config.drift) + self._noise[:, config.regions :]
-        return self.market.premium * np.exp(level)
+        return self.law[1][:, None] * self.market.premium * np.exp(level)
 
     @cached_property
     def ctr_mean(self) -> Floats:

@@ -53,6 +53,14 @@ class MarketConfig:
     forecast_error: float = setting(
         0.1, "", "Standard deviation of the log-space error of the forecast, by cell.", ge=0
     )
+    law: str = setting(
+        "steady",
+        "",
+        "What a day does to supply and prices beside drift and noise, unknown to the forecast: steady, nothing; prime, "
+        "dear evenings; wandering, a dear time that differs by day; rebound, poor mornings before rich evenings or the "
+        "reverse; match, on three days of ten few and dear requests in the evening, after a dear morning.",
+        choices=("steady", "prime", "wandering", "rebound", "match"),
+    )
     seed: int = setting(1, "", "Seed of the market: contracts, their targeting, and the daily curves.", ge=0)
 
     def __post_init__(self) -> None:

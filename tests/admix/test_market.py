@@ -195,3 +195,54 @@ def test_before_a_day_begins_each_contracts_past_billed_rate_stands_for_every_wi
     known = make_book(EnvConfig(id="ddrl.admix:generated", kwargs=settings))
     assert known.billed_rate.shape == (6, 4)
     np.testing.assert_array_equal(known.billed_rate, np.tile(known.contracts.billed_rate, (6, 1)))
+
+
+LOOSE = replace(SMALL, drift=0, noise=0, windows=20)
+
+
+def law(name: str, seeds: int = 400) -> np.ndarray:
+    """Factors of supply and prices of many days [days, 2, W]."""
+    market = Market(replace(LOOSE, law=name))
+    return np.stack([market.day(seed).law for seed in range(seeds)])
+
+
+def test_a_law_changes_the_supply_and_prices_of_its_days_and_a_steady_one_nothing():
+    steady = Market(LOOSE)
+    assert (law("steady", 3) == 1).all()
+    for name in ("prime", "wandering", "rebound", "match"):
+        factors = law(name, 40)
+        day = Market(replace(LOOSE, law=name)).day(7)
+        np.testing.assert_allclose(day.supply, factors[7, 0][:, None] * steady.day(7).supply)
+        np.testing.assert_allclose(day.price, factors[7, 1][:, None] * steady.day(7).price)
+        np.testing.assert_allclose(day.inventory.supply, steady.day(7).inventory.supply)  # the forecast knows nothing
+
+
+def test_evenings_are_dear_on_days_of_prime_and_at_hours_of_their_own_on_wandering_days():
+    prime, wandering = law("prime", 20)[:, 1], law("wandering")[:, 1]
+    assert (prime == prime[0]).all()
+    assert prime[0].argmax() == 16  # .85 of the day lies at the border of windows 16 and 17
+    assert prime[0].max() == pytest.approx(0.75 + 1.25 * np.exp(-((0.025 / 0.08) ** 2) / 2))
+    hours = (wandering.argmax(1) + 0.5) / 20
+    assert 0.35 <= hours.min() < 0.45
+    assert 0.65 < hours.max() <= 0.8
+
+
+def test_rebounding_days_make_up_in_the_evening_for_their_morning():
+    supply = law("rebound", 2000)[:, 0]
+    assert np.corrcoef(supply[:, 0], supply[:, -1])[0, 1] < -0.6
+    np.testing.assert_allclose(supply.mean(0), 1.0, atol=0.08)
+
+
+def test_on_three_days_of_ten_a_match_empties_the_evening_and_the_morning_tells():
+    supply, price = law("match").swapaxes(0, 1)
+    match = supply[:, -1] < 1
+    assert 0.22 < match.mean() < 0.38
+    assert (price[match, 0] == 1.15).all()
+    assert (price[~match] == 1).all()
+    assert (supply[match, 14:] == 0.33).all()
+    assert (price[match, 14:] == 2).all()
+
+
+def test_a_law_that_is_not_known_is_refused():
+    with pytest.raises(ConfigError, match="law"):
+        MarketConfig(law="eclipse")
