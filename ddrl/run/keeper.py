@@ -231,7 +231,7 @@ RESTARTED = (*MEMBERS, Role.TRAINER)
 ENVIRONMENT_FAILED = 113  # exit status of a member that is to be started again after an exception of its environment
 MIN_WORK = 10.0  # [s] that a rollout records before its deaths no longer count as deaths in a row
 FIRST_PAUSE = 0.5  # [s] before the second restart in a row; it doubles with each further one
-MAX_PAUSE = 30.0  # [s]
+MAX_PAUSE = 5.0  # [s]: a run with a high limit, whose processes are killed from outside, goes on
 
 
 @dataclass
