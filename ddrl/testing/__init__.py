@@ -1,1 +1,1 @@
-"""What breaks a run on purpose."""
+"""What a user runs before a run: `ddrl.testing.conformance` holds an environment to ddrl's contract."""

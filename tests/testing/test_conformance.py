@@ -1,0 +1,121 @@
+"""One command holds an environment to what a run would hold it to, and says what a run will do with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from ddrl.testing import conformance
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "MAX_STEPS", 30)
+
+
+class Own(gymnasium.Env[Any, Any]):
+    """Six steps an episode; `fault` is what is wrong with it."""
+
+    def __init__(self, fault: str = "", masked: bool = False) -> None:
+        part = {"level": spaces.Box(0, 9, (2,), np.int64), "other": spaces.Box(-1, 1, (1,), np.float32)}
+        mask = {"action_mask": spaces.Box(0, 1, (3,), np.int8)} if masked else {}
+        self.observation_space = spaces.Dict({**part, **mask})
+        self.action_space = spaces.MultiDiscrete([2, 2]) if fault == "action" else spaces.Discrete(3)
+        self.fault = fault
+        self.masked = masked
+        self.unseeded = np.random.default_rng()
+
+    def seen(self) -> dict[str, Any]:
+        other = self.unseeded.random() if self.fault == "unseeded" else float("nan") if self.spoiled else 0.5
+        level = np.array([self.t, 10 if self.fault == "bounds" and self.t > 3 else 1])
+        mask = {"action_mask": np.array([1, 0, 1], np.int8)} if self.masked else {}
+        return {"level": level, "other": np.array([other], np.float32), **mask}
+
+    @property
+    def spoiled(self) -> bool:
+        return self.fault == "nan" and self.t == 4
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self.seen(), {}
+
+    def step(self, action: int) -> Any:
+        assert not self.masked or action != 1
+        self.t += 1
+        if self.fault == "raises" and self.t == 3:
+            raise RuntimeError("no licence")
+        reward = (
+            float(np.inf)
+            if self.fault == "reward" and self.t == 2
+            else self.unseeded.random() * (self.fault == "unseeded reward")
+        )
+        return self.seen(), reward, self.t == 6, False, {}
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = conformance.main(arguments)
+    return status, capsys.readouterr().out
+
+
+def own(fault: str = "") -> list[str]:
+    return [f"{__name__}:Own", "--set", f'env.kwargs={{fault="{fault}"}}']
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"),
+    [
+        ("CartPole-v1", ["trains with dqn", "float32 [4]", "one of 2", "by its own vector", "is the same"]),
+        ("Pendulum-v1", ["trains with td3", "from -2 to 2 as -1 to 1", "by ddrl, on the step after an end"]),
+        ("ALE/Pong-v5", ["uint8 [4, 84, 84]; convolutions see it", "bytes as 0 to 1", "7088 bytes"]),
+        (f"{__name__}:Own", ["float32 [3]", "the entry level (int64 from 0 to 9) as 0 to 1", "8 terminated and 0 tr"]),
+    ],
+)
+def test_ten_lines_say_what_a_run_will_do(env_id: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, env_id)
+    assert status == 0, text
+    assert len(text.splitlines()) == 10
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nan", "other is NaN or infinite at step 4"),
+        ("reward", "the reward is NaN or infinite at step 2"),
+        ("bounds", "the entry level of an observation"),
+        ("action", "actions of MultiDiscrete([2 2]) are not supported"),
+        ("raises", "RuntimeError: no licence"),
+    ],
+)
+def test_what_a_run_refuses_is_refused_in_one_line(fault: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, *own(fault))
+    assert status == 1
+    assert text.startswith("refused: ")
+    assert words in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("unseeded", "the first observations differ"), ("unseeded reward", "rewards differ at step 1")],
+)
+def test_generators_that_no_seed_reaches_are_found(fault: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, *own(fault))
+    assert status == 0
+    assert f"NOT REPRODUCIBLE, one seed played twice: {words}" in text
+
+
+def test_masks_are_kept_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, f"{__name__}:Own", "--set", "env.kwargs={masked=true}")
+    assert status == 0, text
+    assert "read: only allowed actions are taken" in text
+
+
+def test_an_unknown_id_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, "CartPole-v7")
+    assert status == 1
+    assert "did you mean" in text
