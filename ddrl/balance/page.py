@@ -140,16 +140,19 @@ def regret_over_updates(course: NodeCourse) -> go.Figure:
 
 
 def node_table(processes: Processes) -> dict[str, NDArray[Any]]:
-    """One row a node at the newest record: its newest part and time, and how many gradients were late or dropped."""
+    """One row a node at the newest record: its newest part and time, its speed over all records (a single part's time
+    is noise), and how many gradients were late or dropped."""
     last = {name: processes.column(name)[-1] for name in processes.columns}
     nodes = np.flatnonzero(last["role"] == ROLES.index(Role.NODE))
+    course = node_course(processes)
+    speed = course.sizes.sum(0) / course.seconds.sum(0) if len(course.seconds) else np.full(len(nodes), np.nan)
     return {
         "node": np.arange(len(nodes)),
         "rank": last["rank"][nodes],
         "host": last["host"][nodes],
         "samples": last["node_size"][nodes],
         "ms": np.round(last["node_seconds"][nodes] * 1e3, 2),
-        "samples/s": np.round(last["node_size"][nodes] / last["node_seconds"][nodes]),
+        "samples/s": np.round(speed),
         "gradients": last["gradients"][nodes],
         "late": last["gradients_late"][nodes],
         "dropped": last["gradients_dropped"][nodes],

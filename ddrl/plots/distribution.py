@@ -72,10 +72,12 @@ def version_age_heatmap(processes: Processes) -> go.Figure:
         return say_nothing_yet(figure, "no rollout has taken a version yet")
     ranks = processes.column("rank")[-1, rollouts]
     top = max(float(np.nanquantile(ages, 0.99)), 1.0)
-    hover = "rank %{y:.0f}: %{z:.0f} behind<extra></extra>"
+    hover = "rank %{y}: %{z:.0f} behind<extra></extra>"
     x = processes.wall_seconds * scale
-    add_heatmap(figure, x, ranks, ages.T, "versions<br>behind", zmax=top, hovertemplate=hover)
-    return figure.update_layout(yaxis=_whole_numbers(len(ranks)))
+    # One row a rank, named by it: ranks have gaps, and those of one host need not follow each other.
+    names = [f"{rank:.0f}" for rank in ranks]
+    add_heatmap(figure, x, names, ages.T, "versions<br>behind", zmax=top, hovertemplate=hover)
+    return figure.update_layout(yaxis={"type": "category", "dtick": max(1, -(-len(names) // 12))})
 
 
 def version_flow(table: Table) -> go.Figure:

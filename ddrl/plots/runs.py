@@ -51,6 +51,7 @@ _TITLES = {
     "replay_fill": "Replay fill",
     "model_mb_per_s": "Parameters sent between hosts",
 }
+_NO_ROWS = Table({}, 0)
 DIVERGED = 20.0  # times the median of the runs' largest values: beyond, a run does not set the scale
 _X_NAMES = {"env_steps": "environment steps", "updates": "updates", "samples": "transitions learned from"}
 
@@ -79,7 +80,7 @@ class _Curves:
             if len(lines) == 1:
                 add_line(figure, *lines[0], name, index)
             elif lines:
-                self._draw_group(figure, lines, f"{name} (mean of {len(lines)})", index)
+                self.draw_group(figure, lines, f"{name} (mean of {len(lines)})", index)
 
     def _line(self, name: str, series: str) -> list[tuple[Floats, Floats]]:
         """The run's line (x, y) as a list; an empty one where it has reported nothing."""
@@ -89,13 +90,16 @@ class _Curves:
             [(table[self.x][kept] * self.scale, smoothed(table[series][kept], self._smoothing))] if kept.any() else []
         )
 
-    def _draw_group(
+    def draw_group(
         self,
         figure: go.Figure,
         lines: Sequence[tuple[Floats, Floats]],
         name: str,
         index: int,
+        *,
+        dash: str = "",
     ) -> None:
+        """The mean of several lines (x, y) over the part of the axis that all have, and their range."""
         begin = max(x[0] for x, _ in lines)
         end = min(x[-1] for x, _ in lines)
         grid = np.linspace(begin, max(begin, end), 200)
@@ -110,7 +114,7 @@ class _Curves:
             hoverinfo="skip",
             showlegend=False,
         )
-        add_line(figure, grid, values.mean(axis=0), name, index)
+        add_line(figure, grid, values.mean(axis=0), name, index, dash=dash)
 
 
 def smoothed(values: Floats, smoothing: float) -> Floats:
@@ -143,10 +147,12 @@ def learning_curve(
     figure = new_figure("Return", curves.x_name, "return per episode", height=360)
     curves.draw(figure, "return_mean", "training")
     for index, (label, names) in enumerate(curves.groups.items()):
-        tables = [evaluations[name] for name in names if name in evaluations] if evaluations else []
+        tables = [table for name in names if len(table := (evaluations or {}).get(name, _NO_ROWS))]
+        if len(tables) > 1:
+            lines = [(table[x] * curves.scale, table["mean"]) for table in tables]
+            curves.draw_group(figure, lines, f"{label}: evaluation (mean of {len(lines)})", index, dash="dot")
+            continue
         for table in tables:
-            if not len(table):
-                continue
             figure.add_scatter(
                 x=table[x] * curves.scale,
                 y=table["mean"],

@@ -4,7 +4,11 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
+from ddrl.balance.page import node_table
 from ddrl.balance.simulator import values_in_a_rhythm
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Role
+from ddrl.telemetry.reading import Processes
 from notebooks import unequal_nodes
 
 
@@ -35,3 +39,16 @@ def test_the_agent_sees_a_regular_slow_down_coming():
     assert switch[begins].min() > 0.0
     assert switch[begins].mean() > switch[quiet].mean() + 0.1
     assert len(plots.values_of_actions(found).data) == len(found["actions"])
+
+
+def test_the_speed_of_a_node_is_that_of_all_its_records_and_equal_nodes_look_equal():
+    values = np.full((4, 3, len(COLUMNS)), np.nan)
+    values[:, 0, COLUMNS.index("updates")] = [10, 20, 30, 40]
+    values[:, :, COLUMNS.index("role")] = [list(Role).index(role) for role in (Role.TRAINER, Role.NODE, Role.NODE)]
+    values[:, 1:, COLUMNS.index("node_size")] = 100.0
+    values[:, 1, COLUMNS.index("node_seconds")] = [0.1, 0.1, 0.1, 0.5]  # its last part was disturbed
+    values[:, 2, COLUMNS.index("node_seconds")] = [0.5, 0.1, 0.1, 0.1]
+    clock = np.arange(4.0)
+    table = node_table(Processes(np.arange(4), clock, clock, values, COLUMNS, 4))
+    assert table["samples/s"].tolist() == [500, 500]
+    assert table["ms"].tolist() == [500, 100]

@@ -56,13 +56,18 @@ def wanted(run, state):
     share = series["env_steps"] / SETTINGS["run.max_env_steps"]
     confirmed = ((summary.get("best") or {}).get("confirmed") or {}).get("mean")
     lag = f"p99 {count_text(series['arrival_lag_p99'])}; when drawn {count_text(series['lag_p50'])}"
+    over = state in ("ended", "dead", "failed")  # its speed is that of all of it
+    speeds = {
+        total: series[total] / series["wall_seconds"] if over else series[f"{total}_per_s"]
+        for total in ("env_steps", "updates")
+    }
     figures = {
         "Environment steps": [count_text(series["env_steps"]), f"{share:.{1 if share < 0.1 else 0}%} of 10.0M"],
         "Steps / s": [
-            count_text(series["env_steps_per_s"]),
+            count_text(speeds["env_steps"]),
             f"{series['rollouts']:.0f} rollout{'s' * (series['rollouts'] != 1)}",
         ],
-        "Updates / s": [count_text(series["updates_per_s"]), f"{count_text(series['updates'])} in all"],
+        "Updates / s": [count_text(speeds["updates"]), f"{count_text(series['updates'])} in all"],
         "Return": [value_text(series["return_mean"]), "in training"],
         "Evaluation, last": [value_text(judged[-1]), f"best of {len(judged)}: {value_text(max(judged))}"],
         "Confirmed": [value_text(confirmed) if confirmed is not None else "-", "best policy, fresh episodes"],

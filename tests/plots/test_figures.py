@@ -344,3 +344,36 @@ def test_runs_that_differ_in_many_settings_are_told_apart_by_their_labels():
     }
     many["c"] = {"learner": dict.fromkeys("pqrst", 9), "run": {"x": 1}}
     assert len(set(differing_labels(many).values())) == 3
+
+
+def table_of(**columns):
+    return Table({name: np.array(values, float) for name, values in columns.items()}, 0)
+
+
+def test_evaluations_of_seeds_are_folded_by_their_place_on_the_axis_into_mean_and_range():
+    curve = table_of(env_steps=[0, 20], return_mean=[0, 0])
+    judged = {
+        "a": table_of(env_steps=[0, 10, 20], mean=[0, 10, 20], std=[1, 1, 1]),
+        "b": table_of(env_steps=[0, 20], mean=[10, 10], std=[1, 1]),  # another number of evaluations
+    }
+    figure = plots.learning_curve({"a": curve, "b": curve}, judged, labels=dict.fromkeys("ab", "seeds"))
+    name = "seeds: evaluation (mean of 2)"
+    line = next(trace for trace in figure.data if trace.name == name)
+    assert np.interp([0, 10, 20], line.x, line.y) == pytest.approx([5, 10, 15])
+    edge = figure.data[[trace.name for trace in figure.data].index(name) - 1]  # its range is drawn below it
+    assert (min(edge.y), max(edge.y)) == (0, 20)
+    alone = plots.learning_curve({"a": curve}, {"a": judged["a"]})
+    assert y_of(alone, "evaluation").tolist() == [0, 10, 20]
+
+
+def test_the_heatmap_of_ages_names_each_row_by_its_rank(small):
+    figure = plots.version_age_heatmap(small.processes)
+    newest = small.processes
+    role, rank, host = (newest.column(name)[-1] for name in ("role", "rank", "host"))
+    rollouts = [place for place in range(len(role)) if role[place] == list(Role).index(Role.ROLLOUT)]
+    rollouts.sort(key=lambda place: (host[place], rank[place]))
+    assert list(figure.data[0].y) == [f"{rank[place]:.0f}" for place in rollouts]
+    assert figure.layout.yaxis.type == "category"
+    version = newest.column("policy_version")
+    for row, place in enumerate(rollouts):
+        assert figure.data[0].z[row][-1] == version[-1, 0] - version[-1, place]

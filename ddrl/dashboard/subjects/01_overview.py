@@ -9,57 +9,46 @@ from ddrl import plots
 from ddrl.core.files import MAX_ARRAYS, read_regular
 from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
+from ddrl.telemetry.facts import facts_of
 from ddrl.telemetry.reading import Table
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
-
-LAST = 60  # records among which the last figures of a run that is over are looked for
-
-
-def last_reported(values: np.ndarray) -> float:
-    """The newest number; NaN where there is none."""
-    reported = values[np.isfinite(values)]
-    return float(reported[-1]) if len(reported) else math.nan
 
 
 def figures(runs: watch.Runs) -> None:
     """The newest numbers of the main run."""
     run = next(iter(runs.values()))
     status = run.status
-    # A run that is over has no speed any more: what it had last is shown.
-    series = run.series(since=max(run.cursor - (1 if status.state == "running" else LAST), 0))
-    if not len(series):
+    facts = facts_of(run)
+    newest = facts.newest
+    if not run.cursor:
         st.info("Waiting for the first record.")
         return
-    newest = {name: last_reported(values) for name, values in series.columns.items()}
-    judged = run.evaluations(points=watch.POINTS)
-    share = newest["env_steps"] / run.config.run.max_env_steps
+    share = facts.env_steps / run.config.run.max_env_steps
     goal = (
         "-"
         if math.isnan(share)
         else f"{share:.{1 if share < 0.1 else 0}%} of {count_text(run.config.run.max_env_steps)}"
     )
     now = (
-        ("Time left", duration_text(newest["seconds_left"]), f"{duration_text(newest['wall_seconds'])} so far")
+        ("Time left", duration_text(facts.seconds_left), f"{duration_text(facts.wall_seconds)} so far")
         if status.state == "running"
-        else ("Time", duration_text(newest["wall_seconds"]), status.state)
+        else ("Time", duration_text(facts.wall_seconds), status.state)
     )
-    best = (run.summary or {}).get("best") or {}
-    confirmed = (best.get("confirmed") or {}).get("mean")
     texts = [
-        ("Environment steps", count_text(newest["env_steps"]), goal),
+        ("Environment steps", count_text(facts.env_steps), goal),
         (
             "Steps / s",
-            count_text(newest["env_steps_per_s"]),
+            count_text(facts.env_steps_per_s),
             f"{value_text(newest['rollouts'], 0)} rollout{'s' * (newest['rollouts'] != 1)}",
         ),
-        ("Updates / s", count_text(newest["updates_per_s"]), f"{count_text(newest['updates'])} in all"),
+        ("Updates / s", count_text(facts.updates_per_s), f"{count_text(facts.updates)} in all"),
         ("Return", value_text(newest["return_mean"]), "in training"),
         (
             "Evaluation, last",
-            value_text(float(judged["mean"][-1])) if len(judged) else "-",
-            f"best of {len(judged)}: {value_text(float(judged['mean'].max()))}" if len(judged) else "none yet",
+            value_text(facts.last),
+            f"best of {facts.evaluations}: {value_text(facts.best)}" if facts.evaluations else "none yet",
         ),
-        ("Confirmed", "-" if confirmed is None else value_text(confirmed), "best policy, fresh episodes"),
+        ("Confirmed", value_text(facts.confirmed), "best policy, fresh episodes"),
         (
             "Lag on arrival",
             count_text(newest["arrival_lag_p50"]),

@@ -11,6 +11,7 @@ from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.dashboard import watch
 from ddrl.telemetry import Run
+from ddrl.telemetry.facts import facts_of
 
 
 @st.cache_data(max_entries=1000, show_spinner=False)
@@ -18,17 +19,11 @@ def row_of(path: Path, state: str, changed: float) -> dict[str, object]:
     """What the table says of one run; read anew when its files have `changed`."""
     row: dict[str, object] = {"run": path.name, "state": state}
     with contextlib.suppress(DdrlError), Run(path) as run:
-        row["reason"] = run.status.reason
+        facts = facts_of(run)
         row["settings"] = run.settings
-        row["task"] = run.settings.get("env", {}).get("id", "")
-        judged = run.evaluations()
-        last = run.series(["env_steps"], since=max(run.cursor - 1, 0))
-        if len(judged):
-            row["best return"], row["last return"] = float(judged["mean"].max()), float(judged["mean"][-1])
-        confirmed = ((run.summary or {}).get("best") or {}).get("confirmed") or {}
-        row["confirmed return"] = confirmed.get("mean")
-        if len(last):
-            row["env steps"], row["time [min]"] = float(last["env_steps"][-1]), float(last["wall_seconds"][-1]) / 60
+        row |= {"reason": facts.reason, "task": facts.task, "env steps": facts.env_steps}
+        row |= {"best return": facts.best, "last return": facts.last, "confirmed return": facts.confirmed}
+        row["time [min]"] = facts.wall_seconds / 60
     return row
 
 
@@ -47,8 +42,9 @@ labels = plots.differing_labels(settings)
 for row in rows:
     label = labels.get(str(row["run"]), "")
     row["differs in"] = "" if label == row["run"] else label
-columns = ["run", "state", "reason", "task", "differs in", "best return", "last return", "confirmed return"]
-table = pd.DataFrame(rows).reindex(columns=[*columns, "env steps", "time [min]"])
+# What it is and what it reached; only then the settings, which would push figures out of sight.
+columns = ["run", "state", "reason", "task", "best return", "last return", "confirmed return", "env steps"]
+table = pd.DataFrame(rows).reindex(columns=[*columns, "time [min]", "differs in"])
 st.caption(
     "Best and last are means of single evaluations; confirmed is the mean over the fresh episodes that judged the best "
     "policy once more, and the one to report."

@@ -1,0 +1,137 @@
+"""A run in figures: what the overview, the table of runs and `python -m ddrl.runs` say of it, computed in one place.
+
+Figures are taken over everything that the run has recorded; nothing here reads a thinned table. NaN, or None in JSON:
+not known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ddrl.core.errors import DdrlError
+from ddrl.core.specs import Floats
+from ddrl.telemetry.causes import causes_of
+from ddrl.telemetry.directory import find_runs
+from ddrl.telemetry.reading import Run
+
+NAN = float("nan")
+LAST = 60  # newest records among which the last value of a figure is looked for
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Figures of one run. Returns are means of evaluations; `confirmed`: of the fresh episodes that judged the best
+    policy once more. Speeds of a run that is over are those of all of it; of one that is at work, of the last
+    seconds."""
+
+    path: str
+    name: str
+    state: str
+    reason: str = ""
+    task: str = ""
+    evaluations: int = 0
+    best: float = NAN
+    last: float = NAN
+    confirmed: float = NAN
+    env_steps: float = NAN
+    updates: float = NAN
+    env_steps_per_s: float = NAN
+    updates_per_s: float = NAN
+    wall_seconds: float = NAN
+    seconds_left: float = NAN
+    newest: dict[str, float] = field(default_factory=dict[str, float])  # last value of every series
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values: None for what is not known."""
+        return _plain(asdict(self))
+
+
+def facts_of(run: Run) -> Facts:
+    """The figures of an open run. DdrlError where it cannot be read."""
+    status = run.status
+    series = run.series(since=max(run.cursor - LAST, 0))
+    newest = {name: last_reported(values) for name, values in series.columns.items()}
+    returns = run.evaluations()["mean"]
+    judged = returns[np.isfinite(returns)]
+    steps, updates, seconds = (newest.get(name, NAN) for name in ("env_steps", "updates", "wall_seconds"))
+    step_speed = newest.get("env_steps_per_s", NAN)
+    update_speed = newest.get("updates_per_s", NAN)
+    if not status.is_active:
+        step_speed = steps / seconds if seconds > 0 else NAN
+        update_speed = updates / seconds if seconds > 0 else NAN
+    return Facts(
+        str(run.path),
+        run.name,
+        status.state,
+        status.reason,
+        str(run.settings.get("env", {}).get("id", "")),
+        len(returns),
+        float(judged.max()) if len(judged) else NAN,
+        float(returns[-1]) if len(returns) else NAN,
+        _confirmed(run.summary),
+        steps,
+        updates,
+        step_speed,
+        update_speed,
+        seconds,
+        newest.get("seconds_left", NAN) if status.is_active else NAN,
+        newest,
+    )
+
+
+def facts_at(path: Path) -> Facts:
+    """The figures of a run directory; of one that cannot be read, why not, as its reason."""
+    try:
+        with Run(path) as run:
+            return facts_of(run)
+    except DdrlError as error:
+        return Facts(str(path), path.name, "unreadable", str(error))
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Everything about one run as plain values: figures, what limits it, settings, newest events, summary."""
+    with Run(path) as run:
+        events = run.events(newest=50)
+        names = ("time", "wall_seconds", "kind", "text", "fields")
+        rows = zip(*(events[name].tolist() for name in names), strict=True)
+        return {
+            **facts_of(run).as_json(),
+            "limits": [cause.as_json() for cause in causes_of(run)] if run.status.is_active else [],
+            "settings": _plain(run.settings),
+            "events": [_plain(dict(zip(names, row, strict=True))) for row in rows],
+            "summary": run.summary,
+        }
+
+
+def list_facts(folder: Path) -> list[Facts]:
+    """The figures of every run in a folder, the one begun last first."""
+    return [facts_at(path) for path in find_runs(folder)]
+
+
+def _confirmed(summary: Any) -> float:
+    """The mean return of the episodes that judged the best policy once more."""
+    found: Any = summary
+    for name in ("best", "confirmed", "mean"):
+        found = cast(dict[str, Any], found).get(name) if isinstance(found, dict) else None
+    return NAN if found is None else float(found)
+
+
+def last_reported(values: Floats) -> float:
+    """The newest number; NaN where there is none."""
+    reported = values[np.isfinite(values)]
+    return float(reported[-1]) if len(reported) else NAN
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN."""
+    plain = dict(values)
+    for name, value in values.items():
+        if isinstance(value, dict):
+            plain[name] = _plain(cast(dict[str, Any], value))
+        elif isinstance(value, float) and not math.isfinite(value):
+            plain[name] = None
+    return plain

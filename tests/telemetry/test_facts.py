@@ -1,0 +1,127 @@
+"""Figures of a run against values computed by hand from a small store."""
+
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from ddrl import runs
+from ddrl.core.config import Config, EnvConfig, TelemetryConfig
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Role
+from ddrl.core.settings import config_to_toml
+from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry.facts import facts_at, facts_of
+from tests.waiting import PATIENCE
+
+RETURNS = [1.0, 50.0, *[2.0] * 40, 7.0]  # the best one is the second of many
+
+
+def store(path, *, state="running", returns=RETURNS, seconds=20):
+    """A run that takes 100 steps and makes 10 updates a second, and nothing in its last ten seconds."""
+    path.mkdir(parents=True)
+    config = Config(env=EnvConfig(id="Small-v0"), telemetry=TelemetryConfig(period=0.001, live=False))
+    (path / "config.toml").write_text(config_to_toml(config))
+    table = np.full((2, len(COLUMNS)), np.nan)
+    for place, role in enumerate((Role.TRAINER, Role.ROLLOUT)):
+        for name, value in (("rank", place), ("role", list(Role).index(role)), ("host", 0)):
+            table[place, COLUMNS.index(name)] = value
+    ticks = iter(range(seconds + 1))
+    now = [0.0]
+    done = threading.Event()
+
+    def tables():
+        tick = next(ticks, None)
+        if tick is None:
+            done.set()
+            return table
+        now[0] = float(tick)
+        table[:, COLUMNS.index("env_steps")] = 100.0 * min(tick, 10)
+        table[0, COLUMNS.index("updates")] = 10.0 * min(tick, 10)
+        return table.copy()
+
+    recorder = Recorder(path, tables, config, clock=lambda: 1000.0 + now[0])
+    assert done.wait(PATIENCE)
+    for number, value in enumerate(returns):
+        recorder.record_evaluation(Judged(number, 10 * number, Returns(value, 1.0, 5)), updates=number)
+    if state == "failed":
+        recorder.record_event("error", "rank 1 was killed\nTraceback: ...")
+    if state != "running":
+        recorder.close()
+        return path
+    return path, recorder
+
+
+def test_figures_are_those_of_all_records(tmp_path):
+    path = store(tmp_path / "small", state="ended")
+    (path / "summary.json").write_text(json.dumps({"best": {"mean": 50.0, "confirmed": {"mean": 41.5}}}))
+    facts = facts_at(path)
+    assert (facts.state, facts.task, facts.name) == ("ended", "Small-v0", "small")
+    assert (facts.best, facts.last, facts.confirmed, facts.evaluations) == (50.0, 7.0, 41.5, 43)
+    assert (facts.env_steps, facts.updates) == (1000.0, 100.0)
+    assert facts.wall_seconds == 20.0
+    assert facts.env_steps_per_s == 50.0  # over all of it; its last seconds took none
+    assert facts.updates_per_s == 5.0
+    assert math.isnan(facts.seconds_left)
+
+
+def test_a_run_at_work_has_the_speed_of_its_last_seconds(tmp_path):
+    path, recorder = store(tmp_path / "small", seconds=8)
+    with recorder, Run(path) as run:
+        facts = facts_of(run)
+    assert facts.state == "running"
+    assert facts.env_steps_per_s == pytest.approx(100.0, rel=0.3)
+    assert math.isnan(facts.confirmed)
+
+
+def test_an_evaluation_that_is_no_number_is_no_best(tmp_path):
+    facts = facts_at(store(tmp_path / "small", state="ended", returns=[math.nan, 3.0, -1.0]))
+    assert (facts.best, facts.last) == (3.0, -1.0)
+    alone = facts_at(store(tmp_path / "none", state="ended", returns=[]))
+    assert math.isnan(alone.best)
+    assert alone.evaluations == 0
+
+
+def test_the_table_has_a_line_a_run_and_json_has_no_nan(tmp_path, capsys):
+    store(tmp_path / "runs" / "first", state="ended")
+    store(tmp_path / "runs" / "second", state="failed", returns=[])
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "telemetry.sqlite").write_bytes(b"no database" * 100)
+    assert runs.main([str(tmp_path / "runs")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["run", "state", "task", "best"]
+    by_name = {line.split()[0]: line for line in lines[1:]}
+    assert by_name["first"].split()[1:6] == ["ended", "Small-v0", "50.0", "7.0", "-"]
+    assert by_name["second"].endswith("rank 1 was killed")
+    assert "cannot be read" in by_name["broken"]
+    assert runs.main([str(tmp_path / "runs"), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert {row["name"]: row["best"] for row in listed} == {"first": 50.0, "second": None, "broken": None}
+
+
+def test_everything_about_one_run(tmp_path, capsys):
+    path, recorder = store(tmp_path / "small", seconds=8)
+    with recorder:
+        recorder.record_event("note", "hello")
+        recorder.record_event("checkpoint", "saved")
+        assert runs.main([str(path), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        assert found["best"] == 50.0
+        assert found["settings"]["env"]["id"] == "Small-v0"
+        assert found["limits"][0].keys() == {"kind", "sentence", "share", "rank", "remedy"}
+        assert runs.main([str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "limit" in text
+    assert "Small-v0" in text
+
+
+def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
+    assert runs.main([str(tmp_path / "nowhere")]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "empty").mkdir()
+    assert runs.main([str(tmp_path / "empty")]) == 0
+    assert "no runs in" in capsys.readouterr().out
