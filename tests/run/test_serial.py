@@ -88,7 +88,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(first, tmp_pat
     assert json.loads((resumed / "summary.json").read_text())["updates"] == summary(first)["updates"]
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_a_run_that_is_killed_at_random_points_ends_with_the_bits_of_an_uninterrupted_one(first, kills, tmp_path):
     done_kills = 0
     for turn in range(kills):
