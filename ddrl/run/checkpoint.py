@@ -129,7 +129,7 @@ def write_checkpoint(
     replaced = folder / f".{env_steps:012d}.replaced"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        temporary.mkdir()
         write(temporary)
         files = sorted(temporary.iterdir())
         for path in files:

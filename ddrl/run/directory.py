@@ -58,17 +58,17 @@ class RunLock:
         """Take the lock of the run directory; RunDirError where another process holds it or it cannot be written.
 
         `name`: another file to lock, for what is of one process but not the run itself."""
-        path = run / name
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-            os.fchmod(descriptor, 0o600)  # who can open it can lock it
+            self.folder = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            descriptor = _open_lock(self.folder, name)
         except OSError as error:
             raise RunDirError(
                 f"the run directory {run} cannot be written ({error.strerror}): change its permissions, or copy it and "
                 "resume the copy"
             ) from None
         self.descriptor: int | None = descriptor
-        self.release = weakref.finalize(self, os.close, descriptor)  # closes it once
+        self._found = run
+        self.release = weakref.finalize(self, _close, descriptor, self.folder)  # once
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,25 +88,80 @@ class RunLock:
             )
         self.release.detach()
         before = os.pread(descriptor, LONGEST_TEXT, 0)
-        self.release = weakref.finalize(self, _release, descriptor, before)
-        with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
-            text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-            os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+        self.release = weakref.finalize(self, _release, descriptor, before, self.folder)
+        _sign(descriptor)
 
     @classmethod
-    def adopt(cls, descriptor: int) -> RunLock:
-        """A lock that another process has taken and shared: it holds until both have released it."""
+    def adopt(cls, descriptor: int, run: Path) -> RunLock:
+        """A lock that another process has taken and shared: it holds until both have released it. `run`: where its
+        directory was then."""
         lock = cls.__new__(cls)
         lock.descriptor = descriptor
-        lock.release = weakref.finalize(lock, os.close, descriptor)
+        held = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # follows a directory that has moved
+        lock._found = held.parent if held.name == NAME else run
+        lock.folder = os.open(lock._found, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock.release = weakref.finalize(lock, _close, descriptor, lock.folder)
         return lock
 
+    def find(self, path: Path) -> Path | None:
+        """Where the directory is now: `path` as long as that is it; None where it was removed."""
+        if not self.release.alive:
+            return self._found
+        own = os.fstat(self.folder)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), own):
+                self._found = path
+                return path
+        if own.st_nlink == 0:
+            return None
+        self._found = Path(os.readlink(f"/proc/self/fd/{self.folder}"))
+        return self._found
 
-def _release(descriptor: int, before: bytes) -> None:
+    def check(self) -> str:
+        """Take the lock anew where its file was removed: "removed". "lost" where another process has it meanwhile; else
+        "held"."""
+        assert self.descriptor is not None
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(NAME, dir_fd=self.folder, follow_symlinks=False)
+            if os.path.samestat(found, os.fstat(self.descriptor)):
+                return "held"
+        fresh = -1
+        try:
+            fresh = _open_lock(self.folder, NAME)
+            fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if fresh >= 0:
+                os.close(fresh)
+            return "lost"
+        _sign(fresh)
+        os.dup2(fresh, self.descriptor, inheritable=False)
+        os.close(fresh)
+        return "removed"
+
+
+def _open_lock(folder: int, name: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    os.fchmod(descriptor, 0o600)  # who can open it can lock it
+    return descriptor
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _sign(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
+        text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
+        os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+
+
+def _release(descriptor: int, before: bytes, folder: int) -> None:
     """Close it, with the text that it had: a refused --resume changes nothing."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, os.pwrite(descriptor, before, 0))
-    os.close(descriptor)
+    _close(descriptor, folder)
 
 
 # -- disk --------------------------------------------------------------------------------------------------------------
@@ -126,8 +181,11 @@ def _nobody(kind: str, text: str, **fields: Any) -> None:
 class Disk:
     """The attempts of one task to write, by what is written ("checkpoint", "policy", "summary")."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: RunDirectory) -> None:
         self.record_event: Callable[..., None] = _nobody
+        self.lost = ""  # why nothing may be written any more
+        self._directory = directory
+        self._shown = directory.path
         self._refused: dict[str, tuple[float, str]] = {}  # when to try again [s, monotonic], and why it was refused
 
     @property
@@ -141,6 +199,9 @@ class Disk:
 
     def attempt(self, what: str, write: Callable[[], object]) -> bool:
         """Write; whether that worked. Errors other than those of the disk are raised."""
+        if self.follow():
+            self._refused[what] = (time.monotonic() + RETRY, f"{self.lost}, so the {what} is lost")
+            return False
         try:
             write()
         except (RunDirError, CheckpointError, OSError) as error:
@@ -149,14 +210,38 @@ class Disk:
                     f"{error}. TRAINING GOES ON IN MEMORY, the {what} is NOT SAVED: free some space; "
                     f"it is tried again every {RETRY:g} s"
                 )
-            self._refused[what] = (time.monotonic() + RETRY, str(error))
+            reason = str(error).replace(str(self._directory.place), str(self._shown))
+            self._refused[what] = (time.monotonic() + RETRY, reason)
             return False
         if self._refused.pop(what, None) is not None:
             self.notify(f"the {what} is saved again")
         return True
 
+    def follow(self) -> str:
+        """Look where the run directory is, and whether its lock is held: what is lost, "" for nothing. What has changed
+        is said once."""
+        lock = self._directory.lock
+        if lock is None or self.lost:
+            return self.lost
+        where = lock.find(self._shown)
+        if where is None:
+            self.lost = f"the run directory {self._shown} was removed"
+        else:
+            if where != self._shown:
+                self.notify(f"the run directory {self._shown} was moved to {where}: the run continues there")
+                self._shown = where
+            held = lock.check()
+            if held == "removed":
+                self.notify(f"{where / NAME} was removed while the run holds it: it was taken anew")
+            elif held == "lost":
+                self.lost = f"{where / NAME} was removed, and another process has taken it: the run directory is its"
+        if self.lost:
+            self.notify(f"{self.lost}. TRAINING GOES ON IN MEMORY, NOTHING IS SAVED any more")
+        return self.lost
+
     def notify(self, text: str) -> None:
         """Print a line, which becomes an event of the run once these are recorded."""
+        text = text.replace(str(self._directory.place), str(self._shown))
         _say(text)
         self.record_event("disk", text)
 
@@ -182,6 +267,16 @@ class RunDirectory:
 
     path: Path
     lock: RunLock | None = field(default=None, compare=False)
+
+    @property
+    def place(self) -> Path:
+        """The directory for what this process writes: it stays the same one where it is moved."""
+        return self.path if self.lock is None else Path(f"/proc/self/fd/{self.lock.folder}")
+
+    @property
+    def now(self) -> Path:
+        """Where the directory is now, for people."""
+        return (self.lock and self.lock.find(self.path)) or self.path
 
     @property
     def config(self) -> Path:

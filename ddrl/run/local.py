@@ -46,7 +46,7 @@ def run_command(arguments: list[str]) -> int:
             from ddrl.run.serial import run_serial
 
             preparation = _prepare(command, run_id, path)
-            result = Result(run_serial(preparation), directory=str(preparation.directory.path))
+            result = Result(run_serial(preparation), directory=str(preparation.directory.now))
             return conclude(result, "python -m ddrl.run --serial")
         with Job(run_id, 0) as job:
             job.start_trainer()

@@ -235,7 +235,7 @@ class Job:
     @property
     def directory(self) -> str:
         """Of the run, once the trainer has it; before, ""."""
-        return self._directory
+        return self._directory if self._records is None else str(self._records.directory.now)
 
     @property
     def has_trainer(self) -> bool:
@@ -319,7 +319,7 @@ class Job:
         """Give the trainer the run's directory, with its lock, and the checkpoint to go on from. A trainer that is a
         rank gets what this returns; the lock stays here."""
         self._records = records
-        self._directory = str(records.directory.path)
+        self._directory = str(records.directory.now)
         resume = None if records.resume is None else (str(records.resume.path), records.resume.state)
         lock = records.directory.lock
         descriptors = [] if lock is None or lock.descriptor is None else [lock.descriptor]

@@ -9,6 +9,7 @@ that looks after other processes where there are any.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -62,8 +63,8 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     if records.same_job and config.replay.file:  # which goes with a replay, but not with a process that was killed
         Path(config.replay.file).unlink(missing_ok=True)
     source = make_source(config, topology.schema, topology.declaration.experience, channels.areas)
-    disk = Disk()
-    best = BestPolicy(directory.path, topology, model, disk)
+    disk = Disk(directory)
+    best = BestPolicy(directory.place, topology, model, disk)
     state = TrainingState()
     live = LiveSettings()
     base: dict[str, float] | None = None
@@ -93,7 +94,7 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     progress = ProgressLine(config)
     figures = topology.declaration.figures
     recorder = Recorder(
-        directory.path,
+        directory.place,
         channels.tables,
         config,
         figures=figures,
@@ -104,18 +105,30 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     )
     shared[BEGAN] = time.monotonic() - state.wall_seconds
     disk.record_event = recorder.record_event
-    checkpoints = Checkpoints(directory.checkpoints, training, model, disk)
+    checkpoints = Checkpoints(directory.place / "checkpoints", training, model, disk)
     plans = PlanWatch(topology, channels, model.layout.nbytes, recorder.record_event)
     steering = Steering(training, checkpoints.write, plans.ask, channels.ask_rollouts, directory.path)
     control: ControlServer | None = None
     if config.telemetry.live:
-        control = ControlServer(directory.path, steering.handlers(), recorder.record_event, config.telemetry)
+        control = ControlServer(directory.place, steering.handlers(), recorder.record_event, config.telemetry)
     sampler = None if topology.has_relays else HostSampler(channels.counters)  # a relay samples its own host
-    own = [Duty(0.0, plans.look), Duty(LEDGER_PERIOD, lambda now: ledger.record(recorder))]
+    own = [
+        Duty(0.0, plans.look),
+        Duty(FOLLOW_PERIOD, partial(_follow, disk, recorder)),
+        Duty(LEDGER_PERIOD, lambda now: ledger.record(recorder)),
+    ]
     if isinstance(source, ReplaySource):
         own.append(Duty(PROBABILITIES_PERIOD, partial(_record_probabilities, source, recorder)))
     parts = (training, model, best, checkpoints, recorder, ledger, steering, control, sampler)
     return Task(channels, directory, *parts, [*own, *duties])
+
+
+FOLLOW_PERIOD = 1.0  # [s] between two looks at where the run directory is
+
+
+def _follow(disk: Disk, recorder: Recorder, now: float) -> None:
+    if disk.follow():
+        recorder.leave()
 
 
 def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
@@ -262,7 +275,7 @@ class Steering:
     def __init__(
         self,
         training: Training,
-        checkpoint: Callable[[], object],
+        checkpoint: Callable[[], Path],
         ask_scheme: Callable[[str], None],
         ask_rollouts: Callable[[int], None],
         run: Path,
@@ -293,7 +306,7 @@ class Steering:
             "resume": self._resume,
             "stop": self._stop,
             "set": self._set,
-            "checkpoint": lambda: {"path": str(self._checkpoint())},
+            "checkpoint": lambda: {"path": os.path.realpath(self._checkpoint())},
         }
 
     def _status(self) -> dict[str, Any]:
@@ -616,7 +629,9 @@ class Task:
             reason=self.reason.value,
             best=self.best.evaluation.to_json() if self.best.evaluation is not None else None,
         )
-        self.checkpoints.disk.attempt("summary", lambda: write_json(self.directory.summary, document))
+        self.checkpoints.disk.attempt(
+            "summary", lambda: write_json(self.directory.place / self.directory.summary.name, document)
+        )
         self.ledger.record(self.recorder, ended=True)
         self.close()
         if refused := self.checkpoints.disk.refused:

@@ -134,7 +134,9 @@ def open_records(records: Records, lock: int | None) -> TaskRecords:
     from ddrl.run.checkpoint import Checkpoint, TaskRecords, take_over
     from ddrl.run.directory import RunDirectory, RunLock
 
-    directory = RunDirectory(Path(records.directory), None if lock is None else RunLock.adopt(lock))
+    directory = RunDirectory(
+        Path(records.directory), None if lock is None else RunLock.adopt(lock, Path(records.directory))
+    )
     if records.same_job:
         return take_over(directory)
     resume = None if records.resume is None else Checkpoint(Path(records.resume[0]), records.resume[1])

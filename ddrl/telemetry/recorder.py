@@ -131,6 +131,10 @@ class Recorder:
         which must not change later."""
         self._items.put(Snapshot(self._clock(), kind, fields))
 
+    def leave(self) -> None:
+        """Write nothing more into the run directory, which is gone or another run's; from any thread."""
+        self._sinks = [sink for sink in self._sinks if not isinstance(sink, Store | TensorBoardFiles)]
+
     def close(self, timeout: float = 10.0) -> None:
         """Write a last record and all events handed in so far, and end the thread. Further calls do nothing."""
         if self._thread.is_alive():
@@ -169,7 +173,8 @@ class Recorder:
                 self._hand_out(item)
         for sink in self._sinks:
             self._guard.attempt(f"closing {type(sink).__name__}", sink.close)
-        self._guard.attempt("writing the run's state", self._status.close)
+        if self._store in self._sinks:
+            self._guard.attempt("writing the run's state", self._status.close)
 
     def _read(self) -> None:
         table = np.array(self._tables(), dtype=np.float64)
@@ -187,10 +192,12 @@ class Recorder:
 
     def _hand_out(self, item: Event | Evaluation | Snapshot) -> None:
         if isinstance(item, Snapshot):
-            self._guard.attempt("writing a snapshot", lambda: self._store.snapshot(item))
+            if self._store in self._sinks:
+                self._guard.attempt("writing a snapshot", lambda: self._store.snapshot(item))
             return
         if isinstance(item, Event):
-            self._guard.attempt("writing the run's state", lambda: self._status.follow(item))
+            if self._store in self._sinks:
+                self._guard.attempt("writing the run's state", lambda: self._status.follow(item))
             if self._status.state in ("ending", "failed"):
                 self._window.freeze()
         for sink in self._sinks:

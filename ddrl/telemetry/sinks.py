@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CAUSE_PERIOD = 60.0  # [s] between two causes that are said
 START_PERIOD = 2.0  # [s] between lines while ranks start
-_QUIET_EVENTS = ("start", "plan", "stop", "error")  # an error is shown once, by the process that ends the job
+_QUIET_EVENTS = ("start", "plan", "stop", "error", "disk")  # errors and trouble with the disk are printed elsewhere
 
 
 def count_text(value: float) -> str:

@@ -16,6 +16,7 @@ NaN ("not reported") is NULL. `ddrl.telemetry.reading` reads the file."""
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
@@ -337,6 +338,7 @@ class Store:
         self.path = run_dir / FILE_NAME
         self._frame_budget = frame_budget
         opened = open_to_write(self.path, run_metrics() if metrics is None else metrics, base, same_job=same_job)
+        self._opened = os.path.realpath(self.path)
         self._db = opened.db
         self.totals = opened.totals
         self.job_totals = opened.job_totals
@@ -413,7 +415,9 @@ class Store:
         try:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
-            self._db.close()
+            if os.path.realpath(self.path) == self._opened:
+                self._db.close()
+            # else the folder was moved: SQLite would remove the log by its old name, where another run's may be
 
 
 class _Transaction:

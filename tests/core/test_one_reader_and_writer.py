@@ -19,6 +19,7 @@ LIBRARIES = {"np.load", "np.save", "np.savez", "sqlite3.connect", "tempfile.mkst
 # Where else files are opened, none of them of a run directory, or by a library with a checked name.
 ELSEWHERE = {
     "core/files.py": "the reader and the writer",
+    "core/background.py": "/dev/null",
     "core/trust.py": "tasks that ship",
     "core/config.py": "the library's own files",
     "core/settings.py": "a settings file that the user names",

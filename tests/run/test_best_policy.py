@@ -13,7 +13,7 @@ from ddrl.core.config import Config, RunConfig
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.checkpoint import BestPolicy
-from ddrl.run.directory import Disk
+from ddrl.run.directory import Disk, RunDirectory
 from tests.acting.networks import make_mlp, random_vector
 
 MODEL = make_mlp(EnvSpec("test", ArraySpec((2,), "float32"), 2))
@@ -22,7 +22,7 @@ TARGET = 10.0
 
 def open_best(path: Path) -> BestPolicy:
     topology: Any = SimpleNamespace(config=Config(run=RunConfig(target_return=TARGET)))
-    return BestPolicy(path, topology, MODEL, Disk())
+    return BestPolicy(path, topology, MODEL, Disk(RunDirectory(path)))
 
 
 def evaluation(version: int, mean: float, confirmed: float | None = None) -> Evaluation:

@@ -1,9 +1,11 @@
 """What is said of writes that the disk refuses: once when it begins, once when it is over, and nothing else."""
 
+from pathlib import Path
+
 import pytest
 
 from ddrl.core.errors import CheckpointError
-from ddrl.run.directory import Disk
+from ddrl.run.directory import Disk, RunDirectory
 
 
 def refuse() -> None:
@@ -11,7 +13,7 @@ def refuse() -> None:
 
 
 def test_a_refusal_and_its_end_are_said_once_each(capsys: pytest.CaptureFixture[str]) -> None:
-    disk, told = Disk(), list[tuple[str, str]]()
+    disk, told = Disk(RunDirectory(Path())), list[tuple[str, str]]()
     disk.record_event = lambda kind, text: told.append((kind, text))
     assert disk.attempt("checkpoint", lambda: None)
     assert told == []
@@ -34,4 +36,4 @@ def test_a_refusal_and_its_end_are_said_once_each(capsys: pytest.CaptureFixture[
 
 def test_errors_that_are_not_the_disks_are_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        Disk().attempt("policy", lambda: 1 / 0)
+        Disk(RunDirectory(Path())).attempt("policy", lambda: 1 / 0)
