@@ -418,6 +418,12 @@ _NAMED = {
             "places = np.flatnonzero(excused & ~excused)",
         ),
     ),
+    "telemetry/facts.py": (
+        ("the best is that of a thinned table", 'run.evaluations()["mean"]', 'run.evaluations(points=20)["mean"]'),
+        ("the last evaluation is the best", "float(judged.max())", "float(judged[-1])"),
+        ("confirmed is the mean that chose the policy", '("best", "confirmed", "mean")', '("best", "mean")'),
+        ("an ended run has the speed of its last seconds", "if not status.is_active:", "if False:"),
+    ),
     "telemetry/recorder.py": (
         (
             "what fails in a sink ends the recorder",

@@ -13,11 +13,12 @@ from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
+from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
-from ddrl.telemetry.reading import Table
+from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import SERIES_NAMES
 from notebooks import explore
 from tests.waiting import PATIENCE
@@ -377,3 +378,39 @@ def test_the_heatmap_of_ages_names_each_row_by_its_rank(small):
     version = newest.column("policy_version")
     for row, place in enumerate(rollouts):
         assert figure.data[0].z[row][-1] == version[-1, 0] - version[-1, place]
+
+
+def moments(seconds, roles, **columns):
+    """Counters of processes with these roles: [T] or [T, processes] of each column."""
+    values = np.full((len(seconds), len(roles), len(COLUMNS)), np.nan)
+    clock = np.array(seconds, float)
+    columns |= {"role": [list(Role).index(role) for role in roles], "rank": range(len(roles))}
+    for name, column in columns.items():
+        values[:, :, COLUMNS.index(name)] = column
+    return Processes(np.arange(len(clock)), 1000.0 + clock, clock, values, COLUMNS, len(clock))
+
+
+def test_bandwidth_is_in_millions_of_bytes_a_second():
+    sent = np.array([[0, 0], [2e6, 4e6], [4e6, 8e6]]) * 2.0  # every two seconds
+    relays = moments([0, 2, 4], [Role.RELAY, Role.RELAY], bytes_sent=sent, bytes_received=sent * 3, host=[0, 1])
+    assert y_of(plots.relay_bandwidth(relays), "host 0 (root)").tolist() == [2, 2]
+    assert y_of(plots.relay_bandwidth(relays), "host 1").tolist() == [4, 4]
+    assert y_of(plots.relay_bandwidth(relays, "received"), "host 1").tolist() == [12, 12]
+
+
+def test_times_to_seal_are_milliseconds_of_the_median_and_the_slowest_host_beside_the_bound():
+    seconds = [[0.001, 0.003, 0.010]] * 2
+    relays = moments([0, 1], [Role.RELAY] * 3, seal_seconds=seconds, plan_bound_seconds=0.0005, host=[0, 1, 2])
+    figure = plots.seal_times(relays)
+    assert y_of(figure, "median host").tolist() == [3, 3]
+    assert y_of(figure, "slowest host").tolist() == [10, 10]
+    assert figure.data[2].y[0] == 0.5
+    assert "0.5 ms" in figure.data[2].name
+
+
+@pytest.mark.parametrize(("last", "unit", "shown"), [(90, "s", 90), (600, "min", 10), (7 * 3600, "h", 7)])
+def test_an_axis_of_time_says_the_unit_of_its_numbers(last, unit, shown):
+    table = table_of(wall_seconds=[0, last], loss=[1, 2])
+    figure = plots.series_over({"a": table}, "loss", x="wall_seconds")
+    assert figure.data[0].x[-1] == shown
+    assert f"[{unit}]" in figure.layout.xaxis.title.text
