@@ -119,7 +119,7 @@ _NAMED = {
             "step = env.step(policy.greedy(observation, vector) * 0)\n        observation",
         ),
         ("the first episodes to end count", "if len(returns[index]) < quotas[index]:", "if missing:"),
-        ("the reset counts as a step", "began[index] = turn + 1  # the next step only resets", "began[index] = turn"),
+        ("the reset counts as a step", "began[index] = turn + (not cut[index])", "began[index] = turn"),
     ),
     "envs/atari.py": (
         ("returns are reported clipped", "truncated, raw)", "truncated, reward.astype(np.float64))"),
@@ -373,7 +373,7 @@ _NAMED = {
         ("a new task catches up", "account.served = weight * min(", "account.served = 0.0 * min("),
     ),
     "admix/mixer.py": (
-        ("an ad that was chosen does not count as shown", "queue.show(slot)\n        return", "pass\n        return"),
+        ("an ad that was chosen does not count as shown", "queue.show(slot)", "pass"),
         ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
         (
@@ -424,10 +424,10 @@ _NAMED = {
         ("confirmed is the mean that chose the policy", '("best", "confirmed", "mean")', '("best", "mean")'),
         ("an ended run has the speed of its last seconds", "if not status.is_active:", "if False:"),
     ),
-    "telemetry/recorder.py": (
+    "core/background.py": (
         (
-            "what fails in a sink ends the recorder",
-            "except Exception as error:  # training must outlive its telemetry",
+            "what fails beside training ends it",
+            "except Exception as error:  # whatever it is, what runs beside it continues",
             "except ZeroDivisionError as error:",
         ),
     ),
