@@ -108,8 +108,7 @@ public:
     // newest_version; the next writer counts on from here.
     int64_t last_version() const {
         int64_t last = newest_version();
-        for (size_t i = 0; i < slots(); ++i)
-            last = std::max(last, slots_[i].version.load(std::memory_order_relaxed));
+        for (size_t i = 0; i < slots(); ++i) last = std::max(last, slots_[i].version.load(std::memory_order_relaxed));
         return last;
     }
     byte* data(size_t slot) const { return data_ + slot * header_->stride; }
