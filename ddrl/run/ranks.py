@@ -79,7 +79,7 @@ class VersionError(DdrlError):
     """Ranks have different copies of ddrl."""
 
 
-SAME_INSTALLATION = "install the same one on every machine (docs/deploying.md)"
+SAME_INSTALLATION = "install the same one on every machine (mpi_launch/README.md)"
 
 
 def protocol() -> int:
