@@ -23,7 +23,6 @@ from tests.sources import ROOT, environment
 from tests.waiting import ENDLESS, wait_until
 
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.browser,
     pytest.mark.skipif(bool(missing_browser()), reason=missing_browser()),
 ]
@@ -67,6 +66,7 @@ def page(lab: str) -> Iterator[Browser]:
             browser.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_buttons_are_pressed_and_sliders_moved_in_jupyterlab(lab, page, tmp_path):
     cells = [new_code_cell(START), new_code_cell(SLIDE)]
