@@ -492,9 +492,10 @@ class ControlClient(_Socket):
         self.timeout = timeout
         deadline = time.monotonic() + timeout
         live = read_live_file(folder)
-        while (
-            live is not None and not is_alive(live) and run_status(folder).is_active and time.monotonic() < deadline
-        ):  # its trainer has died, and another one starts
+        # Its trainer starts, in place of one that has died too: it announces the stream first and the commands after.
+        while live is not None and not (live.control and is_alive(live)):
+            if not run_status(folder).is_active or time.monotonic() >= deadline:
+                break
             time.sleep(RESTART_POLL)
             live = read_live_file(folder)
         if live is None or not live.control:

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import socket
@@ -9,9 +10,9 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
-from ddrl.telemetry import ControlServer, attach
+from ddrl.telemetry import ControlServer, attach, control
 from ddrl.telemetry.control import TOPIC, check_setting, receive_parts, secure_client
-from ddrl.telemetry.directory import read_live_file
+from ddrl.telemetry.directory import StatusFile, announce, read_live_file
 
 
 class Serving:
@@ -169,6 +170,20 @@ def test_attaching_to_what_is_not_running_says_so(tmp_path):
     live = {"pid": 4194305, "host": socket.gethostname(), "control": "tcp://127.0.0.1:1"}
     (tmp_path / "live.json").write_text(json.dumps(live))
     with pytest.raises(RunDirError, match="gone without a word"):
+        attach(tmp_path)
+
+
+def test_attaching_waits_for_a_trainer_that_has_announced_its_stream_and_not_yet_its_commands(tmp_path, monkeypatch):
+    StatusFile(tmp_path)
+    announce(tmp_path, stream="tcp://127.0.0.1:1")
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setattr(control.time, "sleep", lambda _: stack.enter_context(Serving(tmp_path)))
+        with attach(tmp_path) as run:
+            monkeypatch.undo()
+            assert run.status()["env_steps"] == 7
+    announce(tmp_path, stream="tcp://127.0.0.1:1")
+    StatusFile(tmp_path).close()
+    with pytest.raises(RunDirError, match="takes no commands"):
         attach(tmp_path)
 
 
