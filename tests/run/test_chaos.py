@@ -17,7 +17,6 @@ from tests.waiting import PATIENCE
 CHAOS = [sys.executable, "-m", "ddrl.testing.chaos"]
 
 
-@pytest.mark.long
 def test_a_run_bears_the_deaths_of_its_processes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = settings(f"run.dir={run}", "run.processes=2", "rollout.restarts=100")
