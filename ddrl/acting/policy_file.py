@@ -131,7 +131,7 @@ def save_policy(
         dict(evaluation or {}),
         run_id,
     )
-    manifest = msgspec.structs.replace(manifest, checksum=_checksum(manifest))
+    manifest = msgspec.structs.replace(manifest, checksum=_checksum(msgspec.to_builtins(manifest)))
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
     contents = {GRAPH: model.onnx, PARAMETERS: parameters, MANIFEST: document}
     staged = {name: _staged(run_dir, name, _hash(content)) for name, content in contents.items()}
@@ -226,8 +226,10 @@ def _parse(text: bytes, place: Path) -> _Manifest:
             f"{place} has the format {written[:40]!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
         )
     manifest = decode(text, _Manifest, CheckpointError, what)
-    # Those of earlier versions lack fields that their checksum would cover now; the hashes of their files hold.
-    if manifest.checksum and b'"run_id"' in text and manifest.checksum != _checksum(manifest):
+    document: dict[str, Any] = msgspec.json.decode(text)
+    # Before there were run ids a checksum depended on the order of the fields of that version's classes; the hashes of
+    # the files hold.
+    if manifest.checksum and "run_id" in document and manifest.checksum != _checksum(document):
         raise CheckpointError(f"{place} is corrupt: its checksum differs")
     return manifest
 
@@ -267,12 +269,10 @@ def _staged(run_dir: Path, name: str, digest: str) -> Path:
     return run_dir / f".{name}.{digest}"
 
 
-def _checksum(manifest: _Manifest) -> str:
-    """Of the manifest's values but this one, independent of their order."""
-    values: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(manifest, checksum=""))
-    if not manifest.run_id:  # as earlier versions computed it
-        del values["run_id"]
-    return _hash(msgspec.json.encode(values, order="deterministic"))
+def _checksum(document: dict[str, Any]) -> str:
+    """Of the values as they are in the file but this one, independent of their order. A file that lacks fields which
+    were added since has the same checksum as when it was written."""
+    return _hash(msgspec.json.encode(document | {"checksum": ""}, order="deterministic"))
 
 
 def _hash(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import signal
 import subprocess
@@ -192,3 +193,19 @@ def test_a_changed_value_of_the_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match="checksum"):
         load_policy(tmp_path)
+
+
+def test_a_field_that_is_taken_out_is_refused_and_a_file_that_was_written_without_it_is_read(tmp_path: Path) -> None:
+    save(tmp_path)
+    place = tmp_path / "policy.json"
+    manifest = json.loads(place.read_text())
+    del manifest["env"]["figures"]
+    place.write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match="checksum"):
+        load_policy(tmp_path)
+    written = msgspec.json.encode(manifest | {"checksum": ""}, order="deterministic")
+    place.write_text(json.dumps(manifest | {"checksum": hashlib.blake2b(written, digest_size=16).hexdigest()}))
+    load_policy(tmp_path)
+    del manifest["run_id"]  # as versions before run ids wrote it, whose checksums cannot be computed again
+    place.write_text(json.dumps(manifest))
+    load_policy(tmp_path)
