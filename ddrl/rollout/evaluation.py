@@ -96,7 +96,6 @@ def play_episodes(
         running += reward
         turn += 1
         cut = ~over & (turn - np.array(began) >= max_steps)
-        count_cut += int(cut.sum())
         for index in np.flatnonzero(over | cut).tolist():
             if not np.isfinite(running[index]):
                 raise EnvError(
@@ -106,6 +105,7 @@ def play_episodes(
                 returns[index].append(float(running[index]))
                 lengths[index].append(turn - began[index])
                 missing -= 1
+                count_cut += int(cut[index])
             running[index] = 0.0
             began[index] = turn + (not cut[index])  # after an end the next step only resets
     return EvaluationResult(np.array([*chain(*returns)]), np.array([*chain(*lengths)], np.int64), count_cut)

@@ -151,8 +151,9 @@ def _lines(path: Path) -> list[str]:
 
 
 def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.3g} {unit}" if count < 1024 else f"{count:,.0f} {unit}"
-        count /= 1024
-    return ""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if count >= 1024:
+            count /= 1024
+            unit = larger
+    return f"{count:,.1f} {unit}".replace(".0 ", " ")

@@ -116,6 +116,22 @@ def test_a_stopped_evaluation_gives_no_biased_result() -> None:
         play_episodes(env, *acting(env.spec), 2, seed=0, stop=lambda: next(turns) == 10)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "episodes", "limit", "steps", "cut"),
+    [
+        ([[10**9]], 2, 30, [30, 30], 2),
+        ([[5, 10**9], [10**9]], 4, 20, [5, 20, 20, 20], 3),
+        ([[20], [19, 21]], 3, 20, [20, 20, 19], 0),
+    ],
+)
+def test_an_episode_without_an_end_counts_with_its_return_at_the_limit(lengths, episodes, limit, steps, cut) -> None:
+    env = Lengths(lengths)
+    result = play_episodes(env, *acting(env.spec), episodes, seed=0, max_steps=limit)
+    assert result.steps.tolist() == steps
+    assert result.returns.tolist() == steps
+    assert result.cut == cut
+
+
 def test_no_episodes_are_refused() -> None:
     env = Lengths([[2]])
     with pytest.raises(ValueError, match="at least 1"):
