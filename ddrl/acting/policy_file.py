@@ -226,7 +226,7 @@ def _parse(text: bytes, place: Path) -> _Manifest:
             f"{place} has the format {written[:40]!r}, this ddrl reads {FORMAT!r}: use the ddrl that wrote it"
         )
     manifest = decode(text, _Manifest, CheckpointError, what)
-    document: dict[str, Any] = msgspec.json.decode(text)
+    document = decode(text, dict[str, Any], CheckpointError, what)  # unlike _Manifest, with the fields of any version
     # Before there were run ids a checksum depended on the order of the fields of that version's classes; the hashes of
     # the files hold.
     if manifest.checksum and "run_id" in document and manifest.checksum != _checksum(document):

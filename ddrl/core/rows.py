@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import CheckpointError, ConfigError
+from ddrl.core.files import decode
 from ddrl.core.specs import Array, ArraySpec, Bytes, Column, ColumnRole, EnvSpec, Ints
 
 HEADER = (
@@ -242,12 +243,8 @@ class ParameterLayout:
     @classmethod
     def from_json(cls, data: bytes) -> ParameterLayout:
         """Read a manifest; anything else is refused."""
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.DecodeError as error:
-            raise CheckpointError(
-                f"the parameter manifest cannot be read ({error}): it is corrupt or was not written by ddrl"
-            ) from None
+        what = "the parameter manifest is corrupt or was not written by ddrl"
+        return decode(data, cls, CheckpointError, what)
 
     @property
     def digest(self) -> str:

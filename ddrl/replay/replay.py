@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ddrl._kernel import Misfit, ReplayCore
 from ddrl.core.errors import CheckpointError, shortened
-from ddrl.core.files import replacement
+from ddrl.core.files import DAMAGE, replacement
 from ddrl.core.rows import STATE, RowSchema, schema_of
 from ddrl.core.specs import ArraySpec, Column, ColumnRole
 from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows
@@ -496,7 +496,7 @@ class ExperienceReplay:
                     raise ValueError(f"make its selector {selector['selector']} first: it is not one of the kernel's")
                 self.new_pick_selector(**selector)
             self._core.load(snapshots, self._describe(), progress)
-        except (RuntimeError, ValueError, TypeError, msgspec.DecodeError) as error:
+        except (RuntimeError, TypeError, *DAMAGE) as error:
             self._core.keep_selectors(before)
             del self._selectors[before:]
             words = self._difference(head) or shortened(error)
@@ -506,7 +506,7 @@ class ExperienceReplay:
         """By which setting a snapshot is of another configuration; "" where it is none, or cannot be read."""
         try:
             described = _described(head)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except DAMAGE:
             return ""
         for name, own in self._configuration.items():
             saved = described.get(name, own)

@@ -117,6 +117,16 @@ def test_a_damaged_file_is_read_or_refused(name: str, whole: Path, tmp_path: Pat
     assert refused > QUICK * (0.5 if name == "config.toml" else 0.9)
 
 
+def test_a_byte_that_is_no_text_is_refused_wherever_it_is_in_a_policy(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    path = next((tmp_path / "run").rglob("policy.json"))
+    data = path.read_bytes()
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + b"\x90" + data[place + 1 :])
+        with pytest.raises(CheckpointError):
+            load_policy(tmp_path / "run")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", FILES)
