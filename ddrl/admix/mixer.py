@@ -29,9 +29,9 @@ from ddrl.acting.policy_file import ActingModel, load_trusted_policy
 from ddrl.admix.environment import Book
 from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
-from ddrl.core.errors import CheckpointError, MessageError, NetworkError, RunDirError, shortened
+from ddrl.core.errors import CheckpointError, ConfigError, MessageError, NetworkError, RunDirError, shortened
 from ddrl.core.files import decode, read_json, write_atomically
-from ddrl.core.specs import Bytes, EnvSpec, Floats32
+from ddrl.core.specs import Array, Bytes, EnvSpec, Floats32
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
@@ -276,6 +276,19 @@ class ServedPolicy:
         return self._acting.greedy(None, self.vector)
 
 
+class RulePolicy(ServedPolicy):
+    """A rule in the place of the policy that departs from it: its scores are the prior itself."""
+
+    def __init__(self, rule: str, learned: ServedPolicy, prior: Array) -> None:
+        """`prior` [1, C]: bonuses [eCPM], updated in place as the day proceeds."""
+        super().__init__(learned.model, learned.vector, shared=learned)
+        self.version = rule
+        self._prior = prior
+
+    def scores(self) -> Floats32:
+        return self._prior.astype(np.float32)
+
+
 def load_served(run: Path, shared: ServedPolicy | None = None) -> ServedPolicy:
     """The policy saved in a run directory; RunDirError, CheckpointError, NetworkError."""
     saved = load_trusted_policy(run)
@@ -485,6 +498,19 @@ class Mixer:
         self.changes += 1
         self._held: Floats32 | None = None  # the action that decides further requests
         self._held_for = 0
+
+    def follow(self, rule: str) -> None:
+        """Choose by the rule that the policy departs from, in place of the policy; ConfigError for another rule."""
+        play = self.book.play
+        own = "adaptive_pacing" if play.pace_step > 0 else "yesterday_duals" if play.prior == "yesterday" else "none"
+        if play.mode != "bonuses" or play.prior == "off" or own != rule:
+            raise ConfigError(
+                f"serve.policy = {rule}: the run's policy departs from another rule (env.kwargs: mode = {play.mode}, "
+                f"prior = {play.prior}, pace_step = {play.pace_step:g}): serve the learned one, or a run of the task "
+                "admix"
+            )
+        self.use(RulePolicy(rule, self._policy, self.tables.prior))
+        self.changes -= 1
 
     @property
     def policy(self) -> ServedPolicy:

@@ -49,6 +49,7 @@ from ddrl.admix.mixer import (
     Mixer,
     PolicyInfo,
     Route,
+    RulePolicy,
     ServedPolicy,
     load_served,
     openapi_document,
@@ -86,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.run, options.contracts or options.log, trust=options.trust, seed=config.seed,
             day_seconds=config.day_seconds,
         )  # fmt: skip
+        if config.policy != "learned":
+            mixer.follow(config.policy)
         if options.log is not None:
             score_log(mixer, options.log, options.out)
         else:
@@ -150,6 +153,7 @@ class App:
         self._run = run
         self._state = state
         self._policy_seen = self._policy_stamp()
+        self._run_version = mixer.policy.version  # of the policy in RUN that was read last
         self._loading = asyncio.Lock()
         self._guard = Guard(lambda words: print(f"ddrl.serve: {words}", file=sys.stderr, flush=True))
         self._open = 0
@@ -275,7 +279,12 @@ class App:
         return answer
 
     async def _change_policy(self, body: bytes) -> PolicyInfo:
-        self.mixer.use(await self._load(body))
+        if isinstance(self.mixer.policy, RulePolicy):
+            raise MessageError(f"the rule {self.mixer.policy.version} is served: start without --policy to change it")
+        fresh = await self._load(body)
+        if not body:
+            self._run_version = fresh.version
+        self.mixer.use(fresh)
         return self.mixer.policy_info()
 
     def _health(self) -> dict[str, str]:
@@ -313,8 +322,9 @@ class App:
 
     async def _live(self, receive: Any, send: Any) -> None:
         """ASGI's lifespan: policy and counters are kept up to date from the server's start to its end."""
+        reload_period = 0.0 if isinstance(self.mixer.policy, RulePolicy) else self.config.reload_period
         work = (
-            (self.config.reload_period, "looking for a newer policy", self._reload),
+            (reload_period, "looking for a newer policy", self._reload),
             (self.config.state_period, "saving the counters", self._save),
         )
         tasks = [asyncio.create_task(self._repeat(period, doing, action)) for period, doing, action in work if period]
@@ -338,13 +348,15 @@ class App:
                 pause = self._guard.done(doing)
 
     async def _reload(self) -> None:
-        """Use the policy in RUN where it is another one."""
+        """Use the policy in RUN where it is another one than was read there last: a file that is only touched does not
+        replace a policy that was sent since."""
         stamp = self._policy_stamp()
         if stamp == self._policy_seen:
             return
         fresh = await self._load(b"")
         self._policy_seen = stamp
-        if fresh.version != self.mixer.policy.version:
+        if fresh.version != self._run_version:
+            self._run_version = fresh.version
             self.mixer.use(fresh)
 
     async def _save(self) -> None:

@@ -198,6 +198,12 @@ class ServeConfig:
     """Where it listens, what it refuses, and how often it checks its files."""
 
     host: str = setting("127.0.0.1", "", "Address to listen on; everyone who reaches it can use it.")
+    policy: str = setting(
+        "learned",
+        "",
+        "What chooses: learned, the policy of RUN; adaptive_pacing or yesterday_duals, the rule that it departs from.",
+        choices=("learned", "adaptive_pacing", "yesterday_duals"),
+    )
     port: int = setting(8700, "", "Port; 0: a free one, which the first line of output names.", ge=0, le=65535)
     max_body: int = setting(262_144, "B", "Largest body of a request; larger ones get 413.", ge=1024)
     max_policy: int = setting(67_108_864, "B", "Largest body of parameters sent to /v1/policy.", ge=1024)

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+import safetensors.numpy
 
-from ddrl.admix.serving import App
+from ddrl.admix.serving import App, open_mixer
 from ddrl.admix.settings import ServeConfig
-from tests.admix.material import request_of, small_mixer
+from tests.admix.material import env_config, request_of, save_run, small_mixer
 
 
 def _app(**settings: Any) -> App:
@@ -100,3 +102,31 @@ def test_answers_are_counted_by_status() -> None:
     ask(app, msgspec.json.encode(request_of(app.mixer.book)))
     ask(app, b"", path="/nowhere")
     assert app.answers == {422: 2, 200: 1, 404: 1}
+
+
+def test_a_policy_that_was_sent_stays_where_the_file_of_the_run_is_only_touched(tmp_path: Path) -> None:
+    env = env_config(mode="all")
+    book = save_run(tmp_path, env, value=1.0)
+    app = App(open_mixer(tmp_path), ServeConfig(), tmp_path, tmp_path / "state")
+    first = app.mixer.policy.version
+    sent = safetensors.numpy.save({"weights": np.full((len(book.layout.ad_fields), 1), 0.5, np.float32)})
+    assert ask(app, sent, path="/v1/policy")[0] == 200
+    version = app.mixer.policy.version
+    assert version != first
+    (tmp_path / "policy.json").touch()
+    asyncio.run(app._reload())
+    assert app.mixer.policy.version == version
+    save_run(tmp_path, env, kind=1.0)
+    asyncio.run(app._reload())
+    assert app.mixer.policy.version not in (version, first)
+
+
+def test_a_rule_that_is_served_is_replaced_by_no_policy(tmp_path: Path) -> None:
+    env = env_config(mode="bonuses", prior="yesterday", pace_step=2.0, ad_fields=["pace"])
+    save_run(tmp_path, env, pace=1.0)
+    mixer = open_mixer(tmp_path)
+    mixer.follow("adaptive_pacing")
+    app = App(mixer, ServeConfig(policy="adaptive_pacing"), tmp_path, tmp_path / "state")
+    status, _, answer = ask(app, b"", path="/v1/policy")
+    assert (status, answer["error"]) == (422, "the rule adaptive_pacing is served: start without --policy to change it")
+    assert app.mixer.policy.version == "adaptive_pacing"

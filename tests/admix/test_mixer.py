@@ -16,7 +16,7 @@ from ddrl.admix.environment import make_book
 from ddrl.admix.mixer import REASONS
 from ddrl.admix.rules import outputs_of
 from ddrl.admix.serving import requests_of
-from ddrl.core.errors import CheckpointError, MessageError, NetworkError
+from ddrl.core.errors import CheckpointError, ConfigError, MessageError, NetworkError
 from tests.admix.material import SMALL, afresh, env_config, linear_policy, request_of, small_mixer
 
 
@@ -397,3 +397,38 @@ def test_no_more_decisions_are_remembered_than_the_limit(monkeypatch: pytest.Mon
 def test_ids_of_64_bits_are_served(ad: int) -> None:
     mixer = small_mixer()
     assert mixer.choose(request_of(mixer.book, contracts=0, bids=1, ad=[ad], kind=[1])).ad == ad
+
+
+PACED = {"ad_fields": ["pace"], "prior": "yesterday", "pace_step": 2.0, "mode": "bonuses", "repeat": 1}
+
+
+def test_a_rule_is_served_in_the_place_of_the_policy_that_departs_from_it() -> None:
+    learned, rule = small_mixer({"pace": 1.0}, **PACED), small_mixer({"pace": 1.0}, **PACED)
+    rule.follow("adaptive_pacing")
+    assert rule.policy_info().version == "adaptive_pacing"
+    assert rule.changes == 0
+    for time in (0.2, 0.4, 0.6, 0.8):
+        request = request_of(rule.book, time=time, explain=True)
+        versions = [mixer.choose(request).version for mixer in (learned, rule)]
+        assert versions[1] == "adaptive_pacing" != versions[0]
+    explanation = rule.choose(afresh(request)).explanation
+    contracts = [
+        place for place, each in enumerate(explanation.candidates) if each.kind == 0 and each.score is not None
+    ]
+    bonuses = [explanation.candidates[place].score - explanation.candidates[place].worth for place in contracts]
+    assert len(bonuses) > 1
+    np.testing.assert_allclose(bonuses, rule.tables.prior[0, contracts], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"pace_step": 0.0}, "adaptive_pacing"),
+        ({}, "yesterday_duals"),
+        ({"prior": "off", "pace_step": 0.0}, "yesterday_duals"),
+    ],
+)
+def test_a_rule_that_the_policy_does_not_depart_from_is_refused(changes: dict[str, object], rule: str) -> None:
+    mixer = small_mixer({"pace": 1.0}, **PACED | changes)
+    with pytest.raises(ConfigError, match=r"serve\.policy = .*departs from another rule"):
+        mixer.follow(rule)
