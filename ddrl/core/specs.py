@@ -5,6 +5,7 @@ Written by `envs`, read by every stage: lanes, replay and networks take their sh
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -240,19 +241,20 @@ class EnvSpec:
         observation = replace(self.observation, fields=fields, ranges=() if fields else identity)
         return replace(self, observation=observation, action=replace(self.action, ranges=()), notes=())
 
-    def nonfinite_entry(self, observations: Array) -> str:
-        """The first entry with a number that is NaN or infinite among `observations` [N, *observation.shape]; "" where
-        there is none, or only one array."""
+    def nonfinite_entry(self, *given: Array) -> str:
+        """The first entry with a number that is NaN or infinite in observations [N, *observation.shape], in words for
+        the end of a message; "" where there is none, or only one array."""
+        observations = np.concatenate(given)
         if self.observation.fields:
-            floats = (name for name, array in self.observation.fields if np.dtype(array.dtype).kind == "f")
-            return next((name for name in floats if not np.isfinite(observations[name]).all()), "")
-        finite: Any = np.isfinite(observations).reshape(len(observations), -1).all(0)
-        begin = 0
-        for name, count in self.entries:
-            if not finite[begin : begin + count].all():
-                return name
-            begin += count
-        return ""
+            parts = {name: observations[name] for name, _ in self.observation.fields}
+        else:
+            ends = itertools.accumulate((count for _, count in self.entries), initial=0)
+            parts = {
+                name: observations[:, begin : begin + count]
+                for (name, count), begin in zip(self.entries, ends, strict=False)
+            }
+        bad = (name for name, part in parts.items() if not np.isfinite(part).all())
+        return next((f" (entry {name} of the observation)" for name in bad), "")
 
     @property
     def masked(self) -> bool:

@@ -25,7 +25,7 @@ from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import has_picture, shown
-from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv, speaks_our_protocol
+from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
 
 ENV_INDEX = "env_index"  # argument of a factory: which environment of the run it makes
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
@@ -269,7 +269,7 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, fi
     if isinstance(cast(object, made), gymnasium.Env) and not hasattr(made, "num_envs"):
         return _loop(config, [made, *map(make, range(1, count))])
     if isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
-        vector: VectorEnv = CheckedVectorEnv(made, config.id)
+        vector: VectorEnv = OwnVectorEnv(made, config.id)
     elif _is_vector(made) and speaks_our_protocol(made):
         vector = NativeVectorEnv(config.id, made, config.reward_clip)
     else:

@@ -1,5 +1,5 @@
 """The three vectors of environments in ddrl's protocol (`ddrl.core.specs.VectorEnv`): a loop over single ones, an
-adapter of Gymnasium's vectors, and the check of a user's own.
+adapter of Gymnasium's vectors, and one of a user's own. `CheckedVectorEnv` is what they share: the check of each step.
 """
 
 from __future__ import annotations
@@ -39,66 +39,6 @@ FIGURE_EPISODES = 100  # that a figure of info is a mean of
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
 
-class StepCheck:
-    """What every vector's steps must hold beside their observations: one number a reward, flags for each environment,
-    and a step that only resets after one that ended an episode."""
-
-    def __init__(self, env_id: str, num_envs: int, reward_clip: bool = False) -> None:
-        self._where = f"env.id = {env_id}"
-        self._shape = (num_envs,)
-        self._reward_clip = reward_clip
-        self._over = np.zeros(num_envs, np.bool_)
-
-    def reset(self) -> None:
-        """New episodes begin everywhere."""
-        self._over = np.zeros(self._shape, np.bool_)
-
-    def rewards(self, given: Any) -> tuple[Floats, Floats32]:
-        """The rewards as they are, and as the learner sees them."""
-        try:
-            raw = np.array(given, np.float64)
-        except (TypeError, ValueError):
-            raw = None
-        if raw is None or raw.shape != self._shape:
-            raw = np.array([self._one_number(reward) for reward in given])
-        return raw, self.learned(raw)
-
-    def learned(self, raw: Floats) -> Floats32:
-        """Rewards as the learner sees them."""
-        return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
-
-    def flags(self, given: Any, name: str) -> Flags:
-        """`given` as an array of its own."""
-        flags = np.array(given)
-        if flags.shape != self._shape or flags.dtype.kind not in "biu":
-            raise EnvError(
-                f"{self._where}: {name} is {kind_of(given)}, not one bool for each of {self._shape[0]} environments"
-            )
-        return flags.astype(np.bool_, copy=False)
-
-    def resets(self, reward: Array, terminated: Flags, truncated: Flags) -> None:
-        """Environments whose episode had ended took no step now."""
-        over = self._over
-        if np.count_nonzero(over):
-            moved = over & (terminated | truncated | (reward.reshape(len(over), -1) != 0).any(1))
-            if moved.any():
-                index = int(moved.argmax())
-                raise EnvError(
-                    f"{self._where}: environment {index} gave the reward {shown(reward[index].tolist())} or an end "
-                    "right after an episode's end; that step must only reset it and give 0 (autoreset mode NEXT_STEP)"
-                )
-        self._over = terminated | truncated
-
-    def _one_number(self, reward: Any) -> float:
-        number = as_number(reward)
-        if number is None:
-            raise EnvError(
-                f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: add its "
-                "numbers up in a wrapper (several are for a VectorEnv with spec.reward_shape)"
-            )
-        return number
-
-
 def as_number(value: Any) -> float | None:
     """A number, also in an array of one; None for anything else."""
     try:
@@ -132,7 +72,90 @@ def _own_spaces(env: Any) -> None:
                 setattr(inner, name, copy.deepcopy(getattr(inner, name)))
 
 
-class LoopVectorEnv:
+class CheckedVectorEnv:
+    """N environments in ddrl's protocol, and the check of each step that is the same for all kinds: a subclass takes
+    the step and copies its observations, by `observation_writer`, which checks them.
+
+    What is not checked here: that numbers are finite, which the rollout's StepWriter sees as it records them."""
+
+    def __init__(
+        self, env_id: str, num_envs: int, spec: EnvSpec, first_action: int = 0, reward_clip: bool = False
+    ) -> None:
+        """`first_action`: what the environments call action 0."""
+        self.num_envs = num_envs
+        self.spec = spec
+        self._where = f"env.id = {env_id}"
+        self._first_action = first_action
+        self._reward_clip = reward_clip
+        self._over: Flags | None = None  # episodes that the last step ended; None before the first reset
+
+    def reset(self, seed: int) -> Array:
+        """Begin new episodes everywhere. Returns [N, *observation.shape]."""
+        self._over = np.zeros(self.num_envs, np.bool_)
+        return self._begin_all(seed)
+
+    def step(self, action: Array) -> EnvStep:
+        """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
+        over = self._over
+        if over is None:
+            raise EnvError(f"{self._where}: step before reset; call reset(seed) first")
+        # Environments may write into what they are given, and the row keeps what was chosen.
+        step = self._take(action + self._first_action if self._first_action else action.copy(), over)
+        if np.count_nonzero(over):
+            self._check_resets(step, over)
+        self._over = step.terminated | step.truncated
+        return step
+
+    def _begin_all(self, seed: int) -> Array:
+        raise NotImplementedError
+
+    def _take(self, action: Array, over: Flags) -> EnvStep:
+        """The step with `action`, an array of its own; `over`: environments that only reset."""
+        raise NotImplementedError
+
+    def _rewards(self, given: Any) -> tuple[Floats, Floats32]:
+        """The rewards as they are, and as the learner sees them."""
+        try:
+            raw = np.array(given, np.float64)
+        except (TypeError, ValueError):
+            raw = None
+        if raw is None or raw.shape != (self.num_envs,):
+            raw = np.array([self._one_number(reward) for reward in given])
+        return raw, self._learned(raw)
+
+    def _learned(self, raw: Floats) -> Floats32:
+        return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
+
+    def _flags(self, given: Any, name: str) -> Flags:
+        """`given` as an array of its own."""
+        flags = np.array(given)
+        if flags.shape != (self.num_envs,) or flags.dtype.kind not in "biu":
+            raise EnvError(
+                f"{self._where}: {name} is {kind_of(given)}, not one bool for each of {self.num_envs} environments"
+            )
+        return flags.astype(np.bool_, copy=False)
+
+    def _check_resets(self, step: EnvStep, over: Flags) -> None:
+        reward = step.reward.reshape(self.num_envs, -1)
+        moved = over & (step.terminated | step.truncated | (reward != 0).any(1))
+        if moved.any():
+            index = int(moved.argmax())
+            raise EnvError(
+                f"{self._where}: environment {index} gave the reward {shown(step.reward[index].tolist())} or an end "
+                "right after an episode's end; that step must only reset it and give 0 (autoreset mode NEXT_STEP)"
+            )
+
+    def _one_number(self, reward: Any) -> float:
+        number = as_number(reward)
+        if number is None:
+            raise EnvError(
+                f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: add its "
+                "numbers up in a wrapper (several are for a VectorEnv with spec.reward_shape)"
+            )
+        return number
+
+
+class LoopVectorEnv(CheckedVectorEnv):
     """`environments` of one kind, stepped one after the other: for every environment that brings no vector of its own.
 
     Lean where Gymnasium's SyncVectorEnv is general: it carries no info dicts, concatenates nothing, and copies each
@@ -153,10 +176,9 @@ class LoopVectorEnv:
         observations is a record of named arrays, its Sequences padded to `max_lengths`. `action_mask`,
         `figures`: as in `ddrl.core.config.EnvConfig`."""
         first = environments[0]
-        self.num_envs = len(environments)
         require_space(env_id, first, "observation_space")
         require_space(env_id, first, "action_space")
-        if len({id(env) for env in environments}) != self.num_envs:
+        if len({id(env) for env in environments}) != len(environments):
             raise EnvError(
                 f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
             )
@@ -168,9 +190,10 @@ class LoopVectorEnv:
         lengths = max_lengths or {}
         as_record = named and is_dict(space)
         record = describe_named(env_id, space, lengths) if as_record else None
-        self.spec: EnvSpec = describe(env_id, space, first.action_space, record)
+        spec = describe(env_id, space, first.action_space, record)
         if self._mask is not None:
-            self.spec = self.spec.with_mask()
+            spec = spec.with_mask()
+        super().__init__(env_id, len(environments), spec, first_action(first.action_space), reward_clip)
         for other in environments[1:]:
             if other.observation_space != first.observation_space or other.action_space != first.action_space:
                 raise EnvError(
@@ -184,10 +207,6 @@ class LoopVectorEnv:
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
         if self._mask is not None:
             self._write_masked = self._mask.writer(self._write, named=as_record)
-        self._first_action = first_action(first.action_space)
-        self._check = StepCheck(env_id, self.num_envs, reward_clip)
-        self._over = [True] * self.num_envs
-        self._started = False
         self._recent = {key: deque[float](maxlen=FIGURE_EPISODES) for key in figures}
 
     @property
@@ -195,39 +214,27 @@ class LoopVectorEnv:
         """By the name of its metric: the mean of an entry of info at the ends of recent episodes."""
         return {info_figure(key).name: sum(recent) / len(recent) for key, recent in self._recent.items() if recent}
 
-    def reset(self, seed: int) -> Array:
-        """Begin new episodes everywhere. Returns [N, *observation.shape]."""
+    def _begin_all(self, seed: int) -> Array:
         observation = self._empty()
         for env, env_seed, row in zip(
             self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
         ):
             seed_spaces(env, env_seed)
             self._begin(env, env.reset(seed=env_seed), row)
-        self._over = [False] * self.num_envs
-        self._started = True
         return observation
 
-    def step(self, action: Array) -> EnvStep:
-        """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
-        if not self._started:
-            raise EnvError(f"env.id = {self.spec.env_id}: step before reset; call reset(seed) first")
-        if not self.spec.discrete:
-            actions: Any = action.copy()  # an environment may write into it, and the row keeps what was chosen
-        elif self._first_action:
-            actions = (action + self._first_action).tolist()
-        else:
-            actions = action.tolist()
+    def _take(self, action: Array, over: Flags) -> EnvStep:
+        actions: Any = action.tolist() if self.spec.discrete else action
         write = self._write
         masked = self._mask is not None
-        over = self._over
+        resets = over.tolist()
         observation = self._empty()
         rewards: list[Any] = [0.0] * self.num_envs
         terminations = [False] * self.num_envs
         truncations = [False] * self.num_envs
         for index, (env, row) in enumerate(zip(self._environments, observation, strict=True)):
-            if over[index]:
+            if resets[index]:
                 self._begin(env, env.reset(), row)
-                over[index] = False
                 continue
             result = env.step(actions[index])
             try:
@@ -240,13 +247,12 @@ class LoopVectorEnv:
                 write(state, row)
             rewards[index] = reward
             if terminated or truncated:
-                over[index] = True
                 if self._recent:
                     self._keep_figures(info)
                 terminations[index] = bool(terminated)
                 truncations[index] = bool(truncated)
-        raw, reward32 = self._check.rewards(rewards)
-        return EnvStep(observation, reward32, np.array(terminations), np.array(truncations), raw)
+        raw, learned = self._rewards(rewards)
+        return EnvStep(observation, learned, np.array(terminations), np.array(truncations), raw)
 
     def render(self) -> Any:
         """A picture of the first environment, uint8 [height, width, 3]; None where it draws none."""
@@ -264,7 +270,7 @@ class LoopVectorEnv:
             number = as_number(info[key])
             if number is None:
                 raise EnvError(
-                    f"env.id = {self.spec.env_id}: env.figures names info[{key!r}], which is {shown(info[key])} "
+                    f"{self._where}: env.figures names info[{key!r}], which is {shown(info[key])} "
                     f"({kind_of(info[key])}), not one number: leave {key} out of env.figures"
                 )
             recent.append(number)
@@ -281,21 +287,21 @@ class LoopVectorEnv:
                 return
             if self._looks_for_masks and ACTION_MASK in info:
                 raise EnvError(
-                    f"env.id = {self.spec.env_id}: info has an action_mask: set env.action_mask = info, so that only "
+                    f"{self._where}: info has an action_mask: set env.action_mask = info, so that only "
                     "allowed actions are taken, or none, to ignore it"
                 )
             self._write(observation, row)
             return
         given = "a tuple" if isinstance(result, tuple) else kind_of(result)
         raise EnvError(
-            f"env.id = {self.spec.env_id}: reset returned {given}, but Gymnasium's reset returns (observation, info); "
+            f"{self._where}: reset returned {given}, but Gymnasium's reset returns (observation, info); "
             "an environment of the old package gym needs a wrapper, such as shimmy's"
         )
 
     def _refuse_result(self, result: Any) -> NoReturn:
         given = f"{len(cast(Any, result))} values" if isinstance(result, tuple) else kind_of(result)
         raise EnvError(
-            f"env.id = {self.spec.env_id}: step returned {given}, but Gymnasium's step returns the 5 values "
+            f"{self._where}: step returned {given}, but Gymnasium's step returns the 5 values "
             "(observation, reward, terminated, truncated, info); an environment of the old package gym returns 4"
         ) from None
 
@@ -308,7 +314,7 @@ def speaks_our_protocol(vector: Any) -> bool:
     )
 
 
-class NativeVectorEnv:
+class NativeVectorEnv(CheckedVectorEnv):
     """A Gymnasium vector environment in ddrl's protocol: environments that bring their own vector form (CartPole-v1).
 
     One call steps all of them, several times faster than a loop. Only vectors that reset on the next step fit
@@ -327,49 +333,43 @@ class NativeVectorEnv:
         space = vector.single_observation_space
         actions = vector.single_action_space
         assert is_box(space)
-        self.num_envs = vector.num_envs
-        self.spec: EnvSpec = describe(env_id, space, actions)
+        super().__init__(env_id, vector.num_envs, describe(env_id, space, actions), first_action(actions), reward_clip)
         self._vector = vector
-        self._shape = (self.num_envs, *space.shape)
         self._write = observation_writer(env_id, _batched(space, self.num_envs))
         self._out_shape = (self.num_envs, *self.spec.observation.shape)
         self._out_dtype = np.dtype(self.spec.observation.dtype)
-        self._first_action = first_action(actions)
-        self._check = StepCheck(env_id, self.num_envs, reward_clip)
         self._trusted = trusted
         if trusted:
             vector.action_space = _without_check(vector.action_space)
 
-    def reset(self, seed: int) -> Array:
-        """Begin new episodes everywhere. Returns [N, *observation.shape]."""
-        self._check.reset()
+    def _begin_all(self, seed: int) -> Array:
         (own_seed,) = environment_seeds(seed, 1)
         if not self._trusted:
             seed_spaces(self._vector, own_seed)
         observation, info = self._vector.reset(seed=own_seed)
         if ACTION_MASK in info:
             raise EnvError(
-                f"env.id = {self.spec.env_id}: masks of a Gymnasium vector are not read: let the factory return one "
-                "environment"
+                f"{self._where}: masks of a Gymnasium vector are not read: let the factory return one environment"
             )
         return self._own(observation)
 
     def step(self, action: Array) -> EnvStep:
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
-        if self._trusted:  # whose checks would take a tenth of CartPole's step
-            if self._first_action:
-                action = action + self._first_action
-            observation, reward, terminated, truncated, _ = self._vector.step(action)
-            raw = reward.astype(np.float64)
-            own = np.empty(self._out_shape, self._out_dtype)
-            own[...] = observation
-            return EnvStep(own, self._check.learned(raw), terminated.copy(), truncated.copy(), raw)
-        # The vector may write into its actions, and the row keeps what was chosen: an array of its own either way.
-        observation, reward, terminated, truncated, _ = self._vector.step(action + self._first_action)
-        raw, learned = self._check.rewards(reward)
-        terminated = self._check.flags(terminated, "terminated")
-        truncated = self._check.flags(truncated, "truncated")
-        self._check.resets(raw, terminated, truncated)
+        if not self._trusted:
+            return super().step(action)
+        if self._first_action:  # the checks would take a tenth of CartPole's step
+            action = action + self._first_action
+        observation, reward, terminated, truncated, _ = self._vector.step(action)
+        raw = reward.astype(np.float64)
+        own = np.empty(self._out_shape, self._out_dtype)
+        own[...] = observation
+        return EnvStep(own, self._learned(raw), terminated.copy(), truncated.copy(), raw)
+
+    def _take(self, action: Array, over: Flags) -> EnvStep:
+        observation, reward, terminated, truncated, _ = self._vector.step(action)
+        raw, learned = self._rewards(reward)
+        terminated = self._flags(terminated, "terminated")
+        truncated = self._flags(truncated, "truncated")
         return EnvStep(self._own(observation), learned, terminated, truncated, raw)
 
     def render(self) -> Any:
@@ -402,15 +402,13 @@ def _without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return trusting
 
 
-class CheckedVectorEnv:
+class OwnVectorEnv(CheckedVectorEnv):
     """A user's own VectorEnv, checked at every step: what breaks its spec is refused before it reaches a lane or a
     network. Where it returns memory again that it has returned before, its observations are copied."""
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
-        self.num_envs = env.num_envs
-        self.spec = with_action_ranges(env.spec)
+        super().__init__(env_id, env.num_envs, with_action_ranges(env.spec))
         self._env = env
-        self._id = env_id
         n = (env.num_envs,)
         self._expected: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...] = (
             ("observation", (*n, *env.spec.observation.shape), env.spec.observation.numpy),
@@ -419,38 +417,33 @@ class CheckedVectorEnv:
             ("truncated", n, np.dtype(np.bool_)),
             ("raw_reward", n, np.dtype(np.float64)),
         )
-        self._steps = StepCheck(env_id, env.num_envs)
         self._copies = False
         self._watched = REUSE_STEPS  # vector steps whose memory is still compared
         self._before: Array | None = None
         self._columns = {column.name: ((*n, *column.shape), np.dtype(column.dtype)) for column in env.spec.columns}
 
-    def reset(self, seed: int) -> Array:
-        """Begin new episodes everywhere. Returns [N, *observation.shape]."""
+    def _begin_all(self, seed: int) -> Array:
         observation = self._env.reset(seed)
         self._check(observation, *self._expected[0])
-        self._steps.reset()
         return self._own(observation)
 
-    def step(self, action: Array) -> EnvStep:
-        """Take `action` [N, *action.shape]."""
-        step = self._env.step(action.copy())
+    def _take(self, action: Array, over: Flags) -> EnvStep:
+        step = self._env.step(action)
         try:
             step = EnvStep(*step)
         except TypeError:
             raise EnvError(
-                f"env.id = {self._id}: step must return an EnvStep (ddrl.core.specs), not {type(step).__name__}"
+                f"{self._where}: step must return an EnvStep (ddrl.core.specs), not {type(step).__name__}"
             ) from None
         for value, expected in zip(step[:-1], self._expected, strict=True):
             self._check(value, *expected)
         if step.columns.keys() != self._columns.keys():
             raise EnvError(
-                f"env.id = {self._id}: EnvStep.columns must hold {', '.join(self._columns) or 'nothing'} by its spec, "
+                f"{self._where}: EnvStep.columns must hold {', '.join(self._columns) or 'nothing'} by its spec, "
                 f"not {', '.join(step.columns) or 'nothing'}"
             )
         for name, (shape, dtype) in self._columns.items():
             self._check(step.columns[name], name, shape, dtype)
-        self._steps.resets(step.reward, step.terminated, step.truncated)
         if self._copies or self._watched:
             step = step._replace(observation=self._own(step.observation))
         return step
@@ -473,5 +466,5 @@ class CheckedVectorEnv:
         if not is_array(value) or value.shape != shape or value.dtype != dtype or not value.flags.c_contiguous:
             given = f"{value.dtype} {value.shape}" if is_array(value) else f"a {type(value).__name__}"
             raise EnvError(
-                f"env.id = {self._id}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {given}"
+                f"{self._where}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {given}"
             )

@@ -185,9 +185,7 @@ class RolloutWorker:
                 ROOM_WAIT,
             )
         except EnvError as error:
-            spec = self.env.spec
-            entry = spec.nonfinite_entry(observation) or spec.nonfinite_entry(following)
-            raise EnvError(f"{error} (entry {entry} of the observation)" if entry else str(error)) from None
+            raise EnvError(f"{error}{self.env.spec.nonfinite_entry(observation, following)}") from None
         if self._writer.pending:
             self._wait_for_room()
         if self._stateful:

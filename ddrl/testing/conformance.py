@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.choosers import chooser_class
+from ddrl.channels.lane import Lane, StepWriter
 from ddrl.core.background import checked_output, keep_streams
-from ddrl.core.config import Config
+from ddrl.core.config import Config, EnvConfig
 from ddrl.core.errors import DdrlError, EnvError, user_error
 from ddrl.core.generators import seed_generators
 from ddrl.core.rows import row_schema
@@ -36,8 +37,11 @@ SEED = 1
 class Play:
     """What random actions met from a seed: for two plays of one environment to be compared."""
 
-    def __init__(self, env: VectorEnv, chooser: Any, max_steps: int) -> None:
-        spec = env.spec
+    def __init__(self, env: VectorEnv, chooser: Any, max_steps: int, config: EnvConfig) -> None:
+        schema = row_schema(env.spec)
+        rows = np.zeros(2 * env.num_envs, schema.dtype)  # the most of one step: an end is a row too
+        lane = Lane.create(None, schema.dtype, len(rows))
+        writer = StepWriter(lane, schema, 0, env_id=config.id, nonfinite=config.nonfinite)
         seed_generators(SEED)
         self.states = [env.reset(SEED)]
         self.rewards: list[Any] = []
@@ -52,7 +56,14 @@ class Play:
             began = time.process_time()
             step = env.step(action)
             self.env_seconds += time.process_time() - began
-            self._check_finite(spec, step.observation, step.raw_reward)
+            try:
+                writer.write(
+                    *(self.states[-1], action, step.reward, step.terminated, step.truncated, step.observation, 0),
+                    step.columns,
+                )
+            except EnvError as error:
+                raise EnvError(f"{error}{env.spec.nonfinite_entry(self.states[-1], step.observation)}") from None
+            lane.pop(rows)
             self.states.append(step.observation.copy())
             self.rewards.append(step.raw_reward.copy())
             self.terminated += int(step.terminated.sum())
@@ -72,17 +83,6 @@ class Play:
                 return f"rewards differ at step {step + 1}"
         return ""
 
-    def _check_finite(self, spec: EnvSpec, observation: Any, reward: Any) -> None:
-        names = list(spec.observation.arrays)
-        arrays = [observation[name] for name in names] if spec.observation.fields else [observation]
-        bad = [name for name, array in zip(names, arrays, strict=True) if not np.isfinite(array).all()]
-        if bad or not np.isfinite(reward).all():
-            what = f"{spec.nonfinite_entry(observation) or bad[0]}" if bad else "the reward"
-            raise EnvError(
-                f"env.id = {spec.env_id}: {what} is NaN or infinite at step {len(self.rewards) + 1}: mend it, or set "
-                "env.nonfinite = drop, which leaves such steps out"
-            )
-
 
 def examine(config: Config) -> list[str]:
     """What ddrl will do with the environment, one line a subject. Raises what a run would be refused for."""
@@ -92,13 +92,14 @@ def examine(config: Config) -> list[str]:
         declaration = describe(config, spec)
         config = with_algorithm(config, spec)
         chooser = chooser_class(declaration.chooser)
-        play = Play(first, chooser(spec, NUM_ENVS, SEED, declaration.settings), MAX_STEPS)
+        play = Play(first, chooser(spec, NUM_ENVS, SEED, declaration.settings), MAX_STEPS, config.env)
         autoreset = _autoreset(first)
     finally:
         first.close()
     second = make_vector_env(config.env, NUM_ENVS)
     try:
-        again = Play(second, chooser(spec, NUM_ENVS, SEED, declaration.settings), min(len(play.rewards), 100))
+        steps = min(len(play.rewards), 100)
+        again = Play(second, chooser(spec, NUM_ENVS, SEED, declaration.settings), steps, config.env)
     finally:
         second.close()
     difference = play.first_difference(again)

@@ -15,7 +15,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import DdrlError, EnvError, user_frame
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs.making import make_vector_env
-from ddrl.envs.vectors import CheckedVectorEnv, LoopVectorEnv, NativeVectorEnv
+from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
 from ddrl.run.topology import describe
 
 MAX_MESSAGE = 300
@@ -255,7 +255,7 @@ class Chain:
 
 @pytest.mark.parametrize("memory", ["own", "reused"])
 def test_observations_of_a_vector_stay_as_they_were_given(memory: str) -> None:
-    env = CheckedVectorEnv(Chain(memory=memory), "chain")
+    env = OwnVectorEnv(Chain(memory=memory), "chain")
     seen = env.reset(0)
     for _ in range(300):
         kept = seen.copy()
@@ -268,7 +268,7 @@ def test_observations_of_a_vector_stay_as_they_were_given(memory: str) -> None:
 
 def test_a_vector_with_memory_of_its_own_is_not_copied_for_ever() -> None:
     inner = Chain()
-    env = CheckedVectorEnv(inner, "chain")
+    env = OwnVectorEnv(inner, "chain")
     env.reset(0)
     for _ in range(150):
         env.step(np.zeros(2, np.int64))
@@ -279,7 +279,7 @@ def test_a_vector_with_memory_of_its_own_is_not_copied_for_ever() -> None:
 
 def test_a_vector_that_takes_a_step_where_it_should_reset_is_found_out() -> None:
     with pytest.raises(EnvError, match=r"right after an episode's end.*NEXT_STEP"):
-        play(CheckedVectorEnv(Chain(resets="same"), "chain"), 5)
+        play(OwnVectorEnv(Chain(resets="same"), "chain"), 5)
 
 
 class Doubling(gymnasium.Env[Any, Any]):

@@ -210,6 +210,7 @@ def test_a_vector_of_the_users_own_is_used_as_it_is_and_checked() -> None:
     assert env.reset(0).shape == (2, 3)
     assert env.step(np.zeros(2, np.int64)).reward.shape == (2,)
     broken = make_vector_env(own("Twins", broken=True))
+    broken.reset(0)
     with pytest.raises(
         EnvError, match=r"observation must be a C-contiguous float32 array \(2, 3\) by its spec, not float64 \(2, 3\)"
     ):

@@ -119,10 +119,11 @@ class Priced:
     ],
 )
 def test_columns_that_break_the_spec_are_refused(columns: dict[str, Any], words: str) -> None:
-    from ddrl.envs.vectors import CheckedVectorEnv
+    from ddrl.envs.vectors import OwnVectorEnv
 
-    env, inner = None, Priced()
-    env = CheckedVectorEnv(inner, "priced")
+    inner = Priced()
+    env = OwnVectorEnv(inner, "priced")
+    env.reset(0)
     inner.columns = {"price": np.zeros((2, 3))}
     assert env.step(np.zeros(2, np.int64)).columns["price"].shape == (2, 3)
     inner.columns = columns

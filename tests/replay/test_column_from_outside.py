@@ -12,7 +12,7 @@ import numpy as np
 from ddrl.channels import Lane, StepWriter
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Column, EnvSpec, EnvStep
-from ddrl.envs.vectors import CheckedVectorEnv
+from ddrl.envs.vectors import OwnVectorEnv
 from ddrl.replay import ExperienceReplay
 
 OBSERVATION = ArraySpec.record({"place": ArraySpec((2,), "float32"), "goal": ArraySpec((), "uint8")})
@@ -50,7 +50,7 @@ class Walk:
         pass
 
 
-def play(env: CheckedVectorEnv, lane: Lane, steps: int, chosen: Mapping[str, Any]) -> None:
+def play(env: OwnVectorEnv, lane: Lane, steps: int, chosen: Mapping[str, Any]) -> None:
     writer = StepWriter(lane, row_schema(env.spec, EXTRA), 0)
     observation = env.reset(1)
     for _ in range(steps):
@@ -73,7 +73,7 @@ EXTRA = (Column("logp"),)  # of a chooser
 
 
 def test_a_column_of_the_environment_and_one_of_the_chooser_reach_the_batch() -> None:
-    env = CheckedVectorEnv(Walk(), "walk")
+    env = OwnVectorEnv(Walk(), "walk")
     schema = row_schema(env.spec, EXTRA)
     lane, beyond = (Lane.create(None, schema.dtype, 1000) for _ in range(2))
     play(env, lane, 60, {"logp": np.array([-1, -2], np.float32)})

@@ -84,8 +84,9 @@ def test_ten_lines_say_what_a_run_will_do(env_id: str, words: list[str], capsys:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("nan", "other is NaN or infinite at step 4"),
-        ("reward", "the reward is NaN or infinite at step 2"),
+        ("nan", "environment 0 gave a state that is NaN or infinite at step 4 of its episode"),
+        ("nan", "(entry other of the observation)"),
+        ("reward", "gave a reward that is NaN or infinite at step 1 of its episode"),
         ("bounds", "the entry level of an observation"),
         ("action", "actions of MultiDiscrete([2 2]) are not supported"),
         ("raises", "RuntimeError: no licence"),
@@ -113,6 +114,11 @@ def test_masks_are_kept_and_named(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = said(capsys, f"{__name__}:Own", "--set", "env.kwargs={masked=true}")
     assert status == 0, text
     assert "read: only allowed actions are taken" in text
+
+
+def test_a_step_that_a_run_leaves_out_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, *own("nan"), "--set", "env.nonfinite=drop")
+    assert status == 0, text
 
 
 def test_an_unknown_id_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
