@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.channels.board import Board, Command, Counters
+from ddrl.channels.board import Board, Command, CounterRow, Counters
 from ddrl.channels.lane import Lane, LaneSet, MessageLane
 from ddrl.distribution.membership import (
     MAX_TEXT,
@@ -296,10 +296,17 @@ def _rows_received(membership: Membership, counts: dict[int, int]) -> dict[int, 
 class TablesUp(Duty):
     """Sends this host's counters to the root: whole tables, every TABLE_PERIOD, the newest replaces the last."""
 
-    def __init__(self, membership: Membership, table: Counters) -> None:
+    def __init__(self, membership: Membership, table: Counters, own: CounterRow) -> None:
+        """own: this relay's row."""
         super().__init__(membership)
         self._table = table
+        self._own = own
         self._next = 0.0
+        membership.beat = self._beat
+
+    def _beat(self) -> None:
+        self._own["heartbeat"].set(time.time())
+        self.progress()
 
     def progress(self) -> bool:
         """Send the table where the last messages have left and TABLE_PERIOD has passed."""
@@ -320,15 +327,29 @@ class TablesUp(Duty):
     def reset(self, membership: Membership) -> None:
         """Send a table at once."""
         super().reset(membership)
+        membership.beat = self._beat
         self._next = 0.0
 
 
 class TablesIn(Duty):
     """Loads the table that host i + 1 sends into `mirrors[i]`; read by telemetry on the trainer's host."""
 
-    def __init__(self, membership: Membership, mirrors: Sequence[Counters]) -> None:
+    def __init__(self, membership: Membership, mirrors: Sequence[Counters], own: CounterRow) -> None:
+        """own: this relay's row."""
         super().__init__(membership)
         self._mirrors = list(mirrors)
+        self._own = own
+        membership.beat = self._beat
+
+    def _beat(self) -> None:
+        self._own["heartbeat"].set(time.time())
+        for host, table in self._membership.take(Table):  # the other relays' signs of life
+            self._load(host, table)
+
+    def reset(self, membership: Membership) -> None:
+        """Continue with the hosts that are left."""
+        super().reset(membership)
+        membership.beat = self._beat
 
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """Tables go into the mirrors."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.distribution.requests import Exchange, MpiEnd, Part, withdraw
-from ddrl.distribution.waits import wait
+from ddrl.distribution.waits import nothing, wait
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,6 +33,7 @@ TAG_MESSAGE = 1
 TAG_BLOCK = 2  # rows of experience
 TAG_EXCHANGE = 3
 POLL_PERIOD = 0.01  # between checks for a failure while others are waited for [s]
+BEAT_PERIOD = 0.25  # between signs of life meanwhile [s]
 MAX_TEXT = 1 << 14  # letters of a failure's text
 
 
@@ -147,6 +148,7 @@ Down = State | NewPlan | Measure | Orders | Goodbye  # root to relay
 Up = Ready | Confirm | Report | MemberFailed | Table | Finished  # relay to root
 Message = Down | Up | Failed
 RELAYS: Wire[Message] = Wire("the relays", Message)
+M = TypeVar("M", bound=Message)
 PLANS: Wire[SchemeWish | PlanInForce] = Wire("the board", SchemeWish | PlanInForce)
 
 
@@ -179,7 +181,9 @@ class Membership:
         self._peers = [0] if self.rank else range(1, comm.size)
         self._describe = describe
         self._left = False
+        self.beat: Callable[[], object] = nothing  # gives a sign of life while others are waited for
         self._next_poll = 0.0
+        self._next_beat = 0.0
         self._unread: list[tuple[int, Message]] = []
         self._parts: list[Part] = [self.messages]
         self.exchange = Exchange(self.control, self, TAG_EXCHANGE)
@@ -221,12 +225,21 @@ class Membership:
         self._unread = []
         return unread
 
+    def take(self, kind: type[M]) -> list[tuple[int, M]]:
+        """Messages of one kind alone, which `receive` then does not return."""
+        found = [(host, message) for host, message in self._unread if isinstance(message, kind)]
+        self._unread = [entry for entry in self._unread if not isinstance(entry[1], kind)]
+        return found
+
     def poll(self) -> None:
-        """Raise RelayFailed where another relay has failed."""
+        """Raise RelayFailed where another relay has failed; give a sign of life."""
         now = time.monotonic()
         if now >= self._next_poll:
             self._next_poll = now + POLL_PERIOD
             self._read()
+            if now >= self._next_beat:
+                self._next_beat = now + BEAT_PERIOD
+                self.beat()
 
     def _read(self) -> None:
         while (received := self.messages.take()) is not None:

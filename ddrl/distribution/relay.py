@@ -276,10 +276,11 @@ def root_relay(
             f"{len(mirrors)}"
         )
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
+    tables = TablesIn(membership, mirrors, local.counters)  # before links are measured, which takes seconds
     models = ModelSender(membership, config, local, trace)
     duties: list[Duty] = [
         rows,
-        TablesIn(membership, mirrors),
+        tables,
         RootCommands(membership, local.board, models, rows, on_failure),
     ]
     if orders is not None and reports is not None:
@@ -303,7 +304,7 @@ def host_relay(
     `lanes`: this host's. `table`: this host's counters, sent up. Where this host's command is FAIL, the root gets the
     text of `failure` and ends the job. `starter`: of this host's collectors, where it has any."""
     rows = RowsUp(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES, max(2e-3, 5e-5 * membership.hosts))
-    tables = TablesUp(membership, table)
+    tables = TablesUp(membership, table, local.counters)
     duties: list[Duty] = [rows, tables]
     if starter is not None:
         duties.append(LinesIn(membership, starter))

@@ -13,7 +13,9 @@ from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
+from ddrl.distribution import models as models_of_relays
 from ddrl.distribution.flows import RowsIn
+from ddrl.distribution.links import measure_links
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.relay import LocalHost, host_relay, readers_needed, root_relay, slots_needed
 from tests.sources import check_sources
@@ -378,6 +380,33 @@ def replaced():
     )
 
 
+def measuring():
+    """Links take long to measure: until the root has seen two signs of life of every relay since."""
+    seen = {}
+
+    def slow(comm, guard, known=None):
+        host = HOSTS[0]
+        rows = [host.counters, *host.mirrors]
+        deadline = time.monotonic() + 20.0
+        while RANK == 0 and min(map(len, seen.values()), default=0) < 3 and time.monotonic() < deadline:
+            for number, one in enumerate(rows):
+                seen.setdefault(number, set()).add(float(np.nan_to_num(one.row(0)["heartbeat"].value)))
+            guard.poll()
+            time.sleep(0.01)
+        guard.exchange.barrier()
+        return measure_links(comm, guard, known)
+
+    models_of_relays.measure_links = slow
+    host = Host(1000, ClusterConfig(scheme="auto"))
+    if RANK == 0:
+        host.publish(0)
+    while not host.relay.finished:
+        host.relay.progress()
+        if RANK == 0 and host.relay.models.sent_version == 0 and host.relay.models.settled:
+            host.stop()
+    report(seen={number: len(values) for number, values in seen.items()})
+
+
 def alone():
     """One host: nothing to send, and the end comes at once."""
     host = Host(1000, ClusterConfig())
@@ -399,5 +428,6 @@ if __name__ == "__main__":
         "failing": failing,
         "closed": closed,
         "replaced": replaced,
+        "measuring": measuring,
         "alone": alone,
     }[sys.argv[1]]()

@@ -153,6 +153,11 @@ def test_relays_continue_with_another_membership_and_no_row_is_lost_or_doubled()
         assert (host["wrong"], host["problems"]) == (0, [])
 
 
+def test_relays_that_measure_their_links_give_signs_of_life():
+    root = run(3, "measuring")[0]
+    assert {number: count >= 3 for number, count in root["seen"].items()} == {"0": True, "1": True, "2": True}
+
+
 def test_a_single_host_needs_nobody():
     assert run(1, "alone") == [{"finished": True}]
 
