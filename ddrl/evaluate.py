@@ -20,17 +20,17 @@ from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import CheckpointError, DdrlError, user_error, user_frame
+from ddrl.core.generators import seed_generators
 from ddrl.core.plugins import code_name, import_code
 from ddrl.envs import make_vector_env
-from ddrl.rollout.evaluation import EvaluationResult, play_episodes
-
-MOST_ENVIRONMENTS = 20  # that one evaluation steps together
+from ddrl.rollout.evaluation import EvaluationResult, evaluation_envs, play_episodes
 
 
 def evaluate(saved: SavedPolicy, episodes: int, seed: int) -> EvaluationResult:
     """Play `episodes` with a saved policy. CheckpointError where its environment is no longer what it was trained
     in."""
-    env = make_vector_env(saved.env, min(episodes, MOST_ENVIRONMENTS))
+    seed_generators(seed)  # constructors may draw from them
+    env = make_vector_env(saved.env, evaluation_envs(saved.env, episodes))
     try:
         if env.spec != saved.model.spec:
             raise CheckpointError(

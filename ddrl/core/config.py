@@ -381,7 +381,9 @@ class EnvConfig:
     """The environment and how one rollout holds several of it."""
 
     id: str = setting("CartPole-v1", "", "Gymnasium id, or package.module:factory of your own environment.")
-    num_envs: int = setting(8, "environments", "Environments that one rollout process steps together.", ge=1)
+    num_envs: int = setting(
+        8, "environments", "Environments that one process steps together; 1: the evaluator has one too.", ge=1
+    )
     kwargs: dict[str, Any] = setting({}, "", "Keyword arguments for the environment's constructor.")
     by_rollout: list[dict[str, Any]] = setting(
         [], "", "Further keyword arguments by rollout, over kwargs: rollout i takes entry i modulo their number."

@@ -12,23 +12,29 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registered
 
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import EnvError, MissingExtraError
+from ddrl.core.errors import DdrlError, EnvError, MissingExtraError
 from ddrl.core.plugins import code_name, import_code
-from ddrl.core.specs import EnvSpec, VectorEnv
-from ddrl.envs.spaces import has_picture, shown
+from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, VectorEnv, allowed_actions
+from ddrl.envs.spaces import doubts, has_picture, is_box, shown
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
 
+PROBE_STEPS = 30  # that an environment takes before there is a run
+PROBE_SECONDS = 0.1  # after which it takes no further one
 ENV_INDEX = "env_index"  # argument of a factory: which environment of the run it makes
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
+_ID = re.compile(r"/|-v\d+$")  # in a name that is an id rather than a factory
 _ATARI_ID = re.compile(r"ALE/|.+NoFrameskip-v[04]$")
 
 
@@ -61,10 +67,24 @@ def _make_vector(config: EnvConfig, count: int, first_index: int) -> VectorEnv:
     native = None if config.figures else _native(config, found, count)
     if native is not None:
         return native
-    return _loop(config, [_make(config, found) for _ in range(count)])
+    return _loop(config, count, lambda _: _make(config, found))
 
 
-def _loop(config: EnvConfig, environments: list[gymnasium.Env[Any, Any]]) -> LoopVectorEnv:
+def _loop(config: EnvConfig, count: int, make: Callable[[int], Any]) -> LoopVectorEnv:
+    environments: list[Any] = []
+    for place in range(count):
+        try:
+            environments.append(make(place))
+        except DdrlError:
+            raise
+        except Exception as error:
+            if not place:
+                raise
+            raise EnvError(
+                f"env.id = {config.id}: number {place + 1} of {count} environments in one process: "
+                f"{type(error).__name__}: {str(error)[:99]}; where one process may have one: env.num_envs = 1, not "
+                "--serial"
+            ) from error
     return LoopVectorEnv(
         config.id,
         environments,
@@ -77,12 +97,32 @@ def _loop(config: EnvConfig, environments: list[gymnasium.Env[Any, Any]]) -> Loo
 
 
 def probe_spec(config: EnvConfig) -> EnvSpec:
-    """What one environment gives and takes; makes one and closes it. Raises as make_vector_env does."""
+    """What one environment gives and takes, after some steps at random, which make the checks of a run: makes one and
+    closes it. Raises as make_vector_env does, and what the environment raises."""
     env = make_vector_env(config, 1)
     try:
-        return env.spec
+        spec = env.spec
+        draw = np.random.default_rng(0)
+        seen = [env.reset(0)]
+        end = time.perf_counter() + PROBE_SECONDS
+        while len(seen) <= PROBE_STEPS and (len(seen) == 1 or time.perf_counter() < end):
+            seen.append(env.step(_random_action(spec, seen[-1], draw)).observation)
+        return replace(spec, notes=(*spec.notes, *doubts(spec, np.concatenate(seen))))
     finally:
         env.close()
+
+
+def _random_action(spec: EnvSpec, observation: Array, draw: np.random.Generator) -> Array:
+    """Of one environment, [1, *action.shape]."""
+    if spec.discrete:
+        allowed = np.ones((1, spec.num_actions), np.bool_)
+        if spec.masked:
+            allowed = allowed_actions(observation[ACTION_MASK])
+        return draw.choice(np.flatnonzero(allowed[0]), 1)
+    low = np.array(spec.action_low or -1.0)
+    high = np.array(spec.action_high or 1.0)
+    numbers = draw.uniform(low, high, spec.action.size)
+    return numbers.reshape(1, *spec.action.shape).astype(spec.action.numpy)
 
 
 def _find(env_id: str) -> Registered | Callable[..., Any]:
@@ -92,14 +132,34 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
         return _find_registered(env_id)
     module_name, name = code
     module = _import_module(env_id, module_name)
+    members = cast(dict[str, Any], vars(module))
+    register = members.get("register_envs")
+    if (
+        name not in gymnasium.registry
+        and name not in members
+        and callable(register)
+        and register.__module__
+        in (
+            module_name,
+            getattr(module, "__package__", ""),
+        )
+    ):
+        register()  # some packages leave it to the user
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     factory = getattr(module, name, None)
     if factory is None:
-        members = cast(dict[str, Any], vars(module))
-        known = [*(key for key, value in members.items() if callable(value)), *_registered_by(module_name)]
+        old = getattr(getattr(sys.modules.get("gym"), "envs", None), "registry", {})
+        if name in getattr(old, "env_specs", old):
+            raise EnvError(
+                f"env.id = {env_id}: {name} is registered with the old package gym, not with gymnasium: name a factory "
+                "of your own that wraps it, for example with shimmy's GymV26CompatibilityV0"
+            )
+        known = _registered_by(module_name)
+        if not _ID.search(name):
+            known += [key for key, value in members.items() if callable(value)]
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "and its import registers no such id"
+        hint = f"did you mean '{near[0]}'?" if near else "and its import registers no such id with gymnasium"
         raise EnvError(f"env.id = {env_id}: the module {module_name} has no '{name}'; {hint}")
     if not callable(factory):
         raise EnvError(
@@ -124,8 +184,11 @@ def _find_registered(env_id: str) -> Registered:
                 raise MissingExtraError("ale-py", "atari", f"env.id = {env_id}") from None
     if env_id in gymnasium.registry:
         return gymnasium.registry[env_id]
+    namespace = f"{env_id.lower().rpartition('/')[0]}/".lstrip("/")
     lower = {known.lower(): known for known in gymnasium.registry}
-    near = difflib.get_close_matches(env_id.lower(), list(lower), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(
+        env_id.lower(), [key for key in lower if key.startswith(namespace)], n=1, cutoff=0.4
+    )
     hint = f"did you mean '{lower[near[0]]}'?" if near else "gymnasium.pprint_registry() lists all ids"
     raise EnvError(
         f"env.id = {env_id}: Gymnasium has no such environment; {hint} (of a package that registers it at import: "
@@ -215,23 +278,40 @@ def _atari(config: EnvConfig, registered: Registered, count: int) -> VectorEnv:
 
 def _refusal(made: Any) -> str:
     """Why what a factory returned is no environment for ddrl, and what to return."""
-    name = type(made).__name__
+    name = f"{type(made).__module__}.{type(made).__name__}".removeprefix("builtins.")
     if _is_vector(made) or hasattr(made, "num_envs"):
         mode = cast(dict[str, Any], getattr(made, "metadata", None) or {}).get("autoreset_mode")
         space = getattr(made, "single_observation_space", None)
+        lacks: list[str] = []
+        if mode is not gymnasium.vector.AutoresetMode.NEXT_STEP:
+            lacks.append(f"autoreset mode NEXT_STEP (metadata says {mode})")
+        if not is_box(space):
+            lacks.append(f"a Box of observations (single_observation_space is {shown(space)})")
         return (
-            f"{name}: a Gymnasium vector needs autoreset mode NEXT_STEP (this one has {mode}) and a Box of "
-            f"observations (single_observation_space is {shown(space)}); return one environment, or a VectorEnv of "
-            "ddrl.core.specs"
+            f"{name} needs {' and '.join(lacks) or 'to be a gymnasium.vector.VectorEnv'}: return one environment, or a "
+            "VectorEnv of ddrl.core.specs"
         )
     if any(kind.__module__.split(".")[0] == "gym" for kind in type(made).__mro__):
         return (
             f"{name} is an environment of the old package gym: wrap it, for example with shimmy's GymV21CompatibilityV0"
         )
+    for attribute, what in _OTHER_INTERFACES.items():
+        if hasattr(made, attribute):
+            return f"the factory returned a {name}, {what}"
     return (
         f"the factory returned a {name}; it must return a gymnasium.Env, a Gymnasium vector, or a VectorEnv "
         "(ddrl.core.specs)"
     )
+
+
+# By an attribute that tells it: an interface that is not Gymnasium's, and what to do.
+_OTHER_INTERFACES = {
+    "possible_agents": "which has several agents (PettingZoo): return a gymnasium.Env in which one of them acts and "
+    "the others are a part of the environment",
+    "action_spec": "of dm_env's interface: wrap it, for example with shimmy's DmControlCompatibilityV0",
+    "step": "which is no gymnasium.Env: derive it from that, with reset -> (observation, info) and the 5 values of "
+    "step; shimmy wraps environments of the old gym",
+}
 
 
 def _is_vector(made: object) -> bool:
@@ -267,7 +347,7 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, fi
 
     made: Any = make(0)
     if isinstance(cast(object, made), gymnasium.Env) and not hasattr(made, "num_envs"):
-        return _loop(config, [made, *map(make, range(1, count))])
+        return _loop(config, count, lambda place: make(place) if place else made)
     if isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
         vector: VectorEnv = OwnVectorEnv(made, config.id)
     elif _is_vector(made) and speaks_our_protocol(made):

@@ -222,11 +222,12 @@ def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> Ar
     try:
         return ArraySpec((space_utils.flatdim(space),), "float32")
     except (NotImplementedError, ValueError):
-        named = " (a Sequence: env.observation = named and env.max_lengths)" if entry else ""
-        raise EnvError(
-            f"{where}: values of {shown(space)} have no fixed size; wrap the environment so that it gives a Box there, "
-            f"or leaves it out{named}"
-        ) from None
+        remedy = "wrap the environment so that it gives a Box"
+        if isinstance(space, spaces.Sequence) and entry:
+            remedy = f"set env.observation = named and env.max_lengths.{entry}"
+        elif entry:
+            remedy = "leave it out, by gymnasium.wrappers.FilterObservation in a factory, or give a Box there"
+        raise EnvError(f"{where}: values of {shown(space)} have no fixed size; {remedy}") from None
 
 
 def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
@@ -238,6 +239,29 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
         f"env.id = {env_id}: actions of {shown(space)} are not supported; wrap the environment so that its actions are "
         "Discrete (or a Box of floats)"
     )
+
+
+DARK = 32  # a byte that none exceeds is hardly one of 0 to 255
+LARGE = 100.0  # a number beyond it is hardly scaled
+
+
+def doubts(spec: EnvSpec, observations: Array) -> Iterator[str]:
+    """What in `observations` [N, *observation.shape], seen as the spec says, will hardly be learned from."""
+    parts = {f"the entry {name}": (array, observations[name]) for name, array in spec.observation.fields}
+    for what, (array, given) in (parts or {"observations": (spec.observation, observations)}).items():
+        if array.dtype == "bool" or spec.networks:
+            continue
+        ranges = array.ranges or (((0.0, 255.0),) if array.dtype == "uint8" else (AS_IT_IS,))
+        values = np.abs(given.reshape(len(given), -1).astype(np.float64))
+        for bounds in dict.fromkeys(ranges):
+            most = values[:, [kept == bounds for kept in ranges] if len(ranges) > 1 else slice(None)].max()
+            if bounds == (0.0, 255.0) and 0 < most < DARK:
+                yield (
+                    f"{what}: bytes were at most {most:.0f} of 255, seen as {most / 255:.2g} at most: if they are no "
+                    "levels but codes or flags, give their Box its bounds, or set env.scale = none"
+                )
+            if bounds == AS_IT_IS and most > LARGE:
+                yield f"{what}: numbers reached {most:.4g}, seen as they are: scale them in the environment"
 
 
 # ---- The check of one observation ----
@@ -288,10 +312,10 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
     bounded = dtype.kind in "iu" and bool((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any())
 
     def write(observation: Any, row: Array) -> None:
+        if not is_array(observation) and hasattr(observation, "__array__"):
+            observation = np.asarray(observation)  # numpy's scalars, arrays of jax, tensors
         if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
-            if shape or not isinstance(cast(object, observation), np.generic) or observation.dtype != dtype:
-                at.refuse(kind_of(observation), declared)
-            observation = np.asarray(observation)
+            at.refuse(kind_of(observation), declared)
         if bounded and not ((observation >= low) & (observation <= high)).all():
             outside = observation[(observation < low) | (observation > high)].flat[0]
             at.refuse(f"{dtype} with {outside} in it", f"integers from {low.min()} to {high.max()}")

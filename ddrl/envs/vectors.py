@@ -60,15 +60,17 @@ def seed_spaces(env: Any, seed: int) -> None:
     """Seed what the spaces of an environment sample, which may be its own choice of actions or states."""
     for holder in {id(each): each for each in (env, env.unwrapped)}.values():
         for place, name in enumerate(SPACES):
-            getattr(holder, name).seed(seed + place)
+            space = getattr(holder, name, None)  # what a wrapper unwraps to may be of another interface
+            if isinstance(space, spaces.Space):
+                cast(Any, space).seed(seed + place)
 
 
 def _own_spaces(env: Any) -> None:
     """Spaces that an environment shares with others, as attributes of its class, become its own."""
     inner = env.unwrapped
     for name in SPACES:
-        if name not in vars(inner):
-            with contextlib.suppress(AttributeError):  # a property
+        with contextlib.suppress(AttributeError, TypeError):  # a property, or an object of another interface
+            if name not in vars(inner):
                 setattr(inner, name, copy.deepcopy(getattr(inner, name)))
 
 

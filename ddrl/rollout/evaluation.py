@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.core.config import EvaluationConfig
+from ddrl.core.config import EnvConfig, EvaluationConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.generators import generators_kept, seed_generators
 from ddrl.core.specs import VectorEnv
@@ -39,6 +39,15 @@ class EvaluationResult:
     def std(self) -> float:
         """Standard deviation of the returns."""
         return float(self.returns.std())
+
+
+MAX_EVALUATION_ENVS = 20
+
+
+def evaluation_envs(config: EnvConfig, episodes: int) -> int:
+    """How many environments play `episodes` together: one where env.num_envs is 1, since some simulators may exist once
+    in a process."""
+    return 1 if config.num_envs == 1 else min(episodes, MAX_EVALUATION_ENVS)
 
 
 def episode_quotas(episodes: int, num_envs: int) -> list[int]:

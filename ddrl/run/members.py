@@ -23,18 +23,18 @@ from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError
+from ddrl.core.generators import generators_kept, seed_generators
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
-from ddrl.rollout.evaluation import MetStates, meet_states, play_episodes
+from ddrl.rollout.evaluation import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.topology import HostChannels, describe, report_failure
 
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
-MAX_EVALUATION_ENVS = 20
 EVALUATION_SEED = 1_000_003
 CONFIRMATION_TURN = 1 << 30  # no evaluation beside training reaches this turn, so its seeds are its own
 GOING = (Command.RUN, Command.PAUSE)
@@ -93,6 +93,7 @@ def make_rollout_env(config: Config, assignment: Assignment) -> VectorEnv:
     given = config.env.by_rollout
     own = given[assignment.index % len(given)] if given else {}
     first = MAX_EVALUATION_ENVS + assignment.index * config.env.num_envs
+    seed_generators(member_seed(config.run.seed, assignment.index))  # constructors may draw from them
     return make_vector_env(replace(config.env, kwargs={**config.env.kwargs, **own}), first_index=first)
 
 
@@ -149,8 +150,9 @@ class Evaluator:
         self._config = config
         self._incarnation = incarnation
         self._policy = ActingPolicy(model, outputs=(), flush_denormals=True)
-        most = max(config.evaluation.episodes, config.evaluation.confirm_episodes, 1)
-        self._env = make_vector_env(config.env, num_envs=min(config.evaluation.episodes, most, MAX_EVALUATION_ENVS))
+        with generators_kept():
+            seed_generators(member_seed(EVALUATION_SEED, 0))
+            self._env = make_vector_env(config.env, evaluation_envs(config.env, config.evaluation.episodes))
         self._noted_cut = False
 
     def judge(

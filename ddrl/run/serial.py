@@ -71,9 +71,9 @@ class SerialRun:
         """End the run in order, its last evaluation early where `stop` says yes; its summary."""
         self._worker.report()
         self._worker.release()
-        self._worker.env.close()
         document = self.task.finish(lambda: self._evaluator, stop=stop)
         self._evaluator.close()
+        self._worker.env.close()  # after the last evaluation: pygame quits for a whole process
         self._channels.close()
         return document
 

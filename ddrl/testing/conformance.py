@@ -18,13 +18,14 @@ import numpy as np
 from ddrl.acting.choosers import chooser_class
 from ddrl.channels.lane import Lane, StepWriter
 from ddrl.core.background import checked_output, keep_streams
-from ddrl.core.config import Config, EnvConfig
+from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, EnvError, user_error
 from ddrl.core.generators import seed_generators
 from ddrl.core.rows import row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec, VectorEnv
 from ddrl.envs.making import make_vector_env
+from ddrl.envs.spaces import doubts
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv
 from ddrl.learner.algorithm import describe, with_algorithm
 
@@ -37,11 +38,24 @@ SEED = 1
 class Play:
     """What random actions met from a seed: for two plays of one environment to be compared."""
 
-    def __init__(self, env: VectorEnv, chooser: Any, max_steps: int, config: EnvConfig) -> None:
+    def __init__(self, config: Config, max_steps: int) -> None:
+        """Steps are recorded as a rollout records them, so that its checks are made."""
+        seed_generators(SEED)  # constructors may draw from them
+        env = make_vector_env(config.env, min(NUM_ENVS, config.env.num_envs))
+        try:
+            self.spec = env.spec
+            self.autoreset = _autoreset(env)
+            self._play(env, config, max_steps)
+        finally:
+            env.close()
+
+    def _play(self, env: VectorEnv, config: Config, max_steps: int) -> None:
+        declaration = describe(config, env.spec)
+        chooser: Any = chooser_class(declaration.chooser)(env.spec, env.num_envs, SEED, declaration.settings)
         schema = row_schema(env.spec)
         rows = np.zeros(2 * env.num_envs, schema.dtype)  # the most of one step: an end is a row too
         lane = Lane.create(None, schema.dtype, len(rows))
-        writer = StepWriter(lane, schema, 0, env_id=config.id, nonfinite=config.nonfinite)
+        writer = StepWriter(lane, schema, 0, env_id=config.env.id, nonfinite=config.env.nonfinite)
         seed_generators(SEED)
         self.states = [env.reset(SEED)]
         self.rewards: list[Any] = []
@@ -86,27 +100,19 @@ class Play:
 
 def examine(config: Config) -> list[str]:
     """What ddrl will do with the environment, one line a subject. Raises what a run would be refused for."""
-    first = make_vector_env(config.env, NUM_ENVS)
-    try:
-        spec = first.spec
-        declaration = describe(config, spec)
-        config = with_algorithm(config, spec)
-        chooser = chooser_class(declaration.chooser)
-        play = Play(first, chooser(spec, NUM_ENVS, SEED, declaration.settings), MAX_STEPS, config.env)
-        autoreset = _autoreset(first)
-    finally:
-        first.close()
-    second = make_vector_env(config.env, NUM_ENVS)
-    try:
-        steps = min(len(play.rewards), 100)
-        again = Play(second, chooser(spec, NUM_ENVS, SEED, declaration.settings), steps, config.env)
-    finally:
-        second.close()
+    play = Play(config, MAX_STEPS)
+    again = Play(config, min(len(play.rewards), 100))
+    spec = play.spec
+    declaration = describe(config, spec)
+    config = with_algorithm(config, spec)
     difference = play.first_difference(again)
-    steps = max(len(play.rewards) * NUM_ENVS - len(play.returns), 1)  # those after an end only reset
+    steps = max(
+        len(play.rewards) * min(NUM_ENVS, config.env.num_envs) - len(play.returns), 1
+    )  # those after an end only reset
     nbytes = row_schema(spec, declaration.columns).dtype.itemsize
     capacity = config.replay.capacity
     notes = [note.removeprefix("env.scale = auto: ") for note in spec.notes]
+    notes += doubts(spec, np.concatenate(play.states))
     returns = f", mean return {np.mean(play.returns):.4g}" if play.returns else ""
     same = (
         f"NOT REPRODUCIBLE, one seed played twice: {difference}" if difference else "one seed played twice is the same"
@@ -118,7 +124,7 @@ def examine(config: Config) -> list[str]:
         f"action       {_action(spec)}",
         f"scale        {'; '.join(notes) or unscaled}",
         f"masks        {'read: only allowed actions are taken' if spec.masked else 'none'}",
-        f"autoreset    {autoreset}",
+        f"autoreset    {play.autoreset}",
         f"seeds        {same}",
         f"episodes     {play.terminated} terminated and {play.truncated} truncated in {steps} steps at random{returns}",
         f"cost         {1e6 * play.env_seconds / steps:.0f} us of processor time a step",

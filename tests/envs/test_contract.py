@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ddrl.core.config import EnvConfig
+from ddrl.core.config import Config, EnvConfig
 from ddrl.core.errors import DdrlError, EnvError, user_frame
+from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
-from ddrl.envs.making import make_vector_env
+from ddrl.envs.making import make_vector_env, probe_spec
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
+from ddrl.rollout.evaluation import evaluation_envs
+from ddrl.run.members import make_rollout_env
 from ddrl.run.topology import describe
 
 MAX_MESSAGE = 300
@@ -330,6 +333,20 @@ def test_a_vector_that_a_package_registers_is_checked_and_gymnasium_s_own_is_not
     assert make_vector_env(EnvConfig(id="CartPole-v1"), 2)._trusted
 
 
+class OfSeveralAgents:
+    possible_agents: ClassVar[list[str]] = ["a", "b"]
+
+
+class OfDmEnv:
+    def action_spec(self) -> None: ...
+
+    def step(self, action: Any) -> None: ...
+
+
+class OfNoBase:
+    def step(self, action: Any) -> None: ...
+
+
 class CallsItselfOne(Given):
     num_envs = 4
 
@@ -348,6 +365,9 @@ OldGym = type("OldGym", (), {"__module__": "gym.envs.classic"})
         ("CallsItselfOne", "needs autoreset mode NEXT_STEP"),
         ("WithoutSingleSpaces", "single_observation_space is None"),
         ("OldGym", "old package gym"),
+        ("OfSeveralAgents", "several agents"),
+        ("OfDmEnv", "dm_env's interface"),
+        ("OfNoBase", "no gymnasium.Env"),
     ],
 )
 def test_what_a_factory_returns_is_known_by_name(factory: str, words: str) -> None:
@@ -355,6 +375,143 @@ def test_what_a_factory_returns_is_known_by_name(factory: str, words: str) -> No
     with pytest.raises(EnvError, match=words) as refusal:
         make_vector_env(EnvConfig(id=f"{__name__}:{factory}", kwargs=kwargs))
     assert len(str(refusal.value)) < MAX_MESSAGE
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.array
+
+
+@pytest.mark.parametrize("form", ["plain", "flat", "tuple"])
+def test_arrays_of_other_libraries_are_taken_by_the_same_rule(form: str) -> None:
+    seen = wrapped_in(form, FLOATS, Foreign(np.full(2, 0.5, np.float32))).reset(1)
+    assert (seen == 0.5).sum() == 4
+    with pytest.raises(EnvError, match="make them agree"):
+        wrapped_in(form, FLOATS, Foreign(np.zeros(3, np.float32))).reset(1)
+
+
+class UnwrapsToAnother(Given):
+    """As wrappers of simulators of another interface: what it unwraps to has no spaces."""
+
+    @property
+    def unwrapped(self) -> Any:
+        return Foreign(ZEROS)
+
+
+def test_a_wrapper_of_another_interface_is_stepped() -> None:
+    play(LoopVectorEnv("another", [UnwrapsToAnother(FLOATS, ZEROS)]), 3)
+
+
+class OnceInAProcess(Given):
+    living = 0
+
+    def __init__(self) -> None:
+        type(self).living += 1
+        if self.living > 1:
+            raise RuntimeError("one emulator a process")
+        super().__init__(FLOATS, ZEROS)
+
+    def close(self) -> None:
+        type(self).living -= 1
+
+
+def test_a_simulator_that_may_exist_once_in_a_process_is_made_once() -> None:
+    config = EnvConfig(id=f"{__name__}:OnceInAProcess", num_envs=1)
+    for episodes in (1, 7):
+        env = make_vector_env(config, evaluation_envs(config, episodes))
+        assert env.num_envs == 1
+        env.close()
+    assert evaluation_envs(EnvConfig(num_envs=2), 7) == 7
+    with pytest.raises(EnvError, match=r"one emulator a process; .* env.num_envs = 1") as refusal:
+        make_vector_env(config, 2)
+    assert len(str(refusal.value)) < MAX_MESSAGE
+    OnceInAProcess.living = 0
+
+
+class Drawn(Given):
+    """Draws what it is when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__(FLOATS, np.random.rand(2).astype(np.float32))
+
+
+def test_what_constructors_draw_follows_from_the_seed_of_the_run() -> None:
+    config = Config(env=EnvConfig(id=f"{__name__}:Drawn", num_envs=2))
+    first, again, other = (
+        make_rollout_env(config, Assignment(1, Role.ROLLOUT, 0, index)).reset(1) for index in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).all()
+    assert (first[0] != first[1]).all()
+
+
+# ---- Some steps before there is a run ----
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Given(FLOATS, ZEROS, np.zeros(2)), "not one number"),
+        (lambda: OldStep(FLOATS, ZEROS), "step returned 4 values"),
+        (lambda: OldReset(FLOATS, ZEROS), "reset returned float32"),
+        (lambda: Given(LEVELS, np.array([2, 6, 3])), "int64 with 6 in it"),
+    ],
+)
+def test_what_would_end_a_run_in_its_first_steps_is_refused_before(
+    make: Callable[[], Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "made", make)
+    with pytest.raises(EnvError, match=words):
+        probe_spec(EnvConfig(id=f"{__name__}:made"))
+
+
+def test_steps_before_a_run_take_allowed_actions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Masked(Given):
+        def __init__(self) -> None:
+            super().__init__(FLOATS, ZEROS, action=spaces.Discrete(5))
+            self.taken = taken
+
+        def action_masks(self) -> Any:
+            return np.array([0, 0, 1, 0, 1], bool)
+
+        def step(self, action: Any) -> Any:
+            self.taken.append(action)
+            return super().step(action)
+
+    taken: list[int] = []
+    monkeypatch.setitem(globals(), "made", Masked)
+    probe_spec(EnvConfig(id=f"{__name__}:made"))
+    assert set(taken) == {2, 4}
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "words"),
+    [
+        (spaces.Box(0, 255, (5,), np.uint8), np.eye(5, dtype=np.uint8)[2], "observations: bytes were at most 1 of 255"),
+        (spaces.Box(0, 255, (7, 7, 3), np.uint8), np.full((7, 7, 3), 10, np.uint8), "at most 10 of 255"),
+        (spaces.Box(0, 1, (5,), np.uint8), np.eye(5, dtype=np.uint8)[2], ""),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([200, 0], np.uint8), ""),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), np.array([-442, 0], np.float32), "numbers reached 442"),
+        (FLOATS, ZEROS, ""),
+        (
+            spaces.Dict(a=spaces.Box(0, 255, (2,), np.uint8), b=FLOATS),
+            {"a": np.array([3, 1], np.uint8), "b": ZEROS},
+            "bytes were at most 3 of 255",
+        ),
+    ],
+)
+def test_numbers_that_will_hardly_be_learned_from_are_named(
+    space: Any, value: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "made", lambda: Given(space, value))
+    notes = [note for note in probe_spec(EnvConfig(id=f"{__name__}:made")).notes if "env.scale = auto" not in note]
+    assert [words in note for note in notes] == [True] * bool(words)
+    assert all(len(note) < MAX_MESSAGE for note in notes)
 
 
 # ---- Exceptions in the user's code ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -253,3 +254,44 @@ def test_a_module_that_cannot_import_something_shows_its_own_traceback(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_simulator"):
         make_vector_env(EnvConfig(id="half_installed:make"))
+
+
+LATE = """
+import gymnasium
+def register_envs():
+    gymnasium.register("Late/Corridor-v0", "tests.envs.test_making:Counting")
+class LateEnv: ...
+"""
+
+
+def test_ids_are_looked_up_after_a_package_has_registered_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_package.py").write_text(LATE)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with pytest.raises(EnvError, match=r"has no 'Late/Corridr-v0'; and its import registers no such id"):
+            make_vector_env(EnvConfig(id="late_package:Late/Corridr-v0"))
+        make_vector_env(EnvConfig(id="late_package:Late/Corridor-v0"), 2).close()
+    finally:
+        gymnasium.registry.pop("Late/Corridor-v0", None)
+
+
+@pytest.mark.parametrize("attribute", ["env_specs", ""])
+def test_an_id_of_the_old_package_gym_is_named_as_such(
+    attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = {"Brothers-1-1-v0": None}
+    registry = SimpleNamespace(env_specs=ids) if attribute else ids
+    monkeypatch.setitem(sys.modules, "gym", SimpleNamespace(envs=SimpleNamespace(registry=registry)))
+    (tmp_path / "old_brothers.py").write_text("class BrothersEnv: ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvError, match=r"registered with the old package gym.*shimmy"):
+        make_vector_env(EnvConfig(id="old_brothers:Brothers-1-1-v0"))
+    with pytest.raises(EnvError, match=r"registers no such id"):
+        make_vector_env(EnvConfig(id="old_brothers:Brothers-9-9-v0"))
+
+
+def test_a_namespace_that_nothing_registers_is_not_guessed_at() -> None:
+    with pytest.raises(EnvError) as refusal:
+        make_vector_env(EnvConfig(id="dm_control/cartpole-swingup-v0"))
+    assert "did you mean" not in str(refusal.value)
+    assert "package:Id" in str(refusal.value)

@@ -49,6 +49,24 @@ def walk(fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "",
     return Walk(fail_at, die_at, hang_at, hung, pause)
 
 
+class Drawing(Walk):
+    """Draws on the one display of its process, which ends with the first environment that is closed, as pygame's."""
+
+    displays = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).displays += 1
+
+    def step(self, action):
+        if self.displays < 1:
+            raise RuntimeError("the display has ended")
+        return super().step(action)
+
+    def close(self) -> None:
+        type(self).displays = 0
+
+
 class Chain(gymnasium.Env):
     """Six states in a row: on the right end waits 1, but leaving at once gives 0.2. A discount near 1 goes right."""
 

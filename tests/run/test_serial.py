@@ -120,3 +120,7 @@ def test_updates_compute_without_denormal_numbers(mode, tmp_path):
     done = ddrl(*mode, *TINY, *wanted, *settings("run.max_env_steps=600"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["updates"] > 10
+
+
+def test_the_last_evaluation_is_over_before_any_environment_of_the_process_is_closed(tmp_path):
+    run(tmp_path / "run", 1, "--set", "env.id=tests.run.environments:Drawing", "--set", "run.max_env_steps=200")
