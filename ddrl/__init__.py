@@ -47,6 +47,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.run.serving": "ddrl.admix.serving",
     "ddrl.serve.__main__": "ddrl.admix.serving",  # python -m ddrl.serve
     "ddrl.serve": "ddrl.admix",
+    "ddrl.retrain": "ddrl.admix.retrain",
     "ddrl.pool." + "policy": "ddrl.pool.policies",
     **{
         f"ddrl.balance.{old}": f"ddrl.balance.{new}"

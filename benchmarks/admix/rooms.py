@@ -1,6 +1,6 @@
 """Where learning has room in ad mixing: hindsight less the best rule, by cell, rules that use past days included.
 
-    python -m benchmarks.admix.rooms [--short] [--days N] [--cell TEXT] [--json FILE]
+    python -m benchmarks.admix.rooms [--short] [--days N] [--tuning-days N] [--cell TEXT] [--json FILE]
 
 Days of 4000 requests x 12 contracts. Each rule is tuned in each cell on days (seeds from 1000 on) other than those that
 are reported (from 0 on) and than the 30 past days (from 2000 on). Where counts are hidden hindsight is no bound."""
@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.admix.__main__ import SMALL, TUNING_SEED, UNCERTAIN, cases, interval
 from benchmarks.harness import arguments, print_rows, save
-from ddrl.admix import MarketConfig
+from ddrl.admix import Market, MarketConfig
 from ddrl.admix.baselines import Case, Past, load, tune
 
 LOOSE = replace(SMALL, demand_low=0.05, demand_high=0.25, penalty=3.0)
@@ -53,14 +53,15 @@ def room(config: MarketConfig, delay: float, own_counts: bool, days: int, tuning
     def with_past(case: Case) -> Case:
         return replace(case, outlook=replace(case.outlook, past=past))
 
-    tuning = [with_past(case) for case in cases(config, TUNING_SEED, tuning_days)]
-    assert len(tuning) == 1
+    market = Market(config)
+    seeds = range(TUNING_SEED, TUNING_SEED + tuning_days)
+    tuning = with_past(Case.of([market.day(s) for s in seeds], [market.day(s, 0) for s in seeds], config.click_value))
     reported = [with_past(case) for case in cases(config, 0, days)]
     scores: dict[str, np.ndarray] = {}
     settings: dict[str, Any] = {}
     for name in (*RULES, "hindsight"):
         rule = load(name)
-        chosen = tune(rule, tuning[0], delay, own_counts, PERIOD)
+        chosen = tune(rule, tuning, delay, own_counts, PERIOD)
         played = [case.normalised(case.play(rule, chosen, delay, own_counts, PERIOD)) for case in reported]
         scores[rule.name] = np.concatenate(played)
         settings[rule.name] = asdict(chosen)
@@ -79,9 +80,10 @@ def room(config: MarketConfig, delay: float, own_counts: bool, days: int, tuning
 def main() -> None:
     parser = arguments("admix_rooms", __doc__ or "")
     parser.add_argument("--days", type=int, default=40, help="days reported a cell (%(default)s)")
+    parser.add_argument("--tuning-days", type=int, default=5, help="other days each rule is tuned on (%(default)s)")
     parser.add_argument("--cell", default="", metavar="TEXT", help="only cells whose name holds TEXT")
     options = parser.parse_args()
-    counts = (4, 2, 4) if options.short else (options.days, 5, 30)
+    counts = (4, 2, 4) if options.short else (options.days, options.tuning_days, 30)
     found: dict[str, Any] = {"days": counts[0], "tuning_days": counts[1], "past_days": counts[2], "cells": {}}
     wanted = [name for name in CELLS if options.cell in name]
     for name in wanted[: 1 if options.short else None]:

@@ -113,30 +113,25 @@ def account(
     log: Path | None = None,
     baselines: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda words: None,
+    pairs: tuple[Pairs, Pairs] | None = None,
+    parts: int = 1,
 ) -> Account:
     """Play `days` days of the policy's market, drawn from seeds of their own; or the one of the folder `log`, where it
     was trained on another log, which is yesterday. `baselines`: default all, tuned on other days.
 
+    `pairs`: days to report and days to tune on in their place, each with the day before; those to report are such
+    parts of days that as many decisions are made in each as in a day `parts` times as long.
+
     CheckpointError for a policy of another environment or of other places; ConfigError, EnvError as these raise."""
     known = make_book(saved.env)
-    # What is observed stays; rewards become V, and days are played whole.
-    play = replace(
-        known.play,
-        relative=False,
-        reward_by="total",
-        shortfall_weight=1.0,
-        ctr_weight=1.0,
-        bid_weight=1.0,
-        first_window=0,
-        last_window=0,
-    )
-    reported, others = _pairs(saved, known, days, log)
+    play = playable(known.play, parts)
+    reported, others = pairs or _pairs(saved, known, days, log)
     say(f"the optimum of {len(reported) + len(others)} days")
     case, tuning = (
         Case.of([day for day, _ in pairs], [yesterday for _, yesterday in pairs], known.click_value)
         for pairs in (reported, others)
     )
-    played = _play(saved, play, known, [day for day, _ in reported])
+    played = play_days(saved, play, known, [day for day, _ in reported])
     row = case.days
     moments = np.linspace(0, 1, MOMENTS)
     counts = np.searchsorted(row.time[0, : row.length[0]], moments, side="right")
@@ -180,8 +175,31 @@ def account(
     )
 
 
+def playable(play: PlayConfig, parts: int = 1) -> PlayConfig:
+    """What is observed stays; rewards become V, and days are played whole. `parts`: as of `account`."""
+    return replace(
+        play,
+        repeat=max(1, round(play.repeat / parts)),
+        relative=False,
+        reward_by="total",
+        shortfall_weight=1.0,
+        ctr_weight=1.0,
+        bid_weight=1.0,
+        first_window=0,
+        last_window=0,
+    )
+
+
+def in_turn(days: Sequence[Day]) -> Days:
+    """Environments that play one of `days` each."""
+    waiting = [days[0], *days]  # the vector asks for a first day before its environments begin theirs in turn
+    return cast(Days, lambda seed, episode: waiting.pop(0) if waiting else days[0])
+
+
 @dataclass(frozen=True)
-class _Played:
+class Played:
+    """What a policy came to on n days."""
+
     value: Floats  # [n]
     course: Floats  # [1 + steps], V of the first day so far
     billed: Floats  # [1 + steps, C], of the first day
@@ -212,14 +230,9 @@ def _pairs(saved: SavedPolicy, known: Book, days: int, log: Path | None) -> tupl
     return cast(Pairs, pairs[:days]), cast(Pairs, pairs[days:])  # pyright takes no cached property for one of `Day`
 
 
-def _play(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]) -> _Played:
+def play_days(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]) -> Played:
     """The policy, greedily, an environment a day."""
-    waiting = [days[0], *days]  # the vector asks for a first day before its environments begin theirs in turn
-
-    def next_day(seed: int, episode: int) -> Day:
-        return waiting.pop(0) if waiting else days[0]
-
-    env = AdmixVectorEnv(cast(Days, next_day), len(days), play, known.click_value, known.bids)
+    env = AdmixVectorEnv(in_turn(days), len(days), play, known.click_value, known.bids)
     spec = saved.model.spec
     if env.spec.observation != spec.observation or env.spec.action != spec.action:
         raise CheckpointError(
@@ -239,7 +252,7 @@ def _play(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[Day]
             billed.append(env.delivery.billed[0].copy())
         over |= step.terminated | step.truncated
         state = step.observation
-    return _Played(value, np.array(course), np.stack(billed))
+    return Played(value, np.array(course), np.stack(billed))
 
 
 def _course(case: Case, outcome: Outcome, counts: Ints, due: Floats) -> Floats:

@@ -25,7 +25,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from safetensors import SafetensorError
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import ActingModel, load_trusted_policy
+from ddrl.acting.policy_file import ActingModel
 from ddrl.admix.environment import Book
 from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
@@ -239,10 +239,15 @@ def _array_words(array: Any) -> str:
     return "none" if array is None else f"{array.dtype} {list(array.shape)}"
 
 
-class ServedPolicy:
-    """A policy as a mixer uses it: an acting model with one vector, ready to score.
+def version_of(model: ActingModel, vector: Bytes) -> str:
+    """A hash of graph and parameters: the same policy has the same name on every server."""
+    digest = hashlib.blake2b(model.onnx, digest_size=6)
+    digest.update(vector.tobytes())
+    return digest.hexdigest()
 
-    `version` is a hash of graph and parameters: the same policy has the same name on every server."""
+
+class ServedPolicy:
+    """A policy as a mixer uses it: an acting model with one vector, ready to score; `version` as `version_of`."""
 
     def __init__(
         self,
@@ -265,9 +270,7 @@ class ServedPolicy:
         self.loaded = time.time()
         self._acting = shared._acting if again and shared is not None else ActingPolicy(model, outputs=())
         self.inputs = self._acting.inputs(1)
-        digest = hashlib.blake2b(model.onnx, digest_size=6)
-        digest.update(vector.tobytes())
-        self.version = digest.hexdigest()
+        self.version = version_of(model, vector)
         if not again:
             self._acting.greedy(None, vector)  # the first run reserves memory
 
@@ -287,12 +290,6 @@ class RulePolicy(ServedPolicy):
 
     def scores(self) -> Floats32:
         return self._prior.astype(np.float32)
-
-
-def load_served(run: Path, shared: ServedPolicy | None = None) -> ServedPolicy:
-    """The policy saved in a run directory; RunDirError, CheckpointError, NetworkError."""
-    saved = load_trusted_policy(run)
-    return ServedPolicy(saved.model, saved.vector, saved.evaluation, shared)
 
 
 def policy_of(data: bytes, shared: ServedPolicy) -> ServedPolicy:
@@ -358,6 +355,8 @@ class Mixer:
         self.requests = 0
         self.empty_queues = 0
         self.cut_bids = 0
+        self.journal: Callable[[DisplayRequest, float, Decision], None] | None = None  # takes each decision
+        self._latest = 0.0  # [days], time of the newest request without one of its own
         self._decided: dict[int, Decision] = {}  # the newest decisions, by request_id
         self._ids = book.contracts.ad_id.tolist()
         self._place = {ad: place for place, ad in enumerate(self._ids)}
@@ -392,7 +391,7 @@ class Mixer:
             return decided
         moment = request.time
         if moment is None:
-            moment = min((self._clock() - self.began) / self.day_seconds, 1.0)
+            moment = self._latest = min(max(self.time, self._latest), 1.0)
         creative = request.creative
         if creative and len(creative) != len(request.ad):
             raise MessageError(f"creative has {len(creative)} entries, ad has {len(request.ad)}")
@@ -442,7 +441,26 @@ class Mixer:
         if len(self._decided) >= MAX_REMEMBERED:
             del self._decided[next(iter(self._decided))]
         self._decided[request.request_id] = decision
+        if self.journal is not None:
+            self.journal(request, moment, decision)
         return decision
+
+    @property
+    def time(self) -> float:
+        """Days since this one began, by the clock; 1 and more: it is over."""
+        return (self._clock() - self.began) / self.day_seconds
+
+    def begin_day(self, began: float | None = None) -> None:
+        """A new day, from Unix time `began` on (None: now): nothing is shown yet. Play control by rate stays."""
+        self.began = self._clock() if began is None else began
+        self._latest = 0.0
+        self._held = None
+        self._held_for = 0
+        self.tables.begin_day(0, self.book)
+
+    def billing(self) -> dict[int, tuple[float, float]]:
+        """Of each contract the impressions of this day whose billing is known, and how many of them count."""
+        return dict(zip(self._ids, zip(self.seen_shown.tolist(), self.seen_billed.tolist(), strict=True), strict=True))
 
     def _cell(self, request: DisplayRequest) -> int:
         """The visitor's cell; ValueError for an attribute value that does not exist."""

@@ -26,6 +26,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, get_type_hints
@@ -33,10 +34,11 @@ from typing import Any, BinaryIO, get_type_hints
 import msgspec
 import numpy as np
 
-from ddrl.acting.policy_file import load_trusted_policy
+from ddrl.acting.policy_file import SavedPolicy, load_policy, load_trusted_policy
 from ddrl.admix import mixer as snapshot
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.environment import make_book
+from ddrl.admix.journal import Journal
 from ddrl.admix.logs import LogDay, arrow, open_log
 from ddrl.admix.mixer import (
     UNREADABLE,
@@ -51,12 +53,12 @@ from ddrl.admix.mixer import (
     Route,
     RulePolicy,
     ServedPolicy,
-    load_served,
     openapi_document,
     policy_of,
     require,
 )
 from ddrl.admix.settings import ServeConfig
+from ddrl.admix.versions import CHOICE, FOLDER, VersionChange, VersionInfo, Versions
 from ddrl.core.background import Guard, keep_streams
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.files import decode, new_file
@@ -65,14 +67,17 @@ from ddrl.run.directory import RunLock
 STATE = "serving.json"
 BACKLOG = 2048  # connections that the operating system holds until they are accepted
 BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
+CLOCK_PERIOD = 1.0  # [s] between looks at the clock for the day's end
 RETRY = [(b"retry-after", b"1")]  # [s], headers of 429 and 503
 BATCH = 4096  # rows of a scored log written at once
 _encode = msgspec.json.encode
 
 
 def open_mixer(run: Path, contracts: Path | None = None, *, trust: bool = False, **settings: Any) -> Mixer:
-    """A mixer for the policy saved in `run`; `settings` of `Mixer`. Counters begin at zero."""
-    saved = load_trusted_policy(run, trust=trust)
+    """A mixer for the policy of `run` that is to be served (`Versions.newest`); `settings` of `Mixer`. Counters begin
+    at zero."""
+    load_trusted_policy(run, trust=trust)
+    saved = Versions(run).newest()
     book = make_book(saved.env, contracts)
     require(book, saved.model.spec)
     return Mixer(book, ServedPolicy(saved.model, saved.vector, saved.evaluation), **settings)
@@ -153,9 +158,10 @@ class App:
         self._run = run
         self._state = state
         self._policy_seen = self._policy_stamp()
-        self._run_version = mixer.policy.version  # of the policy in RUN that was read last
+        self._versions = Versions(run)
+        self.journal: Journal | None = None
         self._loading = asyncio.Lock()
-        self._guard = Guard(lambda words: print(f"ddrl.serve: {words}", file=sys.stderr, flush=True))
+        self._guard = Guard(report)
         self._open = 0
         self._buckets = [0] * (len(BUCKETS) + 1)
         self._seconds = 0.0
@@ -170,6 +176,12 @@ class App:
             Route("/v1/policy", "GET", "The policy that chooses now.", None, PolicyInfo, mixer.policy_info),
             Route("/v1/policy", "POST", "Take the newest policy of RUN, or the parameters in the body.", bytes,
                   PolicyInfo, self._change_policy),
+            Route("/v1/versions", "GET", "Every version of the policy that is kept.", None, list[VersionInfo],
+                  lambda: self._versions.listed(mixer.policy.version)),
+            Route("/v1/versions", "POST", "Serve a version; none: the newest policy of RUN.", VersionChange, PolicyInfo,
+                  self._choose),
+            Route("/v1/day", "POST", "End the day: what it showed goes into the log, counters begin at zero.", None,
+                  dict[str, Any], self.end_day),
             Route("/health", "GET", "200 while it serves, 503 when it ends.", None, dict[str, str], self._health),
             Route("/metrics", "GET", "Prometheus text.", None, str, self._metrics),
             Route("/openapi.json", "GET", "This description.", None, dict[str, Any], lambda: document),
@@ -267,10 +279,11 @@ class App:
         begin = time.perf_counter()
         if route.taken is None:
             given = route.action()
-        elif route.taken is bytes:
-            given = await route.action(body)
         else:
-            given = route.action(decode(body, route.taken, MessageError, UNREADABLE))
+            taken = body if route.taken is bytes else decode(body, route.taken, MessageError, UNREADABLE)
+            given = route.action(taken)
+            if isinstance(given, Awaitable):
+                given = await given
         answer = given.encode() if isinstance(given, str) else _encode({} if given is None else given)
         if route.given is Decision:
             seconds = time.perf_counter() - begin
@@ -279,13 +292,52 @@ class App:
         return answer
 
     async def _change_policy(self, body: bytes) -> PolicyInfo:
+        return await self._take(partial(self._sent, body, self.mixer.policy))
+
+    async def _choose(self, change: VersionChange) -> PolicyInfo:
+        return await self._take(lambda: self._versions.choose(change.version, pin=change.pin))
+
+    async def _take(self, choose: Callable[[], object]) -> PolicyInfo:
+        """Serve what `choose`, called in a thread, has chosen."""
         if isinstance(self.mixer.policy, RulePolicy):
             raise MessageError(f"the rule {self.mixer.policy.version} is served: start without --policy to change it")
-        fresh = await self._load(body)
-        if not body:
-            self._run_version = fresh.version
-        self.mixer.use(fresh)
+        async with self._loading:
+            await asyncio.to_thread(choose)
+            self.mixer.use(await asyncio.to_thread(self._newest, self.mixer.policy))
+            self._policy_seen = self._policy_stamp()
         return self.mixer.policy_info()
+
+    def _sent(self, data: bytes, shared: ServedPolicy) -> None:
+        """Choose the parameters that were sent; without any, the policy of RUN."""
+        version = ""
+        if data:
+            sent = policy_of(data, shared)
+            own = load_policy(self._run)
+            version = self._versions.keep(SavedPolicy(sent.model, sent.vector, own.env, {"sent": time.time()}))
+        self._versions.choose(version, pin=False)
+
+    def _newest(self, shared: ServedPolicy) -> ServedPolicy:
+        saved = self._versions.newest()
+        require(self.mixer.book, saved.model.spec)
+        served = ServedPolicy(saved.model, saved.vector, saved.evaluation, shared)
+        self.keep(saved)
+        return served
+
+    def keep(self, saved: SavedPolicy) -> None:
+        """Keep the policy as a version; where that cannot be written it is served without."""
+        self._guard.attempt("keeping the policy as a version", lambda: self._versions.keep(saved))
+
+    def end_day(self, began: float | None = None) -> None:
+        """Make a log of the day, and begin one at `began` [s] (None: now)."""
+        known = self.mixer.billing()
+        self.mixer.begin_day(began)
+        if self.journal is not None:
+            self.journal.finish(known)
+
+    async def look_at_clock(self) -> None:
+        """End the day where its last second has passed; the next one begins at the hour that is set."""
+        if self.mixer.time >= 1:
+            self.end_day(day_begin(self.config, time.time()))
 
     def _health(self) -> dict[str, str]:
         if self.ending():
@@ -295,6 +347,7 @@ class App:
 
     def _metrics(self) -> str:
         mixer = self.mixer
+        lost = self.journal.lost if self.journal else 0
         shown = {'{kind="contract"}': mixer.sums[0], '{kind="bid"}': mixer.sums[2]}
         answers = {f'{{status="{status}"}}': count for status, count in sorted(self.answers.items())}
         bounds = (*(f"{bound:g}" for bound in BUCKETS), "+Inf")
@@ -309,6 +362,12 @@ class App:
             ("answers_total", "counter", "HTTP answers.", answers),
             ("policy_changes_total", "counter", "Policies taken into service after the first.", {"": mixer.changes}),
             ("policy_info", "gauge", "The policy that chooses.", {f'{{version="{mixer.policy.version}"}}': 1}),
+            (
+                "log_lost_total",
+                "counter",
+                "Decisions that the log lacks.",
+                {"": lost},
+            ),
             ("waiting", "gauge", "Requests taken and not yet answered.", {"": self.waiting()}),
             ("decision_seconds", "histogram", "Time from a body to its answer, without the network.", seconds),
         )
@@ -327,6 +386,8 @@ class App:
             (reload_period, "looking for a newer policy", self._reload),
             (self.config.state_period, "saving the counters", self._save),
         )
+        if self.config.day_begins:
+            work += ((CLOCK_PERIOD, "ending the day", self.look_at_clock),)
         tasks = [asyncio.create_task(self._repeat(period, doing, action)) for period, doing, action in work if period]
         await receive()
         await send({"type": "lifespan.startup.complete"})
@@ -348,34 +409,42 @@ class App:
                 pause = self._guard.done(doing)
 
     async def _reload(self) -> None:
-        """Use the policy in RUN where it is another one than was read there last: a file that is only touched does not
-        replace a policy that was sent since."""
-        stamp = self._policy_stamp()
-        if stamp == self._policy_seen:
-            return
-        fresh = await self._load(b"")
-        self._policy_seen = stamp
-        if fresh.version != self._run_version:
-            self._run_version = fresh.version
-            self.mixer.use(fresh)
+        """Use the policy that is to be served (`Versions.newest`) where it is another one."""
+        async with self._loading:
+            stamp = self._policy_stamp()
+            if stamp == self._policy_seen:
+                return
+            fresh = await asyncio.to_thread(self._newest, self.mixer.policy)
+            self._policy_seen = stamp
+            if fresh.version != self.mixer.policy.version:
+                self.mixer.use(fresh)
 
     async def _save(self) -> None:
+        if self.journal is not None:
+            self.journal.flush()
         await asyncio.to_thread(snapshot.save, self._state, snapshot.encode(self.mixer))
 
-    async def _load(self, data: bytes) -> ServedPolicy:
-        """The policy of a safetensors file; of no data, the newest in RUN."""
-        async with self._loading:
-            shared = self.mixer.policy
-            if data:
-                return await asyncio.to_thread(policy_of, data, shared)
-            return await asyncio.to_thread(load_served, self._run, shared)
-
     def _policy_stamp(self) -> tuple[int, ...]:
-        try:
-            found = os.stat(self._run / "policy.json")
-        except OSError:
-            return ()
-        return found.st_mtime_ns, found.st_ino, found.st_size
+        stamp: list[int] = []
+        for path in (self._run / "policy.json", self._run / FOLDER / CHOICE):
+            with contextlib.suppress(OSError):
+                found = os.stat(path)
+                stamp += (found.st_mtime_ns, found.st_ino, found.st_size)
+        return tuple(stamp)
+
+
+def report(words: str) -> None:
+    """What the server's operator should know."""
+    print(f"ddrl.serve: {words}", file=sys.stderr, flush=True)
+
+
+def day_begin(config: ServeConfig, now: float) -> float:
+    """When the day of `now` began [s]: the last time that serve.day_begins was passed; now where that is not set."""
+    if not config.day_begins:
+        return now
+    hours, minutes = map(int, config.day_begins.split(":"))
+    offset = 3600 * hours + 60 * minutes
+    return now - (now - offset) % config.day_seconds
 
 
 def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day: bool = False) -> None:
@@ -389,11 +458,23 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
     import uvicorn
 
     lock = RunLock(state.parent, f".{state.name}.lock")
+    journal = None
     try:
-        if state.exists() and not new_day:
-            snapshot.restore(state, mixer)
-        snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
+        mixer.began = day_begin(config, mixer.began)
         app = App(mixer, config, run, state)
+        app.keep(Versions(run).newest())
+        if config.write_log:
+            journal = app.journal = Journal(Path(config.write_log), mixer.book, config.log_days, report)
+            mixer.journal = journal.add
+        if state.exists():
+            try:
+                snapshot.restore(state, mixer)
+            except CheckpointError:
+                if not new_day:
+                    raise
+        if new_day or (config.day_begins and mixer.time >= 1):
+            app.end_day(day_begin(config, time.time()))
+        snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
         settings = uvicorn.Config(
             app,
             http="httptools",
@@ -422,6 +503,8 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         snapshot.save(state, snapshot.encode(mixer))  # all that was accepted has been answered
         _say(f"ended after {mixer.requests} requests; counters in {state}")
     finally:
+        if journal is not None:
+            journal.close()
         lock.release()
 
 

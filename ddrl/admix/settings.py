@@ -6,6 +6,7 @@ factor. Impossible values raise ConfigError.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ddrl.core.config import check_ranges, setting
@@ -215,7 +216,16 @@ class ServeConfig:
     reload_period: float = setting(1.0, "s", "Time between checks for a newer policy in RUN; 0: when asked.", ge=0)
     state_period: float = setting(10.0, "s", "Time between two snapshots of the counters; 0: only at the end.", ge=0)
     day_seconds: float = setting(86400.0, "s", "Length of a day, for requests without a time.", gt=0)
+    day_begins: str = setting(
+        "",
+        "UTC",
+        "When a day begins, as HH:MM: counters then begin at zero; empty: when the server starts, without an end.",
+    )
+    write_log: str = setting("", "", "Folder for the log of decisions, a day each, as training reads it; empty: none.")
+    log_days: int = setting(30, "days", "Finished days that the log keeps; 0: all.", ge=0)
     seed: int = setting(0, "", "Seed of the draws by rate and theta.", ge=0)
 
     def __post_init__(self) -> None:
         check_ranges("serve", self)
+        if self.day_begins and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.day_begins):
+            raise ConfigError(f"serve.day_begins ({self.day_begins}): write a time of the day, as 04:30")
