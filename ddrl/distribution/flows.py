@@ -42,7 +42,7 @@ from ddrl.distribution.membership import (
 from ddrl.distribution.models import ModelReceiver, ModelSender
 from ddrl.distribution.requests import Posted
 
-BLOCKS = 2  # of a relay that may be on their way
+BLOCKS = 3  # of a relay, in turn; two may be on their way
 TABLE_PERIOD = 0.25  # between tables of a host [s]
 STATE_PERIOD = 0.1  # between reads of the root's board values [s]
 QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
@@ -84,7 +84,9 @@ class RowsUp(Duty):
     the last.
 
     A block holds at most `block_bytes`, and no more rows than the lanes: rows that wait in blocks are as late as rows
-    that wait in lanes."""
+    that wait in lanes. MPI may report a block as taken before the root has all of it, but not the next one too: so a
+    block is filled again once the next one has been taken, and what the root lacks when another host dies is still
+    here."""
 
     def __init__(
         self, membership: Membership, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float
@@ -101,6 +103,7 @@ class RowsUp(Duty):
         self._requests: list[Any] = [MPI.REQUEST_NULL] * BLOCKS
         self._enough = max(1, rows // 4)
         self._last = 0.0
+        self._next = 0  # block to fill
         self.flush = False  # send what there is
         self.muted = False  # send nothing more
         self.rows = self.bytes_sent = 0
@@ -130,17 +133,19 @@ class RowsUp(Duty):
         if not pending or (pending < self._enough and not self.flush and now - self._last < self._period):
             self._mpi.Request.Testall(self._requests)
             return False
-        for index, request in enumerate(self._requests):
-            if request.Test():
-                rows = self._lanes.drain(self._blocks[index])
-                if not rows:
-                    return False
-                self._sent[index] = (self.rows, rows)
-                self._send(index)
-                self.rows += rows
-                self._last = now
-                return True
-        return False
+        index = self._next
+        after = (index + 1) % BLOCKS
+        if not (self._requests[index].Test() and self._requests[after].Test()):
+            return False
+        rows = self._lanes.drain(self._blocks[index])
+        if not rows:
+            return False
+        self._sent[index] = (self.rows, rows)
+        self._send(index)
+        self.rows += rows
+        self._last = now
+        self._next = after
+        return True
 
     def _send(self, index: int) -> None:
         data = self._blocks[index][: self._sent[index][1]].view(np.uint8)
@@ -154,6 +159,7 @@ class RowsUp(Duty):
     def reset(self, membership: Membership) -> None:
         """Send again the blocks that the root has not got."""
         super().reset(membership)
+        self._requests = [self._mpi.REQUEST_NULL] * BLOCKS
         membership.keep(self)
         received = _rows_received(membership, {})[membership.host]
         for index in sorted(range(BLOCKS), key=lambda index: self._sent[index]):
@@ -205,6 +211,10 @@ class RowsIn(Duty):
     def idle(self) -> bool:
         """Every row received is in its lane."""
         return not self._waiting
+
+    def received(self, host: int) -> int:
+        """Rows of this host that have arrived."""
+        return self._received[host - 1]
 
     @property
     def unplaced(self) -> int:
@@ -334,11 +344,12 @@ class TablesUp(Duty):
 class TablesIn(Duty):
     """Loads the table that host i + 1 sends into `mirrors[i]`; read by telemetry on the trainer's host."""
 
-    def __init__(self, membership: Membership, mirrors: Sequence[Counters], own: CounterRow) -> None:
+    def __init__(self, membership: Membership, mirrors: Sequence[Counters], own: CounterRow, rows: RowsIn) -> None:
         """own: this relay's row."""
         super().__init__(membership)
         self._mirrors = list(mirrors)
         self._own = own
+        self._rows = rows
         membership.beat = self._beat
 
     def _beat(self) -> None:
@@ -347,9 +358,19 @@ class TablesIn(Duty):
             self._load(host, table)
 
     def reset(self, membership: Membership) -> None:
-        """Continue with the hosts that are left."""
+        """Continue with the hosts that are left. Nobody waits for a process of another one; its relay's row says how
+        many of its rows have arrived."""
         super().reset(membership)
         membership.beat = self._beat
+        for host, mirror in enumerate(self._mirrors, start=1):
+            if host not in membership.ids:
+                received = self._rows.received(host)
+                for row in range(len(mirror.table())):
+                    values = mirror.row(row)
+                    values["ended"].set(1.0)
+                    if not math.isnan(values["rows_forwarded"].value):
+                        values["rows_forwarded"].set(received)
+                        values["rows_written"].set(max(received, values["rows_written"].value))
 
     def handlers(self) -> dict[type, Callable[[int, Any], None]]:
         """Tables go into the mirrors."""
@@ -456,7 +477,7 @@ class RootCommands(Duty):
         return {Finished: self._finished.__setitem__, MemberFailed: self._failed}
 
     def _failed(self, host: int, message: MemberFailed) -> None:
-        if self._on_failure is not None:
+        if self._on_failure is not None and self._board.command != Command.FAIL:
             self._on_failure(message.text)
         self._board.command = Command.FAIL
 
@@ -501,7 +522,7 @@ class RootCommands(Duty):
     def _all_done(self) -> bool:
         if len(self._finished) < self._membership.hosts or not self._models.settled:
             return False
-        return self._rows.rows >= sum(end.rows for end in self._finished.values()) and self._rows.idle
+        return self._rows.idle and all(self._rows.received(host) >= end.rows for host, end in self._finished.items())
 
     def reset(self, membership: Membership) -> None:
         """Send everything again."""
@@ -605,4 +626,5 @@ class HostCommands(Duty):
         """Send everything again."""
         super().reset(membership)
         self._sent_finished = False
+        self._failure_at_root = False
         self._last_models = None

@@ -12,6 +12,7 @@ replaced by one of fewer hosts or in another order (`withdraw`, then `Relay.rese
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -161,25 +162,36 @@ def describe_relay(error: BaseException) -> str:
     return str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {error}"
 
 
+NEVER_FREED: list[Any] = []  # requests that died with a relay, and their memory
+
+
 class Membership:
     """All relays of a communicator. Rank 0 is the root. Making one is collective. `data` and `control` are
-    communicators of its own. `ids` [size]: of the hosts, by rank; None: their ranks."""
+    communicators of its own. `ids` [size]: of the hosts, by rank; None: their ranks. `shrinks`: MPI reports deaths, and
+    the relays that live are to continue (`shrink`)."""
 
     def __init__(
         self,
         comm: MPI.Comm,
         describe: Callable[[BaseException], str] = describe_relay,
         ids: Sequence[int] | None = None,
+        *,
+        shrinks: bool = False,
     ) -> None:
+        self.shrinks = shrinks
+        self._describe = describe
+        self._join(comm, list(range(comm.size)) if ids is None else list(ids))
+
+    def _join(self, comm: MPI.Comm, ids: list[int]) -> None:
+        self._comm = comm
         self.rank = comm.rank
         self.hosts = comm.size - 1  # beside the root
-        self.ids = list(range(comm.size)) if ids is None else list(ids)
+        self.ids = ids
         self.host = self.ids[self.rank]
         self.data = comm.Dup()
         self.control = comm.Dup()
         self.messages = MpiEnd(self.control, RELAYS, TAG_MESSAGE)
         self._peers = [0] if self.rank else range(1, comm.size)
-        self._describe = describe
         self._left = False
         self.beat: Callable[[], object] = nothing  # gives a sign of life while others are waited for
         self._next_poll = 0.0
@@ -256,7 +268,8 @@ class Membership:
 
     def drop(self, part: Part) -> None:
         """All of its requests have ended."""
-        self._parts.remove(part)
+        if part in self._parts:  # else they ended when the membership shrank
+            self._parts.remove(part)
 
     # -- the end
 
@@ -278,6 +291,63 @@ class Membership:
         if together:
             self._free()
         return together
+
+    def has_lost(self) -> bool:
+        """Whether a relay has died, or another one has found so."""
+        if not self.shrinks:
+            return False
+        return self.control.Is_revoked() or self.data.Is_revoked() or self.control.Get_failed().size > 0
+
+    def shrink(self) -> None:
+        """Continue with the relays that live, wherever they are in their calls; collective over them, and followed by
+        `Relay.reset`. What has arrived is handed on, and all else that was under way is dropped. JobFailed where the
+        root is not among them."""
+        from mpi4py import MPI
+
+        posted = [part.posted() for part in self._parts]
+        self.data.Revoke()
+        self.control.Revoke()
+        for entry in posted:
+            NEVER_FREED.append((entry, list(entry.receives), list(entry.sends)))
+            for index, request in enumerate(entry.receives):
+                status = MPI.Status()
+                with contextlib.suppress(MPI.Exception):
+                    if request and request.Test(status) and entry.arrived is not None:
+                        entry.arrived(index, status.Get_count(MPI.BYTE))
+            entry.receives.clear()
+            entry.sends.clear()
+        self._left = True
+        comm = self._comm
+        ids = self.ids
+        agreed = 0
+        while not agreed:  # another one may die meanwhile
+            comm.Revoke()
+            rest = comm.Shrink()
+            ids = [ids[rank] for rank in rest.Get_group().Translate_ranks(None, comm.Get_group())]
+            with contextlib.suppress(MPI.Exception):
+                self._join(rest, ids)
+                self._flush()
+                agreed = 1
+            try:
+                agreed = rest.Agree(agreed)
+            except MPI.Exception:
+                agreed = 0
+            comm = rest
+        if ids[0]:
+            self._left = True
+            raise JobFailed("the trainer's host has died")
+
+    def _flush(self) -> None:
+        """Exchange a message with every other relay: what they sent before has then arrived, and nothing is written
+        into memory that is used again."""
+        others = [rank for rank in range(self.hosts + 1) if rank != self.rank]
+        memory = np.zeros((len(others), 2), np.uint8)
+        requests: list[Any] = []
+        for place, rank in zip(memory, others, strict=True):
+            requests.append(self.data.Irecv(place[:1], rank, TAG_EXCHANGE))
+            requests.append(self.data.Isend(place[1:], rank, TAG_EXCHANGE))
+        NEVER_FREED.append(memory)
+        wait(requests)
 
     def _free(self) -> None:
         self.data.Free()

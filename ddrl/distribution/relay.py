@@ -236,8 +236,9 @@ class Relay:
             self._local.counters[name].set(float(value))
 
     def reset(self, membership: Membership) -> None:
-        """Continue with other relays, once all have left the old membership by `Membership.withdraw`. Collective over
-        the new one. Rows on their way arrive once, the newest version leaves again."""
+        """Continue with other relays, once all have left the old membership by `Membership.withdraw`, or those that
+        live by `shrink`. Collective over the new one. Rows on their way arrive once, the newest version leaves
+        again."""
         self._membership = membership
         for duty in self.duties:
             duty.reset(membership)
@@ -276,7 +277,7 @@ def root_relay(
             f"{len(mirrors)}"
         )
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
-    tables = TablesIn(membership, mirrors, local.counters)  # before links are measured, which takes seconds
+    tables = TablesIn(membership, mirrors, local.counters, rows)  # before links are measured, which takes seconds
     models = ModelSender(membership, config, local, trace)
     duties: list[Duty] = [
         rows,

@@ -313,8 +313,11 @@ private:
               "MPI_Grequest_start");
         check(mpi_.grequest_complete(over), "MPI_Grequest_complete");
         requests_.push_back(over);
-        const int ended = testsome(requests_.data(), requests_.size()), place = static_cast<int>(requests_.size()) - 1;
+        const int place = static_cast<int>(requests_.size()) - 1;
+        int ended = 0;
+        const int code = mpi_.testsome(place + 1, requests_.data(), &ended, indices_.data(), mpi_.ignored);
         requests_.pop_back();
+        check(code, "MPI_Testsome");
         indices_.erase(std::find(indices_.begin(), indices_.end(), place));
         return ended - 1;
     }

@@ -45,6 +45,7 @@ from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.checkpoint import TaskRecords
 from ddrl.run.keeper import (
+    ENDED,
     HOST,
     LOOK_PERIOD,
     MEMBERS,
@@ -216,6 +217,7 @@ class Job:
         self._unheard: list[str] = []  # notes for the next trainer
         self._due: dict[int, tuple[float, int]] = {}  # by empty place: when its next process starts [s], and which
         self._wanted = math.nan  # rollouts on this host, by command
+        self._lost_hosts: set[int] = set()
         self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
         self._records: TaskRecords | None = None  # of the run, once the trainer has them
@@ -387,6 +389,7 @@ class Job:
             self._watch_other_trainer(self.channels)
         if self._silence is not None and self.board.command in GOING and self._silence.due():
             self._resize(self.channels)
+            self._note_lost_hosts(self.channels)
             table = self._table(self.channels)
             self._deaths.note_work(table)
             for silent in self._silence.look(table):
@@ -539,6 +542,17 @@ class Job:
             elif child is None and place not in self._due:
                 before = self._counters_of(place)["incarnation"].value
                 self._due[place] = 0.0, 0 if math.isnan(before) else int(before) + 1
+
+    def _note_lost_hosts(self, channels: HostChannels) -> None:
+        """Tell the user which hosts have died, where the others continue; end the job where none of them acts."""
+        for host, mirror in enumerate(channels.mirrors, start=1):
+            if host not in self._lost_hosts and np.all(mirror.table()[:, ENDED] == 1.0):
+                self._lost_hosts.add(host)
+                left = len(channels.mirrors) + 1 - len(self._lost_hosts)
+                if all(one.role is not Role.ROLLOUT or one.host in self._lost_hosts for one in channels.topology.ranks):
+                    self.fail(f"host {host} has died, and no other one has a rollout{self._go_on}")
+                else:
+                    self.note(f"host {host} has died: the job continues on {left} of its hosts", 0)
 
     def _judge_death(self, child: Child, death: tuple[str, str]) -> float | None:
         """Tell the user how a member has died (in words, and what it has left); seconds until its place gets the next

@@ -139,6 +139,25 @@ class Mail(MpiEnd[Message]):
         super().__init__(world, RANKS, MESSAGES)
         self.world = world
 
+    def take(self, rank: int | None = None) -> tuple[int, Message] | None:
+        """As of `MpiEnd`; the death of another rank ends no wait."""
+        from mpi4py import MPI
+
+        try:
+            return super().take(rank)
+        except MPI.Exception:
+            if not self.dead():
+                raise
+            self.world.Ack_failed()
+            return None
+
+    def dead(self) -> set[int]:
+        """The ranks that have died, where MPI reports that."""
+        if not slot.reports_deaths():
+            return set()
+        failed = self.world.Get_failed()
+        return set(failed.Translate_ranks(None, self.world.Get_group()))
+
     def tell(self, message: Message, *ranks: int) -> None:
         """Send, and wait until it has arrived."""
         self.send(message, *ranks)
@@ -368,7 +387,8 @@ def _part(mail: Mail, work: bytearray, result: Result, run_id: str, relays: list
     from mpi4py import MPI
 
     for rank in _with_work(work, slot.SLOT):
-        mail.world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
+        with contextlib.suppress(MPI.Exception):  # it has died
+            mail.world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
     deadline = time.monotonic() + END_TIMEOUT
     begun = time.perf_counter()
     while relays:
@@ -377,8 +397,12 @@ def _part(mail: Mail, work: bytearray, result: Result, run_id: str, relays: list
             rest(begun, SHARE, MAX_SLEEP)
         elif isinstance(received[1], Left):
             relays.remove(received[0])
-        if result.document is None and time.monotonic() > deadline:
-            abort(mail.world, run_id)
+        relays = [rank for rank in relays if rank not in mail.dead()]
+        if time.monotonic() > deadline:
+            if result.document is None:
+                abort(mail.world, run_id)
+            if slot.reports_deaths():  # one that looks for survivors finds that this process has ended
+                return
 
 
 def _result_of_trainer(mail: Mail, work: bytearray, keeper: HostKeeper) -> Result:
@@ -530,7 +554,9 @@ def _relay(
 def _join_relays(world: MPI.Intracomm, topology: Topology, where: str) -> Membership:
     from ddrl.distribution.membership import Membership
 
-    return Membership(_group(world, topology, Role.RELAY), lambda error: describe(error, where))
+    # Collectors of a round, and gradient nodes, are bound to their hosts.
+    shrinks = slot.reports_deaths() and not topology.in_rounds and not topology.config.learner.nodes
+    return Membership(_group(world, topology, Role.RELAY), lambda error: describe(error, where), shrinks=shrinks)
 
 
 def _group(world: MPI.Intracomm, topology: Topology, *roles: Role) -> MPI.Intracomm:

@@ -5,6 +5,9 @@ The only member that speaks MPI while the job runs. `Membership` reports the fai
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,6 +16,7 @@ from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
+from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
@@ -50,9 +54,14 @@ def relay_process(
             sampler.start()
             try:
                 while not relay.finished:
-                    relay.step()
-                    if keeper is not None:
-                        keeper.check()
+                    try:
+                        relay.step()
+                        if keeper is not None:
+                            check_keeper(keeper, membership, topology.run_id, mine)
+                    except Exception:
+                        if not membership.has_lost():
+                            raise
+                        continue_without_the_lost(membership, relay)
             except JobFailed:
                 if keeper is not None and starter is not None:
                     keeper.raise_error()
@@ -62,10 +71,41 @@ def relay_process(
     finally:
         if starter is not None:
             starter.stop(0.0)  # it has ended, unless something failed
-    membership.leave()
+    try:
+        membership.leave()
+    except Exception:
+        if not membership.has_lost():  # a relay that has died has nothing more to say
+            raise
     channels.counters_row(mine)["ended"].set(1.0)
     channels.board.trainer_bell.ring()
     return 1 if channels.board.command == Command.FAIL else 0
+
+
+def check_keeper(keeper: HostKeeper, membership: Membership, run_id: str, mine: Assignment) -> None:
+    """JobFailed where this host's keeper has ended before the job. Its members end with it, so where the others can
+    continue without this host, the relay ends too, and they do."""
+    try:
+        keeper.check()
+    except JobFailed as error:
+        if membership.shrinks and mine.host:
+            print(f"ddrl: {error}: host {mine.host} leaves the job", file=sys.stderr, flush=True)
+            unlink_run(run_id, mine.host)
+            os.kill(os.getpid(), signal.SIGKILL)  # MPI takes no other end for a death
+        raise
+
+
+def continue_without_the_lost(membership: Membership, relay: Relay) -> None:
+    """Make a new plan with the relays that live; collective over them. What was under way is sent anew. JobFailed where
+    the root has died."""
+    while True:
+        membership.shrink()
+        try:
+            relay.reset(membership)
+        except Exception:
+            if not membership.has_lost():
+                raise
+        else:
+            return
 
 
 def _make_relay(

@@ -249,18 +249,24 @@ def record(launcher: int) -> bytes:
         pass
     memory = f"{token}-{os.stat('/proc/self/ns/pid').st_ino}"
     cores = sum(1 << core for core in os.sched_getaffinity(0))
-    text = f"{__version__} {memory} {cores:x} {int(may_lose_ranks(launcher))} {os.uname().nodename}"
+    may_die = may_lose_ranks(launcher) or reports_deaths()
+    text = f"{__version__} {memory} {cores:x} {int(may_die)} {os.uname().nodename}"
     return text.encode()[:RECORD_BYTES].ljust(RECORD_BYTES)
 
 
 def may_lose_ranks(launcher: int) -> bool:
-    """Whether a rank's parent is an mpirun with --enable-recovery, which lets the job continue without ranks that die.
-    On other hosts the parent is a daemon, which does not show that."""
+    """Whether a rank's parent is an mpirun that lets the job continue without ranks that die. On other hosts the parent
+    is a daemon, which does not show that."""
     try:
         with open(f"/proc/{launcher}/cmdline") as file:
-            return "--enable-recovery" in file.read().split("\0")
+            return not {"--enable-recovery", "--with-ft"}.isdisjoint(file.read().split("\0"))
     except OSError:  # it has ended
         return False
+
+
+def reports_deaths() -> bool:
+    """Whether MPI reports the death of a rank to the others, and they can go on: Open MPI's `mpirun --with-ft ulfm`."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false")  # noqa: SIM112
 
 
 def abort(world: MPI.Intracomm, launcher: int) -> None:
@@ -275,14 +281,21 @@ def abort(world: MPI.Intracomm, launcher: int) -> None:
 
 
 def wait(request: MPI.Request, launcher: int, period: float) -> None:
-    """Until it has ended, polled once in `period` [s]; without its launcher the job has ended, and so does this
-    process."""
+    """Until it has ended, polled once in `period` [s]; without its launcher or rank 0 the job has ended, and so does
+    this process."""
     import time  # part of the interpreter
 
-    while not request.Test():
-        if os.getppid() != launcher:
-            os._exit(1)
-        time.sleep(period)
+    from mpi4py import MPI
+
+    try:
+        while not request.Test():
+            if os.getppid() != launcher:
+                os._exit(1)
+            time.sleep(period)
+    except MPI.Exception:
+        if not reports_deaths():
+            raise
+        os._exit(1)
 
 
 def prepare_mpi(ranks: int) -> None:
