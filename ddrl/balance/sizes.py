@@ -345,7 +345,7 @@ class AffineFilter:
         p = self._p + (self.drift**2)[..., None, None] * _square(x)
         predicted = (h * x).sum(-1)
         ph = (p * h[..., None, :]).sum(-1)
-        deviation = np.sqrt((h * ph).sum(-1) + (self.jitter * predicted) ** 2)
+        deviation = np.sqrt(np.maximum((h * ph).sum(-1), 0.0) + (self.jitter * predicted) ** 2)
         error = seconds - predicted
         # Jumps are judged in logarithms: a node four times as fast is as far off as one four times as slow.
         log_error = np.log(seconds / predicted)
@@ -363,7 +363,9 @@ class AffineFilter:
         # The new level is known from one time only: as uncertain as its jitter, on top of the scaled shape.
         level = np.where(jumped, self.jitter**2, 0.0)[..., None, None]
         p = p - gain[..., :, None] * ph[..., None, :]
-        self._p = (scale**2)[..., None, None] * p + level * _square(self._x)
+        p = (scale**2)[..., None, None] * p + level * _square(self._x)
+        # Rounding makes the two halves differ, jumps multiply that, and variances would become negative.
+        self._p = 0.5 * (p + p.swapaxes(-1, -2))
         white = np.where(follow, error / deviation, 0.0)
         self.drift = np.clip(self.drift * np.exp(settings.learning * np.clip(white * self._last, -2.0, 2.0)), *DRIFTS)
         self._last = np.where(received, white, self._last)

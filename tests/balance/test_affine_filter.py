@@ -74,3 +74,16 @@ def test_samples_never_cost_nothing_also_where_sizes_answer_to_times():
         seconds = np.array([1.0 + 0.02 * iteration, 1.0, 1.0])
         track.update(Observation.of(CLUSTER, sizes, seconds))
         assert (sizes / track.speed > 0.099 * (track.overhead + sizes / track.speed)).all(), iteration
+
+
+def test_times_of_a_machine_that_is_busy_with_other_things_never_make_a_variance_negative():
+    cluster, rng = Cluster.of(160, np.full(10, 100.0)), np.random.default_rng(3)
+    track = AffineFilter(cluster, FilterSettings())
+    for _ in range(4000):
+        stolen = np.where(rng.random(10) < 0.1, rng.exponential(0.05, 10), 0.0)  # by other processes
+        sizes = rng.integers(3, 14, 10)
+        seconds = (1e-3 + sizes * 1e-5) * rng.lognormal(0.0, 0.3, 10) + stolen
+        with np.errstate(invalid="raise"):
+            track.update(Observation.of(cluster, sizes, seconds))
+    assert np.isfinite(track.speed).all()
+    assert (track.speed > 0).all()
