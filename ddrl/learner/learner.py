@@ -341,12 +341,13 @@ class Learner:
             return None
         key = name, statistics, tensors.layout
         with self._own_random(name), self._way(name):
-            gradient: Gradient | None = self._captures.replay(key)
-            if gradient is None:
-                with self._captures.launch(key) as keep:
-                    gradient = self._passes(tensors, name, statistics)
-                    keep(gradient)
-        return None if gradient is None else replace(gradient, updates=self.parts[name].updates)
+            captured: Gradient | None = self._captures.replay(key)
+            if captured is not None:
+                return replace(captured, updates=self.parts[name].updates)
+            with self._captures.launch(key) as keep:
+                gradient = self._passes(tensors, name, statistics)
+                keep(gradient)
+        return gradient
 
     def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         """Forward, loss and backward."""

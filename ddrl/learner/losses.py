@@ -13,7 +13,7 @@ by the same formulas, in half as many launches as by autograd.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -66,9 +66,16 @@ def q_learning(
 
 def regression(q: torch.Tensor, action: torch.Tensor, target: torch.Tensor) -> Loss:
     """Half the mean square of target - q(action): q [B, A], the rest [B]. No priorities."""
-    none = torch.zeros_like(target)
-    loss = q_learning(q, action, target, none, q.detach(), None, torch.ones_like(target), "mse")
+    none = _constant(0.0, len(target), target.dtype, target.device)
+    ones = _constant(1.0, len(target), target.dtype, target.device)
+    loss = q_learning(q, action, target, none, q.detach(), None, ones, "mse")
     return loss._replace(priority=None)
+
+
+@lru_cache(maxsize=16)
+def _constant(value: float, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[length] of one value, which nobody changes."""
+    return torch.full((length,), value, dtype=dtype, device=device)
 
 
 def critics(
@@ -312,7 +319,8 @@ def _empty(*shape: int) -> NDArray[np.float32]:
 
 
 def _arrays(*tensors: torch.Tensor) -> list[NDArray[Any]]:
-    return [tensor.detach().numpy() for tensor in tensors]  # the kernel copies what is not contiguous
+    # The kernel copies what is not contiguous. Most need no detach, which costs more than the rest.
+    return [(tensor.detach() if tensor.requires_grad else tensor).numpy() for tensor in tensors]
 
 
 def _by_kernel(

@@ -351,7 +351,7 @@ class TrajectorySource(Experience):
 
     def learned(self, batch: Trajectories, priority: NDArray[Any] | None) -> Used:
         """Nothing is kept of a trajectory that was learned from."""
-        versions = batch.policy_version[np.arange(self._length) < batch.length[:, None]]
+        versions = batch.policy_version[np.arange(batch.policy_version.shape[1]) < batch.length[:, None]]
         return Used(int(batch.length.sum()), versions)
 
     def cut(self) -> None:

@@ -155,17 +155,44 @@ class Recent:
         return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
 
 
+class Pending:
+    """Versions that acted beside the newest version then, kept until they are counted: many at once cost a tenth."""
+
+    def __init__(self) -> None:
+        self._acted = np.zeros(PENDING, np.int64)
+        self._newest = np.zeros(PENDING, np.int64)
+        self._count = 0
+
+    def fits(self, count: int) -> bool:
+        """Whether so many more are kept. After `take` any number is."""
+        return self._count + count <= len(self._acted)
+
+    def add(self, acted: NDArray[np.uint64], newest: int) -> None:
+        """Keep versions [n]."""
+        end = self._count + len(acted)
+        if end > len(self._acted):
+            self._acted = np.zeros(end, np.int64)
+            self._newest = np.zeros(end, np.int64)
+        self._acted[self._count : end] = acted
+        self._newest[self._count : end] = newest
+        self._count = end
+
+    def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Versions that acted [n], and their lags [n]; nothing is kept any more. Valid until the next `add`."""
+        acted = self._acted[: self._count]
+        lag = np.maximum(self._newest[: self._count] - acted, 0)
+        self._count = 0
+        return acted, lag
+
+
 class LagMeter:
     """Counts every consumed sample's lag; exact over the whole run."""
 
     def __init__(self, newest: int = -1) -> None:
         """`newest`: the last version of the run this one resumes; such versions count as published now."""
-        self.consumption = Recent()  # [versions], of samples and of rows
-        self.arrival = Recent()
+        self._recent = {"arrived": Recent(), "consumed": Recent()}  # [versions], of rows and of samples
+        self._pending = {"arrived": Pending(), "consumed": Pending()}
         self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
-        self._acted = np.zeros(PENDING, np.int64)
-        self._newest = np.zeros(PENDING, np.int64)
-        self._pending = 0  # how many of them are not counted yet
         self._consumed = 0
         self._debt_sum = 0.0  # [updates]
         self._in_flight_sum = 0.0
@@ -184,51 +211,46 @@ class LagMeter:
 
     def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
         """Rows reached the trainer: [n] versions that acted."""
-        if len(acted):
-            lag = np.maximum(newest - acted.astype(np.int64), 0)
-            self.arrival.add(lag)
-            versions = np.minimum(acted, len(self._publish_time) - 1).astype(np.int64)
-            first = int(versions.min())
-            rows = np.bincount(versions - first)
-            lags = np.maximum(newest - np.arange(first, first + len(rows)), 0)
-            self._arrived[:, first : first + len(rows)] += (rows, rows * lags)
+        self._add("arrived", acted, newest)
 
     def consumed(self, acted: NDArray[np.uint64], newest: int, unpublished: int = 0) -> None:
-        """Samples were learned from: [B] versions that acted, `unpublished` updates after version `newest`. Counting
-        many at once costs a tenth."""
-        count = len(acted)
-        if self._pending + count > len(self._acted):
+        """Samples were learned from: [B] versions that acted, `unpublished` updates after version `newest`."""
+        self._add("consumed", acted, newest)
+        self._seconds_sum += len(acted) * time.monotonic()
+        self._debt_sum += len(acted) * unpublished
+
+    def _add(self, what: str, acted: NDArray[np.uint64], newest: int) -> None:
+        pending = self._pending[what]
+        if not pending.fits(len(acted)):
             self._settle()
-            if count > len(self._acted):
-                self._acted = np.zeros(count, np.int64)
-                self._newest = np.zeros(count, np.int64)
-        end = self._pending + count
-        self._acted[self._pending : end] = acted
-        self._newest[self._pending : end] = newest
-        self._pending = end
-        self._seconds_sum += count * time.monotonic()
-        self._debt_sum += count * unpublished
+        pending.add(acted, newest)
 
     def _settle(self) -> None:
-        """Count what is pending."""
-        versions = self._acted[: self._pending]
-        lag = np.maximum(self._newest[: self._pending] - versions, 0)
+        """Count what is pending; what arrived first, for it may be consumed by now."""
+        arrived, lag = self._pending["arrived"].take()
+        if len(arrived):
+            self._recent["arrived"].add(lag)
+            versions = np.minimum(arrived, len(self._publish_time) - 1)
+            first = int(versions.min())
+            rows = np.bincount(versions - first)
+            self._arrived[:, first : first + len(rows)] += (rows, np.bincount(versions - first, lag))
+        versions, lag = self._pending["consumed"].take()
         counts = np.bincount(lag)
         if len(counts) > len(self._histogram):
             self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
         self._histogram[: len(counts)] += counts
-        self.consumption.add(lag)
-        self._consumed += self._pending
+        self._recent["consumed"].add(lag)
+        self._consumed += len(versions)
         known = np.clip(versions, 0, len(self._publish_time) - 1)
         self._seconds_sum -= float(self._publish_time[known].sum())
         rows, lags = self._arrived[:, known]
         self._in_flight_sum += float(np.minimum(lags / np.maximum(rows, 1), lag).sum())
-        self._pending = 0
 
-    def recent(self, percentile: float) -> float:
-        """Percentile of the newest samples' lag [versions]; NaN before the first."""
+    def recent(self, percentile: float, what: str = "consumed") -> float:
+        """Percentile of the lag [versions] of the newest samples, or of the rows that "arrived"; NaN before the
+        first."""
         self._settle()
-        return self.consumption.percentile(percentile)
+        return self._recent[what].percentile(percentile)
 
     def summary(self) -> dict[str, Any]:
         """Percentiles over the whole run [versions], and mean parts."""
@@ -654,6 +676,6 @@ class Training:
         self.beat()
         for percentile in (50, 99):
             self._count[f"lag_p{percentile}"].set(self.lag.recent(percentile))
-            self._count[f"arrival_lag_p{percentile}"].set(self.lag.arrival.percentile(percentile))
+            self._count[f"arrival_lag_p{percentile}"].set(self.lag.recent(percentile, "arrived"))
         for name, value in self.source.figures().items():
             self._count[name].set(value)

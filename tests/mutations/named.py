@@ -40,7 +40,7 @@ _NAMED = {
         ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
         ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
         ("a live epsilon is ignored", "if self.live.epsilon is None else self.live.epsilon", "if True else 0.0"),
-        ("lag of rows at arrival is zero", "self.arrival.add(lag)", "self.arrival.add(lag * 0)"),
+        ("lag of rows at arrival is zero", '_recent["arrived"].add(lag)', '_recent["arrived"].add(lag * 0)'),
     ),
     "run/checkpoint.py": (
         (

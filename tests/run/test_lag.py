@@ -72,7 +72,7 @@ def test_versions_on_their_way_and_in_replay_are_told_apart() -> None:
         meter.published(version)
     meter.arrived(np.full(4, 2, np.uint64), newest=5)  # three versions old when it arrives
     meter.consumed(np.full(4, 2, np.uint64), 10)
-    assert meter.arrival.percentile(50) == 3
+    assert meter.recent(50, "arrived") == 3
     assert meter.recent(50) == 8
     assert meter.summary()["mean_in_flight"] == 3
     assert meter.summary()["mean_in_queue"] == 5

@@ -8,6 +8,7 @@ was learned meanwhile; an epoch's order is the same in every turn (the steps the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,7 +49,7 @@ class Minibatch(NamedTuple):
     action: NDArray[np.int64]  # [b]
     target: NDArray[np.float32]  # [b]
     length: NDArray[np.uint32]  # [b], ones
-    policy_version: NDArray[np.uint64]  # [b, T]; its first column counts
+    policy_version: NDArray[np.uint64]  # [b, 1]
 
 
 class PQN(ValueAlgorithm):
@@ -109,14 +110,17 @@ class PQN(ValueAlgorithm):
         target = lambda_returns(
             draw.reward, self._values(draw.state), draw.terminated, draw.length, self._discount, settings.trace
         )
-        rows, places = np.nonzero(np.arange(steps) < draw.length[:, None])  # what is in use
+        used = np.arange(steps) < draw.length[:, None]
+        ones = np.ones(np.count_nonzero(used), np.uint32)
+        version = draw.policy_version[used][:, None]
+        arrays: list[NDArray[Any]] = [draw.state[:, :-1][used], draw.action[used], target[used], ones, version]
+        count = min(settings.minibatches, len(ones))
+        ends = np.cumsum([0, *map(len, np.array_split(ones, count))]).tolist()
         for epoch in range(settings.epochs):
-            order = np.random.default_rng((self._seed, epoch)).permutation(len(rows))
-            for chosen in np.array_split(order, min(settings.minibatches, len(rows))):
-                at = rows[chosen], places[chosen]
-                version = np.broadcast_to(draw.policy_version[at][:, None], (len(chosen), steps))
-                length = np.ones(len(chosen), np.uint32)
-                yield Minibatch(draw.state[at], draw.action[at], target[at], length, version)
+            order = np.random.default_rng((self._seed, epoch)).permutation(len(ones))
+            shuffled = [array[order] for array in arrays]
+            for begin, end in itertools.pairwise(ends):
+                yield Minibatch(*(array[begin:end] for array in shuffled))
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         return [Evaluation("q", part, (batch.state,), gradient=True, training=True)]
