@@ -23,10 +23,11 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec as Registered
 
+from ddrl.acting.choosers import chooser_class
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import DdrlError, EnvError, MissingExtraError
 from ddrl.core.plugins import code_name, import_code
-from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, VectorEnv, allowed_actions
+from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import doubts, has_picture, is_box, shown
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
 
@@ -102,27 +103,14 @@ def probe_spec(config: EnvConfig) -> EnvSpec:
     env = make_vector_env(config, 1)
     try:
         spec = env.spec
-        draw = np.random.default_rng(0)
+        chooser = chooser_class("epsilon_greedy" if spec.discrete else "gaussian")(spec, 1, 0, {})
         seen = [env.reset(0)]
         end = time.perf_counter() + PROBE_SECONDS
         while len(seen) <= PROBE_STEPS and (len(seen) == 1 or time.perf_counter() < end):
-            seen.append(env.step(_random_action(spec, seen[-1], draw)).observation)
+            seen.append(env.step(chooser.random(seen[-1])[0]).observation)
         return replace(spec, notes=(*spec.notes, *doubts(spec, np.concatenate(seen))))
     finally:
         env.close()
-
-
-def _random_action(spec: EnvSpec, observation: Array, draw: np.random.Generator) -> Array:
-    """Of one environment, [1, *action.shape]."""
-    if spec.discrete:
-        allowed = np.ones((1, spec.num_actions), np.bool_)
-        if spec.masked:
-            allowed = allowed_actions(observation[ACTION_MASK])
-        return draw.choice(np.flatnonzero(allowed[0]), 1)
-    low = np.array(spec.action_low or -1.0)
-    high = np.array(spec.action_high or 1.0)
-    numbers = draw.uniform(low, high, spec.action.size)
-    return numbers.reshape(1, *spec.action.shape).astype(spec.action.numpy)
 
 
 def _find(env_id: str) -> Registered | Callable[..., Any]:

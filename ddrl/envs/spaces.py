@@ -168,8 +168,11 @@ def _notes(space: Any, name: str) -> Iterator[str]:
 def _unbounded(space: Any) -> Array:
     """Which numbers of a Box of integers have no bounds: those of a wide dtype that may have its limits."""
     limits = np.iinfo(space.dtype)
-    wide = limits.bits > 8 + 8 * (space.dtype.kind == "u")
-    return wide & ((space.low.ravel() <= limits.min) | (space.high.ravel() >= limits.max))
+    if limits.bits <= 8 + 8 * (space.dtype.kind == "u"):
+        return np.zeros(space.low.size, np.bool_)
+    low = max(limits.min, np.iinfo(np.int32).min)  # also of a dtype that is wider: nothing of it would be seen
+    high = min(limits.max, np.iinfo(np.int32).max)
+    return (space.low.ravel() <= (low or -1)) | (space.high.ravel() >= high)
 
 
 def _ranges(space: Any) -> tuple[tuple[float, float], ...]:
@@ -241,6 +244,7 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
     )
 
 
+BYTES = (0.0, 255.0)  # the range of levels
 DARK = 32  # a byte that none exceeds is hardly one of 0 to 255
 LARGE = 100.0  # a number beyond it is hardly scaled
 
@@ -251,17 +255,17 @@ def doubts(spec: EnvSpec, observations: Array) -> Iterator[str]:
     for what, (array, given) in (parts or {"observations": (spec.observation, observations)}).items():
         if array.dtype == "bool" or spec.networks:
             continue
-        ranges = array.ranges or (((0.0, 255.0),) if array.dtype == "uint8" else (AS_IT_IS,))
-        values = np.abs(given.reshape(len(given), -1).astype(np.float64))
-        for bounds in dict.fromkeys(ranges):
-            most = values[:, [kept == bounds for kept in ranges] if len(ranges) > 1 else slice(None)].max()
-            if bounds == (0.0, 255.0) and 0 < most < DARK:
-                yield (
-                    f"{what}: bytes were at most {most:.0f} of 255, seen as {most / 255:.2g} at most: if they are no "
-                    "levels but codes or flags, give their Box its bounds, or set env.scale = none"
-                )
-            if bounds == AS_IT_IS and most > LARGE:
-                yield f"{what}: numbers reached {most:.4g}, seen as they are: scale them in the environment"
+        most = np.abs(given.reshape(len(given), -1).astype(np.float64)).max(0)
+        ranges = np.array(array.ranges or [BYTES if array.dtype == "uint8" else AS_IT_IS])
+        byte = most[(ranges == BYTES).all(1) & (most >= 0)].max(initial=0.0)
+        number = most[(ranges == AS_IT_IS).all(1) & (most >= 0)].max(initial=0.0)
+        if 0 < byte < DARK:
+            yield (
+                f"{what}: bytes were at most {byte:.0f} of 255, seen as {byte / 255:.2g} at most: if they are codes or "
+                "flags, give their Box its bounds, or set env.scale = none"
+            )
+        if number > LARGE:
+            yield f"{what}: numbers reached {number:.4g}, seen as they are: scale them in the environment"
 
 
 # ---- The check of one observation ----
@@ -484,7 +488,7 @@ class MaskReader:
         """The space of what the networks see."""
         if self._source != "observation":
             return space
-        return spaces.Dict({name: entry for name, entry in space.spaces.items() if name != ACTION_MASK})
+        return spaces.Dict([(name, entry) for name, entry in space.spaces.items() if name != ACTION_MASK])
 
     def writer(self, write: Callable[[Any, Array], None], *, named: bool) -> Callable[[Any, Any, Any, Array], None]:
         """A function (environment, observation, info, row) that writes both into a row of the record; `write` writes

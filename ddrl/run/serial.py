@@ -62,7 +62,7 @@ class SerialRun:
         if not task.steering.paused:
             if training.source.pacing.insertable():
                 self._worker.step()
-            while training.turn():
+            while training.turn() and not self._stopped():  # updates may be slow, and many are due at once
                 moved = True
             self._evaluate_where_due()
         return Outcome.DONE if task.attend() else Outcome.MOVED if moved else Outcome.IDLE
@@ -90,14 +90,12 @@ class SerialRun:
         self._next_evaluation = self._evaluation_after(state.env_steps)
         vector = task.acting_vector()
         turn = state.env_steps // task.config.evaluation.period
-        limit = task.config.run.max_seconds
-
-        def stopped() -> bool:
-            return self._is_interrupted() or task.training.seconds >= limit
-
         with suppress(InterruptedError):  # the run ends, and says why
-            judged = self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn, stop=stopped)
+            judged = self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn, stop=self._stopped)
             task.accept(judged, vector)
+
+    def _stopped(self) -> bool:
+        return self._is_interrupted() or self.task.training.seconds >= self.task.config.run.max_seconds
 
     def _cut(self) -> None:
         training = self.task.training

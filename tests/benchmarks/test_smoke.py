@@ -27,6 +27,7 @@ FORMS = {
 PLAIN = {
     "benchmarks.ages": [""],
     "benchmarks.figures": ["--check"],
+    "benchmarks.published": ["CartPole-v1"],
     "benchmarks.size": [""],
     "benchmarks.distribution.cluster": ["up --hosts 2", "run --ranks 1 -- true", "down"],
     "benchmarks.replay.picture": ["{folder}/replay.png"],

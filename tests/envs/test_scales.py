@@ -72,6 +72,13 @@ CASES: dict[str, tuple[Any, Any, list[float], str]] = {
         [3, -7],
         "int64 without bounds",
     ),
+    "open as a narrower dtype": (
+        spaces.Box(-(2**31), 2**31 - 1, (2,), np.int64),
+        np.array([3, -7]),
+        [3, -7],
+        "int64 without bounds",
+    ),
+    "unsigned": (spaces.Box(0, 4, (2,), np.uint32), np.array([1, 4], np.uint32), [0.25, 1], "uint32 from 0 to 4"),
     "floats": (spaces.Box(0, 255, (2,), np.float32), np.array([1, 255], np.float32), [1, 255], ""),
     "several": (
         spaces.Dict(a=spaces.Box(0, 10, (), np.int16), b=spaces.Discrete(2), c=spaces.Box(-9, 9, (2,), np.float32)),

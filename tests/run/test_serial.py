@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ddrl.run.serial import SerialRun
+from ddrl.run.task import Outcome
 from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -124,3 +127,21 @@ def test_updates_compute_without_denormal_numbers(mode, tmp_path):
 
 def test_the_last_evaluation_is_over_before_any_environment_of_the_process_is_closed(tmp_path):
     run(tmp_path / "run", 1, "--set", "env.id=tests.run.environments:Drawing", "--set", "run.max_env_steps=200")
+
+
+def test_updates_that_are_due_at_once_are_left_at_an_interrupt():
+    """A first batch may owe hundreds of them, of seconds each."""
+    turns = iter([True] * 1000)
+    training = SimpleNamespace(
+        turn=lambda: next(turns), source=SimpleNamespace(pacing=SimpleNamespace(insertable=lambda: 0)), seconds=0.0
+    )
+    serial = SerialRun.__new__(SerialRun)
+    serial._is_interrupted = lambda: True
+    serial._next_evaluation = float("inf")
+    config = SimpleNamespace(run=SimpleNamespace(max_seconds=float("inf")))
+    training.state = SimpleNamespace(env_steps=0)
+    serial.task = SimpleNamespace(
+        training=training, steering=SimpleNamespace(paused=False), attend=lambda: True, config=config
+    )
+    assert serial.turn() is Outcome.DONE
+    assert len(list(turns)) == 999
