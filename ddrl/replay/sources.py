@@ -170,6 +170,8 @@ class ReplaySource(Experience):
         rollout = config.rollout
         self._weighted_lag = rollout.max_policy_lag if rollout.at_max_lag == "weight" else math.inf
         self._newest_version = 0
+        self._increments = config.run.checkpoint_seconds > 0
+        self._written = -1  # inode of the file of the last snapshot that was written or loaded
         self._evicted_before = (0, 0)  # records in all, and unseen ones, before the checkpoint that was loaded
         wanted = config.learner.batch_size * experience.pick_len
         self.limiter = rate_limiter(config, wanted, lambda: self.replay.num_picks > 0)
@@ -239,19 +241,55 @@ class ReplaySource(Experience):
         return before + self.replay.evicted, unseen_before + self.replay.evicted_unseen
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the replay with its selector; the rate limiter's state, and what was evicted."""
-        self.replay.save(folder / SNAPSHOT)
+        """Write the replay with its selector; the rate limiter's state, and what was evicted.
+
+        Where checkpoints are taken by time, what changed since the last one is written alone, and the files before it
+        are linked, so that each folder is whole. Once such increments exceed half of their base, a new one is
+        written."""
+        chain = self._link_last(folder) if self._increments else 0
+        path = folder / (f"{SNAPSHOT}.{chain}" if chain else SNAPSHOT)
+        self.replay.save(path, increment=chain > 0)
+        self._written = path.stat().st_ino
         return {**self.limiter.state(), "evicted": list(self.evicted)}
+
+    def _link_last(self, folder: Path) -> int:
+        """Link the replay's files of the newest checkpoint into `folder`; how many. 0 where that is not the one that
+        this replay has written or loaded last, or its increments have become long."""
+        last = max(folder.parent.glob("[0-9]*"), default=folder)
+        files = _snapshots(last)
+        sizes = [path.stat().st_size for path in files]
+        if not files or files[-1].stat().st_ino != self._written or sum(sizes[1:]) > sizes[0] / 2:
+            return 0
+        try:
+            for path in files:
+                os.link(path, folder / path.name)
+        except OSError:  # a file system without links
+            for path in _snapshots(folder):
+                path.unlink()
+            return 0
+        return len(files)
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Become what `save` wrote; CheckpointError where it cannot be used."""
-        self.replay.load(folder / SNAPSHOT)
+        files = _snapshots(folder) or [folder / SNAPSHOT]
+        self.replay.load(*files)
+        self._written = files[-1].stat().st_ino
         self.limiter.load_state(state)
         try:  # older checkpoints have none: all that were recorded and are not held were evicted
             evicted, unseen = map(int, state.get("evicted", (self.limiter.inserts - len(self.replay), 0)))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"the counts of evicted records {state['evicted']!r} cannot be used") from error
         self._evicted_before = evicted - self.replay.evicted, unseen - self.replay.evicted_unseen
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    """The files of a replay in a checkpoint: the base, then its increments in their order."""
+    files: list[Path] = []
+    path = folder / SNAPSHOT
+    while path.exists():
+        files.append(path)
+        path = folder / f"{SNAPSHOT}.{len(files)}"
+    return files
 
 
 class Trajectories(NamedTuple):

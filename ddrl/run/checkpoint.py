@@ -1,7 +1,8 @@
 """Checkpoints: everything that the trainer needs to continue, whole or not at all.
 
     RUN/checkpoints/<env steps>/learner.safetensors   parameters, targets, optimizer
-                                replay.snapshot       records and selectors (or trajectories.npy)
+                                replay.snapshot       records and selectors (or trajectories.npy), and with
+                                replay.snapshot.1 ... run.checkpoint_seconds what has changed since, file by file
                                 state.json            counts, live settings, digests of the files; written last
 
 A checkpoint is written under a temporary name and renamed when it is complete, so a run killed at any moment leaves the
@@ -119,10 +120,12 @@ def write_checkpoint(
     state: dict[str, Any],
     write: Callable[[Path], object],
     keep: int = KEPT_CHECKPOINTS,
+    digests: dict[tuple[int, int, int], str] | None = None,
 ) -> Path:
     """Write a checkpoint and drop all but the `keep` newest.
 
-    `write` writes the checkpoint's files into the folder it is given. `state` must be JSON. Raises RunDirError where
+    `write` writes the checkpoint's files into the folder it is given. `state` must be JSON. `digests`: kept by the
+    caller from one checkpoint to the next, so that linked files are read once. Raises RunDirError where
     the disk refuses: what was written is removed, and older checkpoints, one of the same step included, stay."""
     final = folder / f"{env_steps:012d}"
     temporary = folder / f".{env_steps:012d}.{os.getpid()}"
@@ -131,10 +134,15 @@ def write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         write(temporary)
-        files = sorted(temporary.iterdir())
-        for path in files:
-            sync(path)
-        document = {**state, "digests": {path.name: digest_of_file(path) for path in files}}
+        files = {path.name: path.stat() for path in sorted(temporary.iterdir())}
+        keys = {name: (found.st_ino, found.st_size, found.st_mtime_ns) for name, found in files.items()}
+        known = {} if digests is None else digests
+        for name in [name for name, key in keys.items() if key not in known]:
+            sync(temporary / name)
+            known[keys[name]] = digest_of_file(temporary / name)
+        for key in known.keys() - keys.values():
+            del known[key]
+        document = {**state, "digests": {name: known[key] for name, key in keys.items()}}
         write_json(temporary / STATE, {"format": FORMAT, "checksum": _checksum(document), **document})
         if final.exists():
             final.rename(replaced)  # killed here: the next start renames it back (directory.sweep_unfinished)
@@ -252,6 +260,7 @@ class Checkpoints:
         self._training = training
         self._layout = model.layout.digest
         self._run_id = run_id_of(folder.parent)
+        self._digests: dict[tuple[int, int, int], str] = {}
         self._set_next()
 
     def due(self) -> bool:
@@ -287,7 +296,7 @@ class Checkpoints:
             state["source"] = training.source.save(folder)
 
         try:
-            path = write_checkpoint(self._folder, training.state.env_steps, state, write)
+            path = write_checkpoint(self._folder, training.state.env_steps, state, write, digests=self._digests)
         finally:
             counters["phase"].set(Phase.RUNNING)
             training.beat()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddrl.core.algorithm import Experience
-from ddrl.core.config import Config, LearnerConfig, ReplayConfig
+from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
@@ -210,6 +212,57 @@ def test_a_replay_source_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert other.pacing.insertable() == source.pacing.insertable()
     np.testing.assert_array_equal(other.sample().pick_pos, source.sample().pick_pos)
     assert other.figures()["replay_size"] == 120
+
+
+def test_checkpoints_by_time_hold_what_has_changed_until_that_is_half_of_their_base(tmp_path: Path) -> None:
+    settings = replace(config(selector="prioritized", capacity=400), run=RunConfig(checkpoint_seconds=10.0))
+    source = replay_source(settings)
+    states = {}
+
+    streams = itertools.count()
+
+    def save(number: int, *, whole: bool = True) -> list[str]:
+        folder = tmp_path / ".unfinished"
+        folder.mkdir()
+        states[number] = source.save(folder)
+        names = sorted(path.name for path in folder.iterdir())
+        if whole:
+            folder.rename(tmp_path / f"{number:012d}")
+        return names
+
+    def learn(episodes: int) -> None:
+        for _ in range(episodes):
+            source.record(episode(SCHEMA, next(streams), 30), 0)
+        source.learned(source.sample(), np.linspace(0.1, 1.0, 8))
+
+    learn(12)
+    assert save(1) == ["replay.snapshot"]
+    learn(2)
+    assert save(2) == ["replay.snapshot", "replay.snapshot.1"]
+    learn(2)  # from here on records are evicted
+    save(3, whole=False)  # the disk is full: the folder goes
+    shutil.rmtree(tmp_path / ".unfinished")
+    learn(1)
+    assert save(4) == ["replay.snapshot"], "an increment would build on one that is gone"
+    learn(1)
+    assert save(5) == ["replay.snapshot", "replay.snapshot.1"]
+    shutil.rmtree(tmp_path / f"{4:012d}")  # older checkpoints go, one by one
+    other = replay_source(settings)
+    other.load(tmp_path / f"{5:012d}", states[5])
+    for one in (source, other):
+        np.testing.assert_array_equal(one.replay.picks()[1], source.replay.picks()[1])
+        np.testing.assert_allclose(one.probabilities(), source.probabilities())
+    np.testing.assert_array_equal(other.sample().pick_pos, source.sample().pick_pos)
+    source = other  # the trainer has died, and the next one goes on with the chain
+    learn(1)
+    assert save(6) == ["replay.snapshot", "replay.snapshot.1", "replay.snapshot.2"]
+    number = 6
+    while "replay.snapshot.1" in save(number := number + 1):
+        learn(3)
+        assert number < 20, "the chain has no end"
+    last = replay_source(settings)
+    last.load(tmp_path / f"{number:012d}", states[number])
+    np.testing.assert_array_equal(last.sample().pick_pos, source.sample().pick_pos)
 
 
 def test_min_size_holds_draws_back_and_samples_per_insert_recording() -> None:

@@ -1,0 +1,281 @@
+"""What runs bear while their processes die: `python -m benchmarks.run.deaths --part session --seconds 900`.
+
+    session    one job under plain mpirun, three groups of ranks: kills of rollouts, the evaluator and the trainer
+    kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
+    effective  env steps learned from a second, with kills over without, in turn
+    solve      env steps of CartPole to 475, with kills over without, seed by seed
+
+Each victim is drawn among all living processes of the roles, alike; the time between two deaths is --every seconds on
+average. Environments are CartPole with a step of one millisecond, so that the machine's speed decides little."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from benchmarks.harness import ROOT, arguments, mpi_environment, mpirun, print_rows, ratio_of_pairs, run_parts
+from ddrl.core.errors import DdrlError
+from ddrl.core.roles import Role
+from ddrl.telemetry import Run, attach, run_status
+from ddrl.telemetry.ledger import LEDGER, accounts
+from ddrl.testing.chaos import end_by, group_without_memory, processes_of
+
+MEMBERS = ("rollout", "evaluator", "trainer")
+HANG = 60.0  # [s] without a step or an update
+START_LIMIT = 300.0  # [s] until the first update
+END_LIMIT = 120.0  # [s]
+LOOK_PERIOD = 0.25  # [s]
+SETTINGS = (
+    "env.id=benchmarks.run.deaths:slow_cartpole",
+    "env.num_envs=4",
+    "evaluation.period=2000",
+    "evaluation.episodes=4",
+    "evaluation.confirm_episodes=0",
+    "rollout.restarts=1000",
+    "run.checkpoint_seconds=10",
+    "run.silence_limit=30",
+)
+ENDLESS = ("run.target_return=inf", "run.max_env_steps=1000000000", "replay.samples_per_insert=8")
+
+
+class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A step takes a millisecond."""
+
+    def step(self, action: Any) -> Any:
+        """One step."""
+        time.sleep(1e-3)
+        return self.env.step(action)
+
+
+def slow_cartpole() -> gymnasium.Env[Any, Any]:
+    """CartPole whose step takes a millisecond."""
+    return Slow(gymnasium.make("CartPole-v1"))
+
+
+class Job:
+    """A run that is killed process by process. Use as a context, which ends it."""
+
+    def __init__(self, launcher: Sequence[str], folder: Path, *settings: str, seed: int = 0) -> None:
+        self.path = folder / "run"
+        words = [word for text in (f"run.dir={self.path}", *SETTINGS, *settings) for word in ("--set", text)]
+        self._log = (folder / "log").open("w")
+        self.process = subprocess.Popen(
+            [*launcher, "cartpole", *words],
+            env=mpi_environment(PYTHON=sys.executable, OMP_NUM_THREADS="1"),
+            stdout=self._log,
+            stderr=self._log,
+            stdin=subprocess.DEVNULL,
+        )
+        self.killed: Counter[str] = Counter()  # by role and way
+        self.longest = 0.0  # [s] without a step or an update
+        self.again: list[float] = []  # [s] from each end of the job to the first update after it
+        self._rng = random.Random(seed)
+        self._progress = -1.0
+        self._moved_at = time.monotonic()
+        self._job_ended_at = 0.0
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self._log.close()
+
+    def counts(self) -> tuple[float, float]:
+        """Steps that the trainer has recorded, and its updates."""
+        with contextlib.suppress(DdrlError), Run(self.path) as run:
+            table = run.latest()
+            if len(table):
+                trainer = table.column("role")[-1] == list(Role).index(Role.TRAINER)
+                steps, updates = (np.nansum(table.column(name)[-1][trainer]) for name in ("env_steps", "updates"))
+                return float(steps), float(updates)
+        return 0.0, 0.0
+
+    def learns(self) -> None:
+        """Until the first update."""
+        begun = time.monotonic()
+        while not self.counts()[1]:
+            if self.process.poll() is not None or time.monotonic() - begun > START_LIMIT:
+                raise SystemExit(f"the run has not begun: {Path(self._log.name).read_text()[-2000:]}")
+            time.sleep(LOOK_PERIOD)
+        self._moved_at = time.monotonic()
+
+    def torment(self, seconds: float, every: float, roles: Sequence[str], ways: Sequence[str]) -> None:
+        """Kill processes for so long, or until the run ends; every 0: none."""
+        end = time.monotonic() + seconds
+        next_kill = time.monotonic() + every * self._rng.uniform(0.5, 1.5)
+        with contextlib.ExitStack() as stack:
+            group = stack.enter_context(group_without_memory()) if every and "oom" in ways else None
+            while time.monotonic() < end and self.process.poll() is None:
+                time.sleep(LOOK_PERIOD)
+                self._look()
+                if not every or time.monotonic() < next_kill or run_status(self.path).state != "running":
+                    continue
+                run_id = json.loads((self.path / "run.json").read_text())["run_id"]  # of the newest job
+                victims = [one for one in processes_of(run_id) if one.role in roles]
+                if victims and not self._job_ended_at:
+                    next_kill = time.monotonic() + every * self._rng.uniform(0.5, 1.5)
+                    victim = self._rng.choice(victims)
+                    with contextlib.suppress(ProcessLookupError):
+                        self.killed[f"{victim.role} {end_by(self._rng.choice(ways), victim, group)}"] += 1
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        steps, updates = self.counts()
+        if run_status(self.path).state not in ("running", "paused"):
+            self._job_ended_at = self._job_ended_at or now
+        if steps + updates != self._progress:
+            self._progress = steps + updates
+            self._moved_at = now
+            if self._job_ended_at and run_status(self.path).state == "running":
+                self.again.append(now - self._job_ended_at)
+                self._job_ended_at = 0.0
+        self.longest = max(self.longest, now - self._moved_at)
+
+    def stop(self) -> dict[str, Any]:
+        """End it as a user does, and say what became of it and of its rows."""
+        if self.process.poll() is None:
+            with contextlib.suppress(DdrlError), attach(self.path, timeout=END_LIMIT) as control:
+                control.stop()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_LIMIT)
+        status = self.process.poll()
+        with Run(self.path) as run:
+            entry = run.snapshot(LEDGER)
+            table = run.latest()
+        assert entry is not None
+        found = accounts(entry, table.values[-1])
+        state = entry["state"]
+        return {
+            "status": status,
+            "last_words": "" if status == 0 else Path(self._log.name).read_text()[-3000:],
+            "deaths": self.killed.total(),
+            "killed": dict(sorted(self.killed.items())),
+            "longest_standstill_seconds": self.longest,
+            "hangs": int(self.longest > HANG or status is None),
+            "versions_refused": int(np.nansum(table.column("checksum_failures"))),
+            "accounts": len(found),
+            "accounts_that_do_not_balance": [str(one) for one in found if one.missing],
+            "rows_taken": state["rows_taken"],
+            "rows_lost_with_trainers": state["rows_lost"],
+            "jobs_started_again": len(self.again),
+            "learning_again_seconds": self.again,
+        }
+
+
+def session(options: argparse.Namespace) -> Any:
+    """Kills under plain mpirun."""
+    launcher = [*mpirun(options.ranks), sys.executable, "-m", "ddrl.run"]
+    return _torment(options, launcher, MEMBERS)
+
+
+def kept(options: argparse.Namespace) -> Any:
+    """Kills under a launcher that starts the job again, of relays and keepers too."""
+    launcher = [str(ROOT / "mpi_launch" / "local"), str(options.ranks), "--keep-alive", "1000"]
+    return _torment(options, launcher, (*MEMBERS, "relay", "keeper"))
+
+
+def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        more = (*ENDLESS, f"cluster.relays={options.relays}", f"run.checkpoint_seconds={options.checkpoint_seconds}")
+        with Job(launcher, Path(folder), *more) as job:
+            job.learns()
+            begun = time.monotonic()
+            job.torment(options.seconds, options.every, roles, options.how.split(","))
+            seconds = time.monotonic() - begun
+            found = {"ranks": options.ranks, "relays": options.relays, "seconds": seconds, **job.stop()}
+    print_rows([{name: str(value) for name, value in found.items()}])
+    return found
+
+
+def effective(options: argparse.Namespace) -> Any:
+    """Steps learned from a second, with kills and without, in turn."""
+    rates: dict[str, list[float]] = {"kills": [], "without": []}
+    deaths = 0
+    for turn in range(options.pairs_of_runs):
+        for side in sorted(rates, reverse=bool(turn % 2)):
+            with tempfile.TemporaryDirectory() as folder:
+                launcher = [sys.executable, "-m", "ddrl.run"]
+                with Job(launcher, Path(folder), *ENDLESS, "run.processes=3", seed=turn) as job:
+                    job.learns()
+                    begun = time.monotonic()
+                    before = job.counts()[0]
+                    job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
+                    rates[side].append((job.counts()[0] - before) / (time.monotonic() - begun))
+                    deaths += job.killed.total()
+                    job.stop()
+            print(f"{side}: {rates[side][-1]:.0f} steps/s", flush=True)
+    ratio = ratio_of_pairs(list(zip(rates["kills"], rates["without"], strict=True)))
+    return {"seconds": options.seconds, "every": options.every, "deaths": deaths, "rates": rates, "ratio": ratio}
+
+
+def solve(options: argparse.Namespace) -> Any:
+    """Steps to 475, with kills and without, seed by seed."""
+    steps: dict[str, list[float]] = {"kills": [], "without": []}
+    deaths: list[int] = []
+    for seed in range(options.pairs_of_runs):
+        for side in sorted(steps, reverse=bool(seed % 2)):
+            with tempfile.TemporaryDirectory() as folder:
+                launcher = [sys.executable, "-m", "ddrl.run"]
+                more = ("run.target_return=475", "evaluation.period=1000", "evaluation.episodes=20", f"run.seed={seed}")
+                more += ("run.processes=2",)
+                with Job(launcher, Path(folder), *more, seed=seed) as job:
+                    job.learns()
+                    job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
+                    if job.process.poll() is None:
+                        job.process.send_signal(signal.SIGINT)
+                    job.process.wait(END_LIMIT)
+                    summary = json.loads((job.path / "summary.json").read_text())
+                    reached = "target_return" in summary["reason"]
+                    steps[side].append(summary["env_steps"] if reached else float("inf"))
+                    if side == "kills":
+                        deaths.append(job.killed.total())
+            print(f"seed {seed}, {side}: {steps[side][-1]:,.0f} env steps", flush=True)
+    medians = {side: statistics.median(found) for side, found in steps.items()}
+    return {
+        "steps": steps,
+        "deaths": deaths,
+        "solved": {side: int(np.isfinite(found).sum()) for side, found in steps.items()},
+        "ratio_of_medians": medians["kills"] / medians["without"],
+        "interval": interval(steps["kills"], steps["without"]),
+    }
+
+
+def interval(kills: Sequence[float], without: Sequence[float]) -> list[float]:
+    """95 % of the ratio of medians (bootstrap over the runs of each side)."""
+    rng = np.random.default_rng(0)
+    draws = [np.median(rng.choice(side, (10_000, len(side))), axis=1) for side in (kills, without)]
+    return np.quantile(draws[0] / draws[1], [0.025, 0.975]).tolist()
+
+
+def main() -> None:
+    """Run the parts."""
+    parser = arguments("deaths", __doc__ or "")
+    parser.add_argument("--ranks", type=int, default=9)
+    parser.add_argument("--relays", type=int, default=3, help="groups of ranks that act as hosts (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=900.0, help="of each run, at most (%(default)s)")
+    parser.add_argument("--every", type=float, default=15.0, help="mean time between two deaths [s] (%(default)s)")
+    parser.add_argument("--how", default="kill,stop,oom", help="ways of dying in sessions (%(default)s)")
+    parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
+    parser.add_argument("--pairs-of-runs", type=int, default=3)
+    run_parts(parser, {"session": session, "kept": kept, "effective": effective, "solve": solve})
+
+
+if __name__ == "__main__":
+    main()
