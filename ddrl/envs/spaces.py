@@ -169,7 +169,7 @@ def _unbounded(space: Any) -> Array:
     """Which numbers of a Box of integers have no bounds: those of a wide dtype that may have its limits."""
     limits = np.iinfo(space.dtype)
     if limits.bits <= 8 + 8 * (space.dtype.kind == "u"):
-        return np.zeros(space.low.size, np.bool_)
+        return np.zeros(int(space.low.size), np.bool_)
     low = max(limits.min, np.iinfo(np.int32).min)  # also of a dtype that is wider: nothing of it would be seen
     high = min(limits.max, np.iinfo(np.int32).max)
     return (space.low.ravel() <= (low or -1)) | (space.high.ravel() >= high)

@@ -130,7 +130,9 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
     def work() -> int:
         from ddrl.envs import probe_spec
         from ddrl.learner import describe as describe_algorithm
+        from ddrl.run.process import name_process
 
+        name_process("ddrl probe")  # it is no rollout
         subject = f"env.id = {config.env.id}"
         try:
             spec = probe_spec(config.env)
