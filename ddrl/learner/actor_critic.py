@@ -10,42 +10,72 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from ddrl.core.config import LearnerConfig
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.networks import FlatInputs, action_scale
+from ddrl.learner.own_networks import OwnCritics, own_network
 from ddrl.learner.plain import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
 
 
-def make_actor(spec: EnvSpec, hidden: list[int]) -> nn.Module:
-    """The actor that fits the observation: one vector, or what the module `spec.networks` is for."""
+def make_actor(config: LearnerConfig, spec: EnvSpec) -> nn.Module:
+    """The actor that is named, or fits the observation: one vector, or what the module `spec.networks` is for."""
+    if ":" in config.network:
+        return OwnActor(config, spec)
     if spec.networks:
-        return import_module(spec.networks).make_actor(spec, hidden)
-    return Actor(spec, hidden)
+        return import_module(spec.networks).make_actor(spec, config.hidden)
+    return Actor(spec, config.hidden)
 
 
-def make_critics(spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> nn.Module:
-    """`count` critics of `outputs` numbers that fit the observation."""
+def make_critics(config: LearnerConfig, spec: EnvSpec, count: int = 1, outputs: int = 1) -> nn.Module:
+    """`count` critics of `outputs` numbers that are named, or fit the observation."""
+    if ":" in config.network:
+        return OwnCritics(config, spec, action_scale(spec), count, outputs)
     if spec.networks:
-        return import_module(spec.networks).make_critics(spec, hidden, count, outputs)
-    return Critics(spec, hidden, count, outputs)
+        return import_module(spec.networks).make_critics(spec, config.hidden, count, outputs)
+    return Critics(spec, config.hidden, count, outputs)
 
 
-class Actor(nn.Module):
-    """mu(s) = centre + half tanh(f(s)) with f an mlp with relu: [B, *action.shape], within the action's bounds, which
-    must be finite."""
+class Bounded(nn.Module):
+    """mu(s) = centre + half f(s) with f from -1 to 1: [B, *action.shape], within the action's bounds, which must be
+    finite."""
 
     low: torch.Tensor
     high: torch.Tensor
 
-    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+    def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
-        self._inputs = FlatInputs(spec.observation)
         self._shape = spec.action.shape
+
+    def bound(self, spec: EnvSpec) -> None:
+        """Register the bounds, behind what else there is."""
+        self.register_buffer("low", torch.tensor(spec.action_low, dtype=torch.float32))
+        self.register_buffer("high", torch.tensor(spec.action_high, dtype=torch.float32))
+
+    def within(self, observation: torch.Tensor) -> torch.Tensor:
+        """f [B, action.size]."""
+        raise NotImplementedError
+
+    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """The action; with `noise` [B, action.size], in units of half the bounds' distance, added and clipped to the
+        bounds."""
+        half = 0.5 * (self.high - self.low)
+        action = self.low + half + half * self.within(observation)
+        if noise is not None:
+            action = torch.clamp(action + half * noise, self.low, self.high)
+        return action.unflatten(1, self._shape) if len(self._shape) > 1 else action.reshape(-1, *self._shape)
+
+
+class Actor(Bounded):
+    """f is the tanh of an mlp with relu."""
+
+    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+        super().__init__(spec)
+        self._inputs = FlatInputs(spec.observation)
         self.trunk = nn.Sequential()
         for width, following in itertools.pairwise((spec.observation.size, *hidden)):
             self.trunk.extend([nn.Linear(width, following), nn.ReLU(inplace=True)])
         self.head = nn.Linear(hidden[-1], spec.action.size)
-        self.register_buffer("low", torch.tensor(spec.action_low, dtype=torch.float32))
-        self.register_buffer("high", torch.tensor(spec.action_high, dtype=torch.float32))
+        self.bound(spec)
 
     def plain(self, inputs: int) -> Plain | None:
         """For the engine."""
@@ -55,14 +85,22 @@ class Actor(nn.Module):
         layers += [Linear(self.head.weight, self.head.bias), Activation(tanh=True), Bounds(self.low, self.high)]
         return Plain(self._inputs.columns(), [layers], self._shape, noise=inputs == 2)
 
-    def forward(self, observation: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-        """The action; with `noise` [B, action.size], in units of half the bounds' distance, added and clipped to the
-        bounds."""
-        half = 0.5 * (self.high - self.low)
-        action = self.low + half + half * torch.tanh(self.head(self.trunk(self._inputs(observation))))
-        if noise is not None:
-            action = torch.clamp(action + half * noise, self.low, self.high)
-        return action.unflatten(1, self._shape) if len(self._shape) > 1 else action.reshape(-1, *self._shape)
+    def within(self, observation: torch.Tensor) -> torch.Tensor:
+        """See `Bounded`."""
+        return torch.tanh(self.head(self.trunk(self._inputs(observation))))
+
+
+class OwnActor(Bounded):
+    """f is the user's own: forward(observation) -> [B, *action.shape], from -1 to 1."""
+
+    def __init__(self, config: LearnerConfig, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self.network = own_network(config, spec, {"part": "actor"}, [spec.action.shape], within=1.0 + 1e-5)
+        self.bound(spec)
+
+    def within(self, observation: torch.Tensor) -> torch.Tensor:
+        """See `Bounded`."""
+        return self.network(observation).reshape(-1, len(self.low))
 
 
 class Critics(nn.Module):

@@ -79,7 +79,8 @@ class Algorithm(Protocol):
     targets: ClassVar[tuple[str, ...]]  # parts that have a target copy
     updates: int  # set by the library before each update: how many there have been
     # May be left out:
-    #   reads: ClassVar[tuple[str, ...]], of `SHARED`; others that are set are named at the start
+    #   reads: ClassVar[tuple[str, ...]], of `SHARED`; others that are set are named at the start. "own_network": a
+    #     network of the user's own, but none that the library names
     #   draws: ClassVar[tuple[str, ...]], of the library's own: parts whose update draws random numbers
     #   lr_factors: dict[str, float], of learner.lr by part
     #   due(part) -> bool: whether `part` is updated now, by `updates` alone
@@ -225,6 +226,10 @@ def _unread(config: Config, algorithm: Any, declaration: Declaration) -> tuple[s
     unread: list[str] = []
     reads = getattr(algorithm, "reads", None)
     if reads is not None:  # an algorithm that does not say what it reads may read anything
+        if ":" in config.learner.network and "own_network" in reads:
+            reads = {*reads, "network"}
+        if ":" in config.learner.network and "network" in reads:
+            reads = {*reads} - {"hidden", "dueling"}  # of the library's networks
         unread += [f"learner.{name}" for name in SHARED if name not in reads]
     if not algorithm.targets:
         unread += ["learner.target_period", "learner.target_rate"]
@@ -264,8 +269,8 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
     unread = _unread(config, algorithm, declaration)
     if "learner.network" in unread and ":" in config.learner.network:
         raise ConfigError(
-            f"learner.network = {config.learner.network} would have no effect: {declaration.algorithm} makes its own "
-            "networks; leave it out, or use dqn, qrdqn or c51, or an algorithm of your own"
+            f"learner.network = {config.learner.network} would have no effect: {declaration.algorithm} says in `reads` "
+            "that it makes its own networks; leave it out, or name another learner.algorithm"
         )
     figures = (*declaration.figures, *map(info_figure, config.env.figures))
     return replace(declaration, chooser=name, columns=tuple(columns.values()), unread=unread, figures=figures)

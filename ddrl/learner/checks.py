@@ -323,8 +323,11 @@ def random_rows(schema: RowSchema, spec: EnvSpec, declaration: Declaration) -> N
     episodes = min(max(fitting, MIN_EPISODES), MAX_EPISODES)
     rows = np.zeros(episodes * (steps + 1), schema.dtype)
     generator = np.random.default_rng(0)
+    observed = spec.frame.arrays if spec.frame_stack == 1 else {}  # a stack's frames have its ranges
     for column in schema.columns:
-        rows[column.name] = random_observations(column.array, len(rows), generator)
+        array = observed.get(schema.array_name(column), column.array)
+        array = array if array.shape == column.shape else column.array
+        rows[column.name] = random_observations(array, len(rows), generator)
     for axis_mask in [column.name for column in schema.observation if column.name.endswith("_mask")]:
         rows[axis_mask] = True  # a mean over no entry is not a number
     rows["action"] = _random_actions(spec, len(rows), generator)

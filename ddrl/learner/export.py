@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import io
 import itertools
+import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.onnx import symbolic_helper
 
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput, Declaration
@@ -32,6 +37,7 @@ from ddrl.learner.part import layout_of, named_tensors
 OPSET = 17
 CHECKED_BATCHES = (1, 5)  # rows; neither is the size that the graph was traced with
 TRACED_BATCH = 2
+EPSILON = torch.finfo(torch.float32).eps  # of nn.RMSNorm where none is given
 
 
 def export_acting(network: nn.Module, spec: EnvSpec) -> ActingModel:
@@ -50,8 +56,8 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     on_host = {id(tensor): _on_host(tensor) for each in (owner, acting.module) for tensor in _tensors(each)}
     module, owner = copy.deepcopy((acting.module, owner), on_host)  # together: they share their tensors
     module = module.eval()
-    if spec.observation.fields:
-        module = _OfArrays(module, tuple(spec.observation.arrays)).eval()
+    if spec.observation.fields or _has_keywords(module):
+        module = _OfArrays(module, tuple(spec.observation.arrays), named=bool(spec.observation.fields)).eval()
     inputs = declaration.inputs
     names = (*spec.observation.arrays, *(declared.name for declared in inputs))
     if taken := sorted({entry.name for entry in layout.entries}.intersection((*names, *acting.outputs))):
@@ -63,7 +69,7 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     outputs = _outputs(module, acting.outputs, inputs, spec, what)
     shorter = _shorter_lengths(module, inputs, spec)
     traced, branches = _trace(module, acting, inputs, spec, what, dynamic=bool(shorter))
-    graph = _parameters_as_inputs(traced, module, owner, layout, names, spec.observation.arrays, what)
+    graph = _parameters_as_inputs(traced, module, owner, layout, names, spec.observation.arrays, what + branches)
     _check(graph, module, owner, acting.outputs, inputs, spec, what + branches, [{}, shorter] if shorter else [{}])
     return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
 
@@ -106,17 +112,26 @@ def _tensors_of(given: Any) -> tuple[torch.Tensor, ...]:
 
 
 class _OfArrays(nn.Module):
-    """A module of a dict of named arrays as one of arrays in a row: what a graph's inputs are."""
+    """A module of a dict of named arrays as one of arrays in a row: what a graph's inputs are; of a single array where
+    they have no names."""
 
-    def __init__(self, module: nn.Module, names: tuple[str, ...]) -> None:
+    def __init__(self, module: nn.Module, names: tuple[str, ...], *, named: bool) -> None:
         super().__init__()
         self.module = module
         self._names = names
+        self._named = named
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """What the module gives for the dict and the further inputs."""
+        if not self._named:
+            return self.module(*inputs)
         count = len(self._names)
         return self.module(dict(zip(self._names, inputs[:count], strict=True)), *inputs[count:])
+
+
+def _has_keywords(module: nn.Module) -> bool:
+    """Whether forward has arguments by keyword alone, which torch's exporter gives by their places."""
+    return any(each.kind is each.KEYWORD_ONLY for each in inspect.signature(module.forward).parameters.values())
 
 
 def random_inputs(
@@ -135,7 +150,8 @@ def random_inputs(
         shape = list(array.shape)
         for place, axis in axes.get(name, {}).items():
             shape[place - 1] = lengths.get(axis, shape[place - 1])
-        drawn[name] = random_observations(ArraySpec(tuple(shape), array.dtype), count, generator)
+        ranges = array.ranges[: math.prod(shape)]
+        drawn[name] = random_observations(ArraySpec(tuple(shape), array.dtype, ranges=ranges), count, generator)
     for axis in {axis for named in axes.values() for axis in named.values()}:
         mask = drawn[f"{axis}_mask"]  # at least one entry: a mean over none is not a number
         mask[...] = np.arange(mask.shape[1]) < generator.integers(1, mask.shape[1] + 1, (count, 1))
@@ -197,28 +213,67 @@ def _outputs(
 
 
 def random_observations(observation: ArraySpec, count: int, generator: np.random.Generator) -> NDArray[Any]:
-    """`count` observations that exercise the whole range of bytes, and the usual range of floats."""
+    """`count` observations that exercise the whole range of integers, and the usual range of floats."""
     shape = (count, *observation.shape)
     dtype = np.dtype(observation.dtype)
     if dtype.kind == "f":
-        return generator.standard_normal(shape).astype(dtype)
-    if dtype == np.uint8:
-        return generator.integers(0, 256, shape, np.uint8)
-    return generator.integers(0, 2, shape).astype(dtype)
+        drawn = generator.standard_normal(shape).astype(dtype)
+    elif dtype == np.uint8 and not observation.ranges:
+        drawn = generator.integers(0, 256, shape, np.uint8)
+    else:
+        drawn = generator.integers(0, 2, shape).astype(dtype)
+    whole = _whole(observation)
+    if whole is None:
+        return drawn
+    is_whole, low, high = whole
+    return np.where(is_whole, generator.integers(low, high, shape, endpoint=True), drawn).astype(dtype)
+
+
+def _whole(observation: ArraySpec) -> NDArray[np.int64] | None:
+    """[3, *shape]: which elements are whole numbers within bounds (which floats have none of), and these."""
+    ranges = observation.ranges
+    if all(bounds == (0.0, 1.0) for bounds in ranges):
+        return None
+    shape = observation.shape if len(ranges) > 1 else (1,) * len(observation.shape)
+    low, high = np.array(ranges, np.int64).T.reshape(2, *shape)
+    return np.stack([(low != 0) | (high != 1), low, high])
+
+
+def variants(spec: EnvSpec, arrays: list[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:
+    """Observations' arrays and further inputs as they are, and with numbers that are all zero, all large, all negative:
+    whole numbers as far as their bounds."""
+
+    def bounded(given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        specs = spec.observation.arrays.values()
+        return [_bounded(array, own) for array, own in zip(given, specs, strict=False)] + given[len(specs) :]
+
+    yield arrays
+    yield bounded([array if array.dtype == np.bool_ else np.zeros_like(array) for array in arrays])
+    for factor in (100, -100):
+        large = (np.abs(array) * array.dtype.type(factor) if array.dtype.kind == "f" else array for array in arrays)
+        yield bounded([*large])
+
+
+def _bounded(array: NDArray[Any], observation: ArraySpec) -> NDArray[Any]:
+    whole = _whole(replace(observation, ranges=observation.ranges[: math.prod(array.shape[1:])], shape=array.shape[1:]))
+    if whole is None:
+        return array
+    is_whole, low, high = whole
+    return np.where(is_whole, array.clip(low, high), array).astype(array.dtype)
 
 
 def _trace(
     module: nn.Module, acting: Acting, inputs: Sequence[ActingInput], spec: EnvSpec, what: str, *, dynamic: bool
 ) -> tuple[bytes, str]:
-    """The graph, and where forward branches in Python on a value, as " (line 12 of net.py)"."""
+    """The graph, and where forward takes a value or a number of rows into Python, as " (line 12 of net.py)"."""
+    _add_operators()
     example = tuple(map(torch.from_numpy, random_inputs(spec, inputs, TRACED_BATCH, np.random.default_rng(0))))
     names = [*spec.observation.arrays, *(declared.name for declared in inputs)]
     named = _named_axes(spec) if dynamic else {}
     file: Any = io.BytesIO()  # torch writes to files too, though it does not say so
     with warnings.catch_warnings(record=True) as caught:
         # The TorchScript exporter is the one that keeps parameters as inputs by name and needs no further package.
-        warnings.filterwarnings("ignore", "You are using the legacy TorchScript-based ONNX export", DeprecationWarning)
-        warnings.filterwarnings("ignore", "The feature will be removed", DeprecationWarning)
+        warnings.simplefilter("ignore")
         warnings.filterwarnings("always", category=torch.jit.TracerWarning)  # what it warns of is what `_check` tests
         try:
             with torch.no_grad():
@@ -242,9 +297,37 @@ def _trace(
             raise _export_error(what, error) from error
         except Exception as error:
             raise _export_error(what, error) from error
-    branching = [one for one in caught if "Python" in str(one.message) and is_of_user(Path(one.filename))]
+    branching = [
+        one for one in caught if issubclass(one.category, torch.jit.TracerWarning) and is_of_user(Path(one.filename))
+    ]
     lines = [f" (line {one.lineno} of {Path(one.filename).name})" for one in branching]
     return file.getvalue(), lines[0] if lines else ""
+
+
+@cache
+def _add_operators() -> None:
+    """Teach torch's exporter operators of modules that people use often (nn.RMSNorm, spectral normalization,
+    nn.Bilinear), and not to print the whole graph where an operator is not known."""
+    setattr(torch._C, "_jit_onnx_log", lambda *words: None)  # noqa: B010 (its type says that it cannot be set)
+
+    def rms_norm(g: Any, x: Any, shape: Any, weight: Any, epsilon: Any) -> Any:
+        extents: Any = symbolic_helper._maybe_get_const(shape, "is")
+        axes = [-place - 1 for place in range(len(extents))]
+        given = symbolic_helper._maybe_get_const(epsilon, "f")
+        small = g.op("Constant", value_t=torch.tensor(given if isinstance(given, float) else EPSILON))
+        mean = g.op("ReduceMean", g.op("Mul", x, x), axes_i=axes, keepdims_i=1)
+        normal = g.op("Div", x, g.op("Sqrt", g.op("Add", mean, small)))
+        return normal if symbolic_helper._is_none(weight) else g.op("Mul", normal, weight)
+
+    def vdot(g: Any, x: Any, y: Any) -> Any:
+        return g.op("ReduceSum", g.op("Mul", x, y), keepdims_i=0)
+
+    def bilinear(g: Any, x: Any, y: Any, weight: Any, bias: Any) -> Any:
+        product = g.op("Einsum", x, weight, y, equation_s="...i,oij,...j->...o")
+        return product if symbolic_helper._is_none(bias) else g.op("Add", product, bias)
+
+    for operator in (rms_norm, vdot, bilinear):
+        torch.onnx.register_custom_op_symbolic(f"aten::{operator.__name__}", operator, OPSET)
 
 
 def _export_error(what: str, error: BaseException) -> NetworkError:
@@ -294,19 +377,14 @@ def _parameters_as_inputs(
     order = [*names_of_inputs, *(entry.name for entry in layout.entries)]
     ordered = [kept_inputs[name] for name in order if name in kept_inputs and name in used]
     if not used.intersection(observed):
-        raise NetworkError(f"{what} does not use the observation it is given")
+        raise NetworkError(
+            f"{what} does not use the observation it is given: its forward must compute from it by torch's operations "
+            "alone"
+        )
     del model.graph.input[:], model.graph.initializer[:]
     model.graph.input.extend(ordered)
     model.graph.initializer.extend(constants)
     return model.SerializeToString()
-
-
-def _variants(arrays: list[NDArray[Any]]) -> Iterable[list[NDArray[Any]]]:
-    """The arrays as they are, and with numbers that are all zero, all large, all negative."""
-    yield arrays
-    yield [array if array.dtype == np.bool_ else np.zeros_like(array) for array in arrays]
-    for factor in (100, -100):
-        yield [np.abs(array) * array.dtype.type(factor) if array.dtype.kind == "f" else array for array in arrays]
 
 
 def _check(
@@ -324,7 +402,7 @@ def _check(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it says of an error is in the exception
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         views = {name: tensor.detach().numpy() for name, tensor in named_tensors(owner).items()}
@@ -333,7 +411,7 @@ def _check(
         order = (*spec.observation.arrays, *(declared.name for declared in inputs))
         for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
             arrays = random_inputs(spec, inputs, rows, generator, chosen)
-            for variant in _variants(arrays):
+            for variant in variants(spec, arrays):
                 feed = views | dict(zip(order, variant, strict=True))
                 given: Any = session.run(list(names), {name: feed[name] for name in taken})  # no output is a map
                 for (name, expected), array in zip(_run(module, variant, names, what).items(), given, strict=True):
@@ -352,5 +430,6 @@ def _check(
         raise
     except Exception as error:
         raise NetworkError(
-            f"{what} was exported to ONNX, but ONNX Runtime cannot run it: {first_line(error)[-2 * MAX_WORDS :]}"
+            f"{what} cannot act on other numbers of observations than {TRACED_BATCH}, as an ONNX graph: its forward "
+            f"must use x.shape[0] in place of len(x), and no loop over rows ({first_line(error)[-MAX_WORDS:]})"
         ) from error

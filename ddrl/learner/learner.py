@@ -353,7 +353,10 @@ class Learner:
         """Forward, loss and backward."""
         engine = self.engines[name]
         evaluations = self.algorithm.evaluations(tensors, name)
-        loss = self.algorithm.loss(engine.forward(evaluations), tensors, name) if evaluations else None
+        outputs = engine.forward(evaluations)
+        for part in self.parts.values():
+            part.online.take_back()
+        loss = self.algorithm.loss(outputs, tensors, name) if evaluations else None
         if loss is None:
             return None
         vector = engine.backward(loss)

@@ -28,10 +28,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
-from ddrl.core.errors import NetworkError, first_line, user_error
-from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
+from ddrl.learner.own_networks import own_network, require_tensors
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
 
 # -- observations ------------------------------------------------------------------------------------------------------
@@ -47,19 +46,6 @@ def as_tensors(observations: NDArray[Any], observation: ArraySpec, device: torch
         return torch.from_numpy(np.ascontiguousarray(observations)).to(device)
     # Copies: the fields of a structured array lie at any offset, which torch does not take.
     return {name: torch.from_numpy(observations[name].copy()).to(device) for name in observation.arrays}
-
-
-def blank(observation: ArraySpec, count: int) -> Observation:
-    """`count` observations of zeros. NetworkError where torch has no such dtype or there is nothing in them."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, array in observation.arrays.items():
-        if not hasattr(torch, array.dtype) or array.size == 0:
-            raise NetworkError(
-                f"observations {list(array.shape)} {array.dtype} cannot go into a torch network: convert them in the "
-                "environment"
-            )
-        tensors[name] = torch.zeros((count, *array.shape), dtype=getattr(torch, array.dtype))
-    return tensors if observation.fields else tensors["observation"]
 
 
 def input_scale(array: ArraySpec) -> Scale:
@@ -421,6 +407,7 @@ def make_network(
     Raises ConfigError for continuous actions, NetworkError for a module that cannot be found, built, or that returns
     something other than action values [B, num_actions] float32."""
     require_discrete(spec, "a network of action values")
+    require_tensors(spec.observation)
     if seed is not None:
         torch.manual_seed(seed)
     name = network_kind(config.network, spec.observation)
@@ -431,81 +418,9 @@ def make_network(
     elif name in CNN_KINDS:
         network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     else:
-        network = _user_network(name, spec)
-    check_outputs(network, spec, f"learner.network = {config.network}", atoms)
+        told, row = ({}, ()) if atoms == 1 else ({"atoms": atoms}, (atoms,))
+        network = own_network(config, spec, {"part": "value", **told}, [(spec.num_actions, *row)])
     return network
-
-
-def check_outputs(network: nn.Module, spec: EnvSpec, what: str, atoms: int = 1) -> None:
-    """Run `network` on two blank observations, leaving its mode as it was; NetworkError unless q is [2, num_actions]
-    float32 ([2, num_actions, atoms] with atoms)."""
-    training = network.training
-    zeros = blank(spec.observation, 2)
-    network.eval()
-    try:
-        with torch.no_grad():
-            q = network(zeros)
-    except Exception as error:
-        raise NetworkError(
-            f"{what} fails on observations {_describe(spec.observation)} as {spec.env_id} gives them: "
-            f"{user_error(error)}"
-        ) from error
-    finally:
-        network.train(training)
-    if any(tensor._version for tensor in (zeros.values() if spec.observation.fields else (zeros,))):
-        network.register_forward_pre_hook(_with_own_inputs)  # it writes into what it is given
-    wanted = [2, spec.num_actions] if atoms == 1 else [2, spec.num_actions, atoms]
-    if not isinstance(q, torch.Tensor):
-        raise NetworkError(
-            f"{what} returns a {type(q).__name__} for a batch of 2 observations: its forward must return action values "
-            f"{wanted} float32"
-        )
-    if list(q.shape) != wanted or q.dtype != torch.float32:
-        raise NetworkError(
-            f"{what} returns {list(q.shape)} {str(q.dtype).removeprefix('torch.')} for a batch of 2 observations of "
-            f"{spec.env_id}: its forward must return action values {wanted} float32"
-        )
-
-
-def _with_own_inputs(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The inputs of forward, copied: what was drawn from replay, or is an output of another evaluation, stays."""
-    return tuple(
-        {name: array.clone() for name, array in given.items()} if isinstance(given, dict) else given.clone()
-        for given in inputs
-    )
-
-
-def _user_network(name: str, spec: EnvSpec) -> nn.Module:
-    what = f"learner.network = {name}"
-    code = code_name(name)
-    if code is None:
-        raise NetworkError(
-            f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class"
-        )
-    module_name, class_name = code
-    try:
-        module = import_code(module_name)
-    except ImportError as error:
-        raise NetworkError(
-            f"{what}: cannot import {module_name}: {first_line(error)}; is it installed, or on PYTHONPATH?"
-        ) from error
-    made: Any = getattr(module, class_name, None)
-    if made is None:
-        raise NetworkError(f"{what}: {module_name} has no {class_name}")
-    try:
-        network = made(spec)
-    except Exception as error:
-        raise NetworkError(f"{what}: {class_name}(spec) fails: {user_error(error)}") from error
-    if not isinstance(network, nn.Module):
-        raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
-    return network
-
-
-def _describe(observation: ArraySpec) -> str:
-    arrays = {name: f"{[2, *array.shape]} {array.dtype}" for name, array in observation.arrays.items()}
-    if not observation.fields:
-        return arrays["observation"]
-    return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
 
 
 # -- distributions of the return --------------------------------------------------------------------------------------
@@ -644,10 +559,7 @@ class RecurrentValues(nn.Module):
         c = torch.sigmoid(forget + 1.0) * c + torch.sigmoid(admit) * torch.tanh(new)
         return torch.cat([torch.sigmoid(give) * torch.tanh(c), c], dim=1)
 
-
-def one_step(
-    network: RecurrentValues, observation: Observation, memory: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """q [N, num_actions] of observations [N, ...] and states [N, 2 units], and the next states."""
-    following = network.step(network.features(observation, 1), memory)
-    return network.values(following[:, : network.units]), following
+    def act(self, observation: Observation, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [N, num_actions] of observations [N, ...] and states [N, 2 units], and the next states."""
+        following = self.step(self.features(observation, 1), memory)
+        return self.values(following[:, : self.units]), following

@@ -43,9 +43,16 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
         if id(tensor) in seen:
             continue
         seen.add(id(tensor))
+        if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise NetworkError(
+                f"the network {type(module).__name__} keeps {name}, which is no tensor (get_extra_state): keep what "
+                "belongs to it by register_buffer"
+            )
         dtype = str(tensor.dtype).removeprefix("torch.")
         if isinstance(tensor, nn.Parameter) and tensor.dtype != torch.float32:
-            raise NetworkError(f"parameter {name} of the network is {dtype}: parameters must be float32")
+            raise NetworkError(
+                f"parameter {name} of the network is {dtype}: parameters must be float32, as .float() makes them"
+            )
         if dtype == "bfloat16" or tensor.dtype.is_complex or tensor.is_sparse or tensor.is_quantized:
             raise NetworkError(
                 f"buffer {name} of the network is {dtype}, which rollouts cannot read: use float32 or an integer type"
@@ -96,7 +103,27 @@ class FlatParameters:
         for tensor, home in zip(named_tensors(self.module).values(), self.split(vector), strict=True):
             if tensor.data_ptr() != home.data_ptr():  # torch's recurrent layers lay out their parameters anew
                 tensor.data = home
+        known = {id(tensor) for tensor in named_tensors(self.module).values()}
+        self._buffers = [
+            (part, name, buffer)
+            for part in self.module.modules()
+            for name, buffer in part._buffers.items()
+            if buffer is not None and id(buffer) in known
+        ]
         self._staging = host_memory(self.layout.nbytes, vector.device) if vector.device.type != "cpu" else None
+
+    def take_back(self) -> None:
+        """Copy what forward has assigned to the name of a buffer into the vector."""
+        for part, name, home in self._buffers:
+            assigned = part._buffers[name]
+            if assigned is not home:
+                if assigned is None or assigned.shape != home.shape or assigned.dtype != home.dtype:
+                    raise NetworkError(
+                        f"the network {type(self.module).__name__} changes shape or dtype of its buffer {name} "
+                        f"({list(home.shape)} {home.dtype}): a buffer keeps both"
+                    )
+                home.copy_(assigned.detach())
+                part._buffers[name] = home
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Every tensor of the layout as a view of `vector` (uint8 [layout.nbytes])."""

@@ -20,6 +20,9 @@ from ddrl.learner.export import export_model
 
 QUEUE = 5
 
+ONE = LearnerConfig(hidden=[16])
+TWO = LearnerConfig(hidden=[16, 16])
+
 
 def spec(rewards: tuple[int, ...] = (), prior: bool = True) -> EnvSpec:
     arrays = {
@@ -63,24 +66,24 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
 
 def test_permuting_the_queue_permutes_the_actions_and_leaves_the_value() -> None:
     given, order = observation(), torch.tensor([3, 0, 4, 1, 2])
-    actor = shaken(make_actor(spec(), [16, 16]))
+    actor = shaken(make_actor(TWO, spec()))
     assert isinstance(actor, QueueActor)
     action = actor(given)
     torch.testing.assert_close(actor(permuted(given, order)), action[:, order])
     assert ((action >= 0) & (action <= 8)).all()
-    critics = make_critics(spec(), [16, 16], count=2, outputs=7)
+    critics = make_critics(TWO, spec(), count=2, outputs=7)
     assert isinstance(critics, QueueCritics)
     value = critics(given, action)
     assert value.shape == (6, 2, 7)
     torch.testing.assert_close(critics(permuted(given, order), action[:, order]), value)
-    by_place = make_critics(spec((QUEUE,)), [16, 16], outputs=7)
+    by_place = make_critics(TWO, spec((QUEUE,)), outputs=7)
     each = by_place(given, action)
     assert each.shape == (6, QUEUE, 7)
     torch.testing.assert_close(by_place(permuted(given, order), action[:, order]), each[:, order])
 
 
 def test_ads_outside_the_mask_change_nothing_for_the_others() -> None:
-    given, actor = observation(), shaken(make_actor(spec(), [16, 16]))
+    given, actor = observation(), shaken(make_actor(TWO, spec()))
     mask = given["queue_mask"]
     other = {**given, "ad": torch.where(mask.unsqueeze(2), given["ad"], torch.full_like(given["ad"], 99.0))}
     torch.testing.assert_close(actor(other)[mask], actor(given)[mask])
@@ -88,10 +91,10 @@ def test_ads_outside_the_mask_change_nothing_for_the_others() -> None:
 
 def test_an_actor_begins_as_its_prior_or_in_the_middle() -> None:
     given = observation()
-    actor = make_actor(spec(), [16])
+    actor = make_actor(ONE, spec())
     given["prior"][0, 0], given["prior"][1, 0] = 8.0, 0.0
     torch.testing.assert_close(actor(given), given["prior"])
-    torch.testing.assert_close(make_actor(spec(prior=False), [16])(given), torch.full((6, QUEUE), 4.0))
+    torch.testing.assert_close(make_actor(ONE, spec(prior=False))(given), torch.full((6, QUEUE), 4.0))
     noise = torch.full((6, QUEUE), 9.0)
     assert (actor(given, noise) == 8.0).all()
 
@@ -99,7 +102,7 @@ def test_an_actor_begins_as_its_prior_or_in_the_middle() -> None:
 @pytest.mark.parametrize("bound", [0.0, 8.0])
 def test_an_action_at_a_bound_can_leave_it(bound: float) -> None:
     given = observation() | {"prior": torch.full((6, QUEUE), bound)}
-    actor = make_actor(spec(), [16])
+    actor = make_actor(ONE, spec())
     with torch.no_grad():
         actor.head.bias.fill_(1.0 if bound else -1.0)  # beyond the bound
     action = actor(given)
@@ -110,7 +113,10 @@ def test_an_action_at_a_bound_can_leave_it(bound: float) -> None:
 
 def test_the_value_depends_on_the_action_of_each_place_and_its_gradient_reaches_the_actor() -> None:
     given = observation()
-    actor, critics = make_actor(spec(), [16, 16]), make_critics(spec(), [16, 16])
+    actor, critics = (
+        make_actor(TWO, spec()),
+        make_critics(TWO, spec()),
+    )
     action = actor(given)
     gradient = torch.autograd.grad(critics(given, action).sum(), action)[0]
     assert (gradient[given["queue_mask"]] != 0).all()
@@ -120,7 +126,7 @@ def test_the_value_depends_on_the_action_of_each_place_and_its_gradient_reaches_
 def test_the_value_of_a_place_with_a_reward_of_its_own_is_climbed_by_its_own_action_alone() -> None:
     """Though it depends on the other actions."""
     given = observation() | {"queue_mask": torch.ones(6, QUEUE, dtype=torch.bool)}
-    critics = make_critics(spec((QUEUE,)), [16, 16], outputs=1)
+    critics = make_critics(TWO, spec((QUEUE,)), outputs=1)
     action = torch.full((6, QUEUE), 4.0, requires_grad=True)
     gradient = torch.autograd.grad(critics(given, action)[:, 2].sum(), action)[0]
     assert (gradient[:, 2] != 0).all()
@@ -142,7 +148,7 @@ def test_the_anchor_costs_the_square_of_the_departure_from_the_prior() -> None:
 
 
 def test_it_acts_in_onnx_as_in_torch() -> None:
-    actor = shaken(make_actor(spec(), [16, 16]))
+    actor = shaken(make_actor(TWO, spec()))
     model = export_model(Acting("actor", actor, ("mean",)), actor, spec(), Declaration("d4pg", "gaussian"))
     assert model.outputs["mean"].shape == (QUEUE,)
 

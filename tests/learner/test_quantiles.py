@@ -256,9 +256,3 @@ def test_what_does_not_fit_is_refused(algorithm: str) -> None:
             Learner.of(load_config(overrides=[chosen, override]), VECTOR)
     with pytest.raises(ConfigError, match="continuous actions"):
         describe(load_config(overrides=[chosen]), EnvSpec("Box", VECTOR.observation, 0, ArraySpec((2,), "float32")))
-
-
-def test_a_network_of_the_user_s_own_is_refused_by_iqn() -> None:
-    network = "learner.network=tests.learner.learner_user_networks:Plain"
-    with pytest.raises(ConfigError, match="multiplies a network's features"):
-        describe(load_config(overrides=["learner.algorithm=iqn", network]), VECTOR)

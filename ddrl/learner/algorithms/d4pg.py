@@ -69,11 +69,11 @@ class D4PG(ActorCriticAlgorithm):
 
     name = "d4pg"
     Settings = D4PGSettings
-    reads = ("hidden",)
+    reads = ("hidden", "own_network")
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        require_bounds(spec, "D4PG")
+        require_bounds(config, spec, "D4PG")
         settings: D4PGSettings = plugin_settings(config, "learner", D4PG)
         figures = (Q_MEAN, SUPPORT_ENDS) if settings.critic == "categorical" else (Q_MEAN,)
         return Declaration("d4pg", "gaussian", figures=figures)
@@ -87,15 +87,15 @@ class D4PG(ActorCriticAlgorithm):
         self.support = losses.Support(settings.v_min, settings.v_max, settings.atoms)
         self._fractions = losses.midpoints(settings.atoms)
         outputs = 1 if settings.critic == "scalar" else settings.atoms
-        self.critic = actor_critic.make_critics(spec, config.learner.hidden, outputs=outputs)
-        self.actor = actor_critic.make_actor(spec, config.learner.hidden)
+        self.critic = actor_critic.make_critics(config.learner, spec, outputs=outputs)
+        self.actor = actor_critic.make_actor(config.learner, spec)
         self.actor_delay = settings.actor_delay
         self.actor_start = settings.actor_start
         self.lr_factors = {"actor": settings.actor_lr_factor}
-        if settings.actor_anchor and "prior" not in spec.observation.arrays:
+        if settings.actor_anchor and not ("prior" in spec.observation.arrays and hasattr(self.actor, "departure")):
             raise ConfigError(
-                f"learner.d4pg.actor_anchor ({settings.actor_anchor:g}) holds the actor at the prior, an array that "
-                "this environment's observations lack: set it to 0"
+                f"learner.d4pg.actor_anchor ({settings.actor_anchor:g}) holds an actor of the library at the prior, "
+                "an array that this environment's observations lack: set it to 0"
             )
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.config import Config, setting
-from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
@@ -48,24 +47,23 @@ class IQN(ValueAlgorithm):
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         require_discrete(spec, "IQN")
         require_linear_dueling(config, "IQN", "quantiles")
-        if ":" in config.learner.network:
-            raise ConfigError(
-                f"learner.network = {config.learner.network}: IQN multiplies a network's features inside, before its "
-                "head: use auto, mlp, nature_cnn or small_cnn"
-            )
         settings: IQNSettings = plugin_settings(config, "learner", IQN)
         fraction = ActingInput("fraction", "noise", (settings.acting_fractions,), distribution="uniform", per="step")
         return Declaration("iqn", "epsilon_greedy", figures=FIGURES, inputs=(fraction,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: IQNSettings) -> None:
-        from ddrl.learner import losses, networks
+        from ddrl.learner import losses, networks, own_networks
 
         self.double = config.learner.double
         self._settings = settings
         self._losses = losses
         self._networks = networks
-        network: Any = networks.make_network(config.learner, spec.unmasked)
-        self.network = networks.masked(networks.ImplicitQuantiles(network, settings.cosines), spec)
+        if ":" in config.learner.network:
+            quantiles: Any = own_networks.OwnQuantiles(config.learner, spec.unmasked)
+        else:
+            network: Any = networks.make_network(config.learner, spec.unmasked)
+            quantiles = networks.ImplicitQuantiles(network, settings.cosines)
+        self.network = networks.masked(quantiles, spec)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """Prediction, target and selection have fractions of their own."""

@@ -39,7 +39,7 @@ class R2D2(ValueAlgorithm):
 
     name = "r2d2"
     Settings = R2D2Settings
-    reads = ("double",)
+    reads = ("double", "own_network")
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
@@ -50,14 +50,17 @@ class R2D2(ValueAlgorithm):
         return Declaration("r2d2", "epsilon_greedy", figures=FIGURES, experience=experience, inputs=(state,))
 
     def __init__(self, config: Config, spec: EnvSpec, settings: R2D2Settings) -> None:
-        from ddrl.learner import losses, networks
+        from ddrl.learner import losses, networks, own_networks
 
         self.double = config.learner.double
         self._settings = settings
         self._losses = losses
-        recurrent = networks.RecurrentValues(spec.unmasked, settings.units)
+        if ":" in config.learner.network:
+            recurrent: Any = own_networks.OwnRecurrent(config.learner, spec.unmasked, 2 * settings.units)
+        else:
+            recurrent = networks.RecurrentValues(spec.unmasked, settings.units)
         self.network = networks.masked(recurrent, spec)
-        self._step = networks.masked(networks.Form(recurrent, networks.one_step), spec)
+        self._step = networks.masked(networks.Form(recurrent, lambda network, *inputs: network.act(*inputs)), spec)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         """Both networks along the whole sequences, from the stored state."""

@@ -47,12 +47,12 @@ class TD3(ActorCriticAlgorithm):
 
     name = "td3"
     Settings = TD3Settings
-    reads = ("hidden", "loss")
+    reads = ("hidden", "loss", "own_network")
     draws = ("critic",)  # the noise on the target action
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:
-        require_bounds(spec, "TD3")
+        require_bounds(config, spec, "TD3")
         if spec.reward_shape:
             raise ConfigError(f"env.id = {spec.env_id} gives rewards {spec.reward_shape}; TD3 learns from one number")
         return Declaration("td3", "gaussian", figures=FIGURES)
@@ -65,8 +65,8 @@ class TD3(ActorCriticAlgorithm):
         self._losses = losses
         self._draw_rows = devices.draw_rows
         self._action_size = spec.action.size
-        self.critic = actor_critic.make_critics(spec, config.learner.hidden, count=2)
-        self.actor = actor_critic.make_actor(spec, config.learner.hidden)
+        self.critic = actor_critic.make_critics(config.learner, spec, count=2)
+        self.actor = actor_critic.make_actor(config.learner, spec)
         self.actor_delay = settings.actor_delay
         self.lr_factors = {"actor": settings.actor_lr_factor}
 
@@ -102,8 +102,9 @@ class TD3(ActorCriticAlgorithm):
         return noise.clamp(-TARGET_NOISE_CLIP, TARGET_NOISE_CLIP)
 
 
-def require_bounds(spec: EnvSpec, algorithm: str) -> None:
-    """Raise ConfigError unless actions are continuous with finite bounds, and the observation is one array."""
+def require_bounds(config: Config, spec: EnvSpec, algorithm: str) -> None:
+    """Raise ConfigError unless actions are continuous with finite bounds, and the observation is one array or goes into
+    networks of the user's own."""
     if spec.discrete:
         raise ConfigError(
             f"env.id = {spec.env_id} has {spec.num_actions} discrete actions, but {algorithm} gives continuous ones: "
@@ -114,9 +115,10 @@ def require_bounds(spec: EnvSpec, algorithm: str) -> None:
             f"env.id = {spec.env_id}: its actions {list(spec.action.shape)} have no finite bounds, but {algorithm} "
             "gives actions between bounds: set finite ones in the environment's Box"
         )
-    if spec.observation.fields and not spec.networks:
+    if spec.observation.fields and not spec.networks and ":" not in config.learner.network:
         axes = " or ".join(f'"{axis}"' for axis in NETWORKS)
         raise ConfigError(
             f"env.id = {spec.env_id} gives several arrays by name, but {algorithm}'s networks take one vector, or "
-            f"arrays with an axis {axes}: set env.observation = flat"
+            f"arrays with an axis {axes}: set env.observation = flat, or "
+            "learner.network to networks of your own"
         )

@@ -1,0 +1,283 @@
+"""Networks of the user's own (learner.network = package.module:Class): one call makes and checks the network of any
+part of any algorithm.
+
+`Class(spec)` is told what else it must know by the names that it takes: `part` ("value", "actor" or "critic"), `atoms`
+(values for each action), `outputs` (numbers of a critic), `memory` (width of the recurrent state). Its forward is then
+run on random observations, and what it gives is compared with what the part needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import NetworkError, first_line, user_error
+from ddrl.core.plugins import code_name, import_code
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner.export import random_inputs, variants
+
+ROWS = 2  # observations that a network is checked with
+Shapes = Sequence[tuple[int, ...]]
+
+
+def own_network(
+    config: LearnerConfig,
+    spec: EnvSpec,
+    told: Mapping[str, Any],
+    gives: Shapes,
+    takes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    within: float = np.inf,
+) -> nn.Module:
+    """The network that `config.network` names, for one part.
+
+    told: keyword arguments of the class, those that it takes. gives: shapes of a row's outputs that forward may have,
+    or of each of several outputs where it takes a `memory`. takes: what forward is given beside observations, by name,
+    with the shape of a row. within: no output may be larger. NetworkError names what does not fit."""
+    what = f"learner.network = {config.network}"
+    network = _made(config.network, spec, told, what)
+    _refuse_unregistered(network, what)
+    require_tensors(spec.observation)
+    drawn = torch.Generator().manual_seed(0)
+    inputs = {name: torch.rand(ROWS, *shape, generator=drawn) for name, shape in (takes or {}).items()}
+    asked = "".join(f", {name} {[ROWS, *shape]}" for name, shape in (takes or {}).items())
+    joint = " and " if "memory" in inputs else " or "
+    needed = f"its forward(observation{asked}) must give {joint.join(str([ROWS, *shape]) for shape in gives)} float32"
+    if told != {"part": "value"}:
+        needed += f"; the class may take {', '.join(f'{name}={value!r}' for name, value in told.items())}"
+    for arrays in variants(spec, random_inputs(spec, (), ROWS, np.random.default_rng(0))):
+        tensors = [*map(torch.from_numpy, arrays)]
+        named = dict(zip(spec.observation.arrays, tensors, strict=True))
+        observation = named if spec.observation.fields else tensors[0]
+        given = _run(network, (observation, *inputs.values()), spec, what, needed)
+        _check_shapes(given, gives, "memory" in inputs, what, needed)
+        if within < np.inf and (largest := float(given.abs().max())) > within:
+            raise NetworkError(
+                f"{what} gives {largest:.3g} as {told['part']}: end its forward with tanh; -1 and 1 stand for the "
+                "bounds of the actions, whatever they are"
+            )
+    return _copied(network, what)
+
+
+def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Module:
+    code = code_name(name)
+    if code is None:
+        raise NetworkError(
+            f"{what} is not a network: choose auto, mlp, nature_cnn, small_cnn, or write package.module:Class"
+        )
+    module_name, class_name = code
+    try:
+        module = import_code(module_name)
+    except ImportError as error:
+        raise NetworkError(
+            f"{what}: cannot import {module_name}: {first_line(error)}; is it installed, or on PYTHONPATH?"
+        ) from error
+    made: Any = getattr(module, class_name, None)
+    if made is None:
+        raise NetworkError(f"{what}: {module_name} has no {class_name}")
+    try:
+        network = made(spec, **{key: value for key, value in told.items() if _accepts(made, key)})
+    except Exception as error:
+        raise NetworkError(f"{what}: {class_name}(spec) fails: {user_error(error)}") from error
+    if not isinstance(network, nn.Module):
+        raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
+    return _uncompiled(network)
+
+
+def _accepts(made: Any, argument: str) -> bool:
+    try:
+        parameters = inspect.signature(made).parameters
+    except (TypeError, ValueError):
+        return False
+    return argument in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def _uncompiled(network: nn.Module) -> nn.Module:
+    """The network without torch.compile, whose code belongs to one process, device and batch size."""
+    if "torch._dynamo" not in sys.modules:
+        return network
+    torch.compiler.set_stance("force_eager")  # for functions that forward calls
+    while hasattr(network, "_orig_mod"):
+        network = network._orig_mod  # type: ignore[assignment]
+    for each in network.modules():
+        each._compiled_call_impl = None
+        for name, child in each.named_children():
+            if hasattr(child, "_orig_mod"):
+                setattr(each, name, _uncompiled(child))
+    return network
+
+
+def _refuse_unregistered(network: nn.Module, what: str) -> None:
+    """NetworkError for what would neither learn nor be saved."""
+    for each in network.modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            raise NetworkError(
+                f"{what} holds TorchScript ({each.original_name}), whose parameters cannot be published: leave out "
+                "torch.jit.script and torch.jit.trace, and give the module itself"
+            )
+    known = {id(each) for each in (*network.modules(), *network.parameters(), *network.buffers())}
+    for name, value in ((name, value) for each in network.modules() for name, value in vars(each).items()):
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        if name.startswith("_") and isinstance(value, dict):
+            continue  # torch's own tables
+        for each in inside:
+            learns = isinstance(each, torch.Tensor) and each.is_leaf and each.requires_grad
+            if (learns or isinstance(each, nn.Module)) and id(each) not in known:
+                kind = "nn.Parameter" if learns else "nn.ModuleList or nn.ModuleDict"
+                raise NetworkError(
+                    f"{what} keeps a {type(each).__name__} in the plain attribute {name!r}, which would not learn: use "
+                    f"{kind}"
+                )
+
+
+def _copied(network: nn.Module, what: str) -> nn.Module:
+    """The network, of which a target copy can be made."""
+    try:
+        copy.deepcopy(network)
+    except Exception as error:
+        raise NetworkError(
+            f"{what} cannot be copied, as its target network is: {user_error(error)}; keep files, locks and generators "
+            "outside of it"
+        ) from error
+    return network
+
+
+def require_tensors(observation: ArraySpec) -> None:
+    """NetworkError where torch has no such dtype, or there is nothing in an observation."""
+    for array in observation.arrays.values():
+        if not hasattr(torch, array.dtype) or array.size == 0:
+            raise NetworkError(
+                f"observations {list(array.shape)} {array.dtype} cannot go into a torch network: convert them in the "
+                "environment"
+            )
+
+
+def _run(network: nn.Module, given: tuple[Any, ...], spec: EnvSpec, what: str, needed: str) -> Any:
+    """What the network gives in evaluation mode, its mode left as it was. One that writes into what it is given is
+    given copies from then on."""
+    before = copy.deepcopy(given)
+    training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            outputs = network(*given)
+    except Exception as error:
+        seen = f" on observations {describe(spec.observation)} as {spec.env_id} gives them"
+        hint = ""
+        if isinstance(error, TypeError):  # of arguments, most likely
+            seen, hint = "", f"; {needed}"
+        raise NetworkError(f"{what} fails{seen}: {user_error(error)}{hint}") from error
+    finally:
+        network.train(training)
+    if not _same(given, before):
+        network.register_forward_pre_hook(_with_own_inputs)
+    return outputs
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return not one._version and torch.equal(one, other)
+    pairs = zip(one.values(), other.values()) if isinstance(one, dict) else zip(one, other)  # noqa: B905
+    return all(_same(*pair) for pair in pairs)
+
+
+def _with_own_inputs(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The inputs of forward, copied: what was drawn from replay, or is an output of another evaluation, stays."""
+    return tuple(
+        {name: array.clone() for name, array in given.items()} if isinstance(given, dict) else given.clone()
+        for given in inputs
+    )
+
+
+def _check_shapes(given: Any, gives: Shapes, several: bool, what: str, needed: str) -> None:
+    """NetworkError unless it is a float32 tensor of one of the shapes, or `several` of all of them."""
+    alternatives = [[shape] for shape in gives] if several else [gives]
+    outputs = given if several and isinstance(given, tuple) else (given,)
+    if len(outputs) != len(alternatives) or not all(isinstance(each, torch.Tensor) for each in outputs):
+        raise NetworkError(f"{what} returns a {type(given).__name__}: {needed}")
+    for tensor, shapes in zip(outputs, alternatives, strict=True):
+        if tuple(tensor.shape) not in [(ROWS, *shape) for shape in shapes] or tensor.dtype != torch.float32:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise NetworkError(f"{what} returns {list(tensor.shape)} {dtype} for {ROWS} observations: {needed}")
+
+
+def describe(observation: ArraySpec) -> str:
+    """Shapes and dtypes of two observations."""
+    arrays = {name: f"{[ROWS, *array.shape]} {array.dtype}" for name, array in observation.arrays.items()}
+    if not observation.fields:
+        return arrays["observation"]
+    return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
+
+
+# -- parts of one's own networks ---------------------------------------------------------------------------------------
+
+
+class OwnCritics(nn.Module):
+    """`count` critics, each forward(observation, action) -> [B, outputs] (or [B, objectives, outputs]), with actions
+    from -1 to 1: [B, count or objectives, outputs]."""
+
+    def __init__(self, config: LearnerConfig, spec: EnvSpec, scale: Any, count: int, outputs: int) -> None:
+        super().__init__()
+        self._scale = scale
+        self._outputs = outputs
+        row = (*spec.reward_shape, outputs)
+        gives = [row, spec.reward_shape] if outputs == 1 else [row]
+        told = {"part": "critic", "outputs": outputs}
+        takes = {"action": spec.action.shape}
+        self.critics = nn.ModuleList(own_network(config, spec, told, gives, takes) for _ in range(count))
+
+    def forward(self, observation: Any, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
+        """See the class; with `first`, of so many of them only."""
+        seen = self._scale(action.flatten(1)).view(action.shape)
+        given = [critic(observation, seen) for critic in self.critics[:first]]
+        return torch.cat([each.view(len(action), -1, self._outputs) for each in given], 1)
+
+
+class OwnQuantiles(nn.Module):
+    """forward(observation, fraction [B, N]) -> values [B, num_actions, N], in the place of `ImplicitQuantiles`."""
+
+    def __init__(self, config: LearnerConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        count = 7  # no other size is likely to be that
+        gives = [(spec.num_actions, count)]
+        self.network = own_network(config, spec, {"part": "value"}, gives, {"fraction": (count,)})
+
+    def forward(self, observation: Any, fraction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values, and the fractions as they were given, [B, N] or [N] for all rows."""
+        rows = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+        each = fraction if fraction.dim() == 2 else fraction.expand(rows, -1)
+        return self.network(observation, each), fraction
+
+
+class OwnRecurrent(nn.Module):
+    """forward(observation [B, ...], memory [B, M]) -> (q [B, num_actions], next memory), one step at a time."""
+
+    def __init__(self, config: LearnerConfig, spec: EnvSpec, memory: int) -> None:
+        super().__init__()
+        told = {"part": "value", "memory": memory}
+        gives = [(spec.num_actions,), (memory,)]
+        self.network = own_network(config, spec, told, gives, {"memory": (memory,)})
+
+    def forward(self, observation: Any, memory: torch.Tensor, burn_len: torch.Tensor) -> torch.Tensor:
+        """q [B, T, num_actions] of observations [B, T, ...]; nothing is differentiated through the first `burn_len` [B]
+        steps."""
+        arrays = observation if isinstance(observation, dict) else {"": observation}
+        outputs = []
+        for place in range(next(iter(arrays.values())).shape[1]):
+            here = {name: array[:, place] for name, array in arrays.items()}
+            q, memory = self.network(here.get("", here), memory)
+            memory = torch.where((place < burn_len).unsqueeze(1), memory.detach(), memory)
+            outputs.append(q)
+        return torch.stack(outputs, dim=1)
+
+    def act(self, observation: Any, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step."""
+        return self.network(observation, memory)
