@@ -353,7 +353,7 @@ class Learner:
         """Forward, loss and backward."""
         engine = self.engines[name]
         evaluations = self.algorithm.evaluations(tensors, name)
-        outputs = engine.forward(evaluations)
+        outputs = engine.forward(evaluations) if evaluations else {}
         for part in self.parts.values():
             part.online.take_back()
         loss = self.algorithm.loss(outputs, tensors, name) if evaluations else None
