@@ -399,7 +399,7 @@ def test_bandwidth_is_in_millions_of_bytes_a_second():
 
 
 def test_times_to_seal_are_milliseconds_of_the_median_and_the_slowest_host_beside_the_bound():
-    seconds = [[0.001, 0.003, 0.010]] * 2
+    seconds = [[0.001, 0.010, 0.003]] * 2
     relays = moments([0, 1], [Role.RELAY] * 3, seal_seconds=seconds, plan_bound_seconds=0.0005, host=[0, 1, 2])
     figure = plots.seal_times(relays)
     assert y_of(figure, "median host").tolist() == [3, 3]
@@ -414,3 +414,113 @@ def test_an_axis_of_time_says_the_unit_of_its_numbers(last, unit, shown):
     figure = plots.series_over({"a": table}, "loss", x="wall_seconds")
     assert figure.data[0].x[-1] == shown
     assert f"[{unit}]" in figure.layout.xaxis.title.text
+
+
+def test_smoothing_keeps_the_axis_and_is_not_biased_to_zero_at_its_beginning():
+    table = table_of(env_steps=[0, 10, 20], loss=[4, 8, 0])
+    (line,) = plots.series_over({"a": table}, "loss", smoothing=0.5).data
+    assert list(line.x) == [0, 10, 20]
+    assert list(line.y) == pytest.approx([4, (0.25 * 4 + 0.5 * 8) / 0.75, (0.125 * 4 + 0.25 * 8) / 0.875])
+
+
+def test_evaluations_lie_at_the_environment_steps_at_which_they_were_made():
+    judged = table_of(env_steps=[100, 300], updates=[1, 2], wall_seconds=[60, 400], mean=[5, 6], std=[1, 2])
+    curve = table_of(env_steps=[0, 300], updates=[0, 2], wall_seconds=[0, 400], return_mean=[0, 1])
+    for x, places in (("env_steps", [100, 300]), ("updates", [1, 2]), ("wall_seconds", [1, 400 / 60])):
+        figure = plots.learning_curve({"a": curve}, {"a": judged}, x=x)
+        assert list(figure.data[1].x) == pytest.approx(places)
+        assert list(figure.data[1].error_y.array) == [1, 2]
+
+
+def test_folded_runs_have_the_range_of_all_of_them_and_each_group_its_color():
+    steps = {"env_steps": [0, 10]}
+    runs = {name: table_of(**steps, loss=[low, low]) for name, low in zip("abcd", (1, 3, 10, 30), strict=True)}
+    figure = plots.series_over(runs, "loss", labels={"a": "p", "b": "p", "c": "q", "d": "q"})
+    first_range, first, second_range, second = figure.data
+    assert (min(first_range.y), max(first_range.y), set(first.y)) == (1, 3, {2})
+    assert (min(second_range.y), max(second_range.y), set(second.y)) == (10, 30, {20})
+    assert first.line.color != second.line.color
+    assert first_range.fillcolor != second_range.fillcolor
+
+
+def test_a_rate_over_a_span_divides_by_the_time_between_the_two_moments_that_it_counts():
+    times = np.array([0.0, 1.0, 3.0, 4.0])
+    assert rates(times * 5, times, over=2.0).tolist() == [5, 5, 5]
+    assert rates(times**2, times, over=3.0).tolist() == [1, 3, 5]  # 1/1, 9/3, (16 - 1)/3
+
+
+def test_bytes_of_the_root_are_those_sent_by_the_versions_that_reached_the_most_hosts():
+    root, sealed, received = [0, 1, 2], [0, 2, 4], [0, 200, 400]
+    roles = [Role.TRAINER, *[Role.RELAY] * 3]
+    found = moments(
+        [0],
+        roles,
+        host=[0, *root],
+        model_nbytes=100,
+        versions_sealed=[np.nan, *sealed],
+        model_bytes_sent=[np.nan, 1200, 7, 9],
+        model_bytes_received=[np.nan, 5, *received[1:]],
+    )
+    (bars,) = plots.bytes_against_bound(found).data
+    assert dict(zip(bars.x, bars.y, strict=True)) == {"root out": 3, "host 1": 1, "host 2": 1}
+
+
+def test_many_relays_have_the_rows_of_their_hosts_in_order():
+    hosts = np.arange(20)[::-1] * 3
+    sent = np.array([np.zeros(20), hosts * 1e6])
+    relays = moments([0, 1], [Role.RELAY] * 20, bytes_sent=sent, host=hosts, rank=hosts)
+    heat = plots.relay_bandwidth(relays).data[0]
+    assert list(heat.y) == list(range(0, 60, 3))
+    assert np.asarray(heat.z)[:, 0].tolist() == list(range(0, 60, 3))
+
+
+def test_the_age_of_versions_is_clipped_in_color_alone():
+    version = np.full((1, 201), 100.0)
+    version[0, 1] = 0.0  # one of two hundred
+    found = moments([0], [Role.TRAINER, *[Role.ROLLOUT] * 200], policy_version=version, host=0)
+    heat = plots.version_age_heatmap(found).data[0]
+    assert heat.zmax == 1
+    assert np.max(heat.z) == 100
+
+
+def test_cores_and_memory_are_sums_over_a_role_in_the_units_that_their_axes_name():
+    roles = [Role.TRAINER, Role.ROLLOUT, Role.ROLLOUT]
+    found = moments([0, 10], roles, cpu_seconds=[[0, 0, 0], [5, 10, 20]], memory_bytes=[2**30, 2**30, 2**31])
+    cores = plots.cpu_by_role(found)
+    assert y_of(cores, "trainer x 1").tolist() == [0.5]
+    assert y_of(cores, "rollout x 2").tolist() == [3.0]
+    memory = plots.memory_by_role(found)
+    assert y_of(memory, "rollout x 2").tolist() == [3, 3]
+    assert memory.layout.yaxis.title.text == "GiB"
+
+
+def test_shares_of_the_trainers_time_are_drawn_as_measured_where_one_is_missing():
+    names = ("learn_share", "sample_share", "record_share", "publish_share", "checkpoint_share", "trainer_wait_share")
+    missing = {name: [np.nan] for name in (*names[2:], "other_share")}
+    table = table_of(wall_seconds=[1], learn_share=[0.3], sample_share=[0.1], **missing)
+    figure = plots.trainer_time(table)
+    assert y_of(figure, "learning").tolist() == [0.3]
+    assert y_of(figure, "drawing").tolist() == [0.1]
+    assert len(figure.data) == 2
+
+
+def test_a_setting_that_one_run_alone_has_differs():
+    runs = {"a": {"env": {"id": "A", "extra": 1}}, "b": {"env": {"id": "A"}}}
+    table = plots.settings_table(runs, differing=True)
+    row = table["setting"].tolist().index("env.extra")
+    assert (table["a"][row], table["b"][row]) == ("1", "-")
+
+
+def test_the_worst_ranks_are_first_and_each_age_is_its_own():
+    found = moments([0], [Role.TRAINER, *[Role.ROLLOUT] * 3], heartbeat=[1000, 970, np.nan, 995], ended=0)
+    table = plots.rank_table(found, 1001.0)
+    assert table["rank"].tolist() == [2, 1, 0, 3]
+    assert table["health"].tolist() == ["silent", "late", "alive", "alive"]
+    assert table["seconds silent"][1:].tolist() == [31, 1, 6]
+
+
+def test_runs_whose_records_are_unevenly_spaced_are_folded_by_the_axis():
+    early = table_of(env_steps=[0, 1, 2, 100], loss=[0, 1, 2, 100])
+    late = table_of(env_steps=[0, 98, 99, 100], loss=[0, 98, 99, 100])
+    _, mean = plots.series_over({"a": early, "b": late}, "loss", labels=dict.fromkeys("ab", "seeds")).data
+    assert list(mean.y) == pytest.approx(list(mean.x))
