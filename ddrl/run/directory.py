@@ -4,6 +4,7 @@
     RUN/run.json            run id, ddrl version, ranks, when it began
     RUN/telemetry.sqlite    what was measured (ddrl.telemetry)
     RUN/checkpoints/<n>/    learner, replay and counters after n environment steps
+    RUN/output/rank-N.txt   what the environments of rank N print, the newest MiB (on the trainer's host)
     RUN/policy.*            the best policy so far: ONNX model, manifest, parameters
     RUN/summary.json        written at the end
     RUN/lock                held by the process that the run belongs to (ddrl.run.directory)
@@ -248,7 +249,7 @@ class Disk:
 
 # -- directory ---------------------------------------------------------------------------------------------------------
 
-FOLDERS = ("checkpoints", "keys", "keys/clients", "tensorboard", "cells")  # of a run directory
+FOLDERS = ("checkpoints", "keys", "keys/clients", "tensorboard", "cells", "output")  # of a run directory
 _REPLACED = re.compile(r"\.(\d+)\.replaced")  # a checkpoint that another of the same step replaces
 _UNFINISHED = re.compile(r"\.\d+\.\d+")  # a checkpoint that is being written by a process
 

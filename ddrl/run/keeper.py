@@ -34,6 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.errors import KeeperError
+from ddrl.core.files import open_to_append
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
 from ddrl.run.process import (
@@ -46,7 +47,8 @@ from ddrl.run.process import (
 )
 from ddrl.run.slot import LAUNCHER_VARIABLES
 
-MAX_WORDS = 16_000  # [B] of a child's standard error that are kept
+MAX_WORDS = 16_000  # [B] of what a child prints that are kept for messages
+MAX_OUTPUT_FILE = 1 << 20  # [B]
 STACKS_SIGNAL = signal.SIGUSR2
 STACKS_TIMEOUT = 2.0  # [s] for a process to write its stacks
 KILL_TIMEOUT = 10.0  # [s] for the kernel to end a process that was killed
@@ -83,6 +85,24 @@ class Ended:
         return f"ended early with status {self.status}"
 
 
+class Output:
+    """What the processes of a place print, in files of a bounded size: the newest, and the one before it (.1). On a
+    full disk it is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(exist_ok=True)
+            with open_to_append(self._path) as file:
+                file.write(data)
+                full = file.tell() >= MAX_OUTPUT_FILE
+            if full:
+                self._path.replace(self._path.with_suffix(".1.txt"))
+
+
 class Child:
     """One process that the keeper has started. `place` is its number on the host, `incarnation` counts its restarts."""
 
@@ -98,6 +118,7 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
         os.set_blocking(errors, False)
         self.errors = errors
+        self.output: Output | None = None
         self._words = b""
         self._received = 0  # [B] in all
         self._ended: Ended | None = None
@@ -137,6 +158,8 @@ class Child:
                 return False
             self._received += len(data)
             self._words = (self._words + data)[-MAX_WORDS:]
+            if self.output is not None:
+                self.output.write(data)
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -438,6 +461,7 @@ class Keeper:
         self.places = dict(places)
         self.children: dict[int, Child] = {}  # by place
         self.seed = seed
+        self.folder: Path | None = None  # where forks' output is kept
         self._environment = without_launcher(os.environ if environment is None else environment)
         self._selector = selectors.DefaultSelector()
         self._keeps_cores = False  # a process could not be moved to its own
@@ -461,6 +485,8 @@ class Keeper:
             os.close(writing)
         self.run_on(pid, wanted.cores)
         child = Child(pid, wanted.role, place, incarnation, reading, wanted.rank)
+        if self.folder is not None and wanted.work is not None:
+            child.output = Output(self.folder / f"rank-{wanted.rank}.txt")
         self.children[place] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.errors, selectors.EVENT_READ, child)
@@ -573,11 +599,14 @@ def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[i
     try:
         die_with(parent)
         ignore_interrupts()
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
         step_back()
         offer_to_oom_killer()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(errors, 1)  # what an environment prints is kept, and not mixed with what the command prints
         os.dup2(errors, 2)
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115 (until the process ends)
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 (until the process ends)
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         report_stacks(2)
         entropy = np.random.SeedSequence(list(seed)).generate_state(2)
         random.seed(int(entropy[0]))

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the rela
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+GRACE = 3.0  # [s] that a second Ctrl-C leaves to the main thread
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -48,6 +50,12 @@ class Interrupts:
                 self._previous[number] = signal.signal(number, self._note)
         return self
 
+    def hold(self) -> None:
+        """Take the handlers back where code of the user has set others."""
+        for number in self._previous:
+            if signal.getsignal(number) != self._note:
+                signal.signal(number, self._note)
+
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
@@ -57,6 +65,35 @@ class Interrupts:
             raise KeyboardInterrupt
         self.terminated = self.terminated or number in (signal.SIGTERM, signal.SIGHUP)
         self.requested = True
+
+
+@contextmanager
+def ended_by_second_interrupt() -> Generator[None]:
+    """Inside, a second Ctrl-C ends this process after GRACE seconds, whatever its main thread does: an environment may
+    catch KeyboardInterrupt, or compute without an end. The newest checkpoint stays."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    over = threading.Event()
+
+    def watch() -> None:
+        count = 0
+        while data := os.read(reading, 64):
+            count += data.count(signal.SIGINT)
+            if count >= 2 and not over.wait(GRACE):
+                os.write(2, b"\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved\n")
+                os._exit(130)
+
+    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(previous)
+        os.close(writing)
+        thread.join()
+        os.close(reading)
 
 
 def ignore_interrupts() -> None:

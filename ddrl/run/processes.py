@@ -66,7 +66,7 @@ from ddrl.run.keeper import (
     without_launcher,
     work_done,
 )
-from ddrl.run.process import SIGNALS, ignore_interrupts, interrupts_held_back, name_process
+from ddrl.run.process import GRACE, SIGNALS, ignore_interrupts, interrupts_held_back, name_process
 from ddrl.run.topology import (
     HostChannels,
     Topology,
@@ -202,6 +202,7 @@ class Job:
         self.host = host
         self.channels: HostChannels | None = None
         self.interrupted = False
+        self._kill_trainer_at: float | None = None  # [s]; after a second Ctrl-C
         self.board = Board.create(board_name(run_id, host)) if board is None else board
         self.board.values[KEEPER] = os.getpid()
         self.keeper = Keeper({})
@@ -376,6 +377,9 @@ class Job:
             timeout = max(0.0, min(timeout, at - time.monotonic()))
         for child, ended in self.keeper.look(timeout):
             self._note_end(child, ended)
+        if self._kill_trainer_at is not None and self._trainer is not None:
+            if time.monotonic() >= self._kill_trainer_at:  # it does not hear a second Ctrl-C
+                self._trainer.send(signal.SIGKILL)
         for place, (at, incarnation) in list(self._due.items()):
             if time.monotonic() >= at:
                 if self._is_going:
@@ -419,7 +423,7 @@ class Job:
             self._hear_trainer()
             if self._link is not None:
                 self.keeper.unwatch(self._link.fileno())
-            if ended.status == 130 and self._result is None:
+            if (ended.status == 130 or self._kill_trainer_at is not None) and self._result is None:
                 raise KeyboardInterrupt
             if self._result is None and self.board.command != Command.FAIL:
                 self._note_trainer_end(child, child.hang or (ended.how, ended.words))
@@ -736,6 +740,8 @@ class Job:
         before: dict[signal.Signals, Any] = {}
 
         def act(number: int, _: FrameType | None) -> None:
+            if number == signal.SIGINT and self.interrupted and self._kill_trainer_at is None:
+                self._kill_trainer_at = time.monotonic() + GRACE
             self.interrupted = True
             if self._directory and self._trainer is not None:
                 self._trainer.send(number)
@@ -850,6 +856,7 @@ def run_host(
         records = preparation.open_records()
         job.check_interrupts()
         on_host = [one.rank for one in topology.on_host(job.host)]
+        job.keeper.folder = records.directory.path / "output"
         job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
         message = job.hand_over(records)
         made(Made(topology.to_bytes(), message))

@@ -17,7 +17,14 @@ from ddrl.core.generators import Generators
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
-from ddrl.run.process import Interrupts, fix_order_of_sums, flush_denormals, set_torch_threads, spare_collector
+from ddrl.run.process import (
+    Interrupts,
+    ended_by_second_interrupt,
+    fix_order_of_sums,
+    flush_denormals,
+    set_torch_threads,
+    spare_collector,
+)
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task, assemble
 from ddrl.run.topology import HostChannels, board_name
 
@@ -117,18 +124,23 @@ def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda 
     """Run to the end; the summary. `equip` is called with the task before its first turn."""
     set_torch_threads(preparation.config.learner.threads)
     fix_order_of_sums()
-    with Interrupts() as interrupts:
-        run = SerialRun(preparation, lambda: interrupts.requested)
+    with Interrupts() as interrupts, ended_by_second_interrupt():
+
+        def is_interrupted() -> bool:
+            interrupts.hold()
+            return interrupts.requested
+
+        run = SerialRun(preparation, is_interrupted)
         spare_collector()
         flush_denormals()
         try:
             equip(run.task)
             while (outcome := run.turn()) is not Outcome.DONE:
-                if interrupts.requested:
+                if is_interrupted():
                     run.task.end(Reason.INTERRUPTED)
                 elif outcome is Outcome.IDLE and run.task.steering.paused:
                     run.task.wait(LOOK_PERIOD)
-            return run.finish(lambda: interrupts.requested)
+            return run.finish(is_interrupted)
         except BaseException as error:
             run.abandon(error)
             raise

@@ -302,6 +302,7 @@ def prepare_mpi(ranks: int) -> None:
     """Let MPI_Init of a job of so many ranks take little time; what the user has set stays."""
     set_timer_slack(min(SLACK_PER_RANK * ranks, MAX_SLACK))
     os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of what the keeper starts; the trainer sets its own number
 
 
 def set_timer_slack(nanoseconds: int) -> None:

@@ -1,0 +1,190 @@
+"""What environments set, print and start cannot hold a run, nor its output."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.run.launch import UNTIL_STOPPED, settings
+from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
+
+SHORT = settings(
+    "env.id=own_env:E",
+    "run.max_env_steps=300",
+    "run.processes=1",
+    "replay.min_size=50",
+    "rollout.warmup_steps=50",
+    "env.num_envs=1",
+    "learner.hidden=[8]",
+    "learner.batch_size=8",
+    "evaluation.period=0",
+    "run.checkpoint_period=0",
+    "telemetry.live=false",
+)
+BASE = """
+import os, signal, subprocess, sys, time
+import gymnasium
+import numpy as np
+
+class Base(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), 1.0, False, self.t >= 10, {}
+"""
+
+
+def start(tmp_path, text, *arguments):
+    (tmp_path / "own_env.py").write_text(BASE + textwrap.dedent(text))
+    variables = environment()
+    variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{tmp_path}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddrl.run", *SHORT, "--set", f"run.dir={tmp_path / 'run'}", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=variables,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+
+
+def test_what_environments_print_is_in_a_file_of_their_rank_and_not_on_the_command_s_output(tmp_path):
+    job = start(
+        tmp_path,
+        """
+        class E(Base):
+            def step(self, action):
+                print("printed", flush=True)
+                print("complained", file=sys.stderr)
+                os.write(1, b"from C\\n")
+                return super().step(action)
+        """,
+    )
+    out, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, errors
+    assert "printed" not in out + errors
+    assert "from C" not in out + errors
+    (path,) = (tmp_path / "run" / "output").glob("rank-*.txt")
+    text = path.read_text()
+    assert all(word in text for word in ("printed", "complained", "from C"))
+
+
+def test_the_file_of_a_rank_is_bounded(tmp_path, monkeypatch):
+    from ddrl.run import keeper
+
+    monkeypatch.setattr(keeper, "MAX_OUTPUT_FILE", 1000)
+    output = keeper.Output(tmp_path / "output" / "rank-1.txt")
+    for number in range(1000):
+        output.write(f"line {number}\n".encode())
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "output").iterdir()}
+    assert set(sizes) <= {"rank-1.txt", "rank-1.1.txt"}
+    assert sum(sizes.values()) < 2100
+    assert "line 999" in "".join(path.read_text() for path in (tmp_path / "output").iterdir())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "subprocess.check_output(['cat', '/proc/self/status'], text=True)",
+        "subprocess.check_output('cat /proc/self/status', shell=True, text=True)",
+        "subprocess.run([sys.executable, '-c', 'print(open(\"/proc/self/status\").read())'], capture_output=True, "
+        "text=True).stdout",
+    ],
+)
+def test_what_an_environment_starts_has_default_signals(how, tmp_path):
+    job = start(
+        tmp_path,
+        f"""
+        class E(Base):
+            def __init__(self):
+                with open({str(tmp_path / "status")!r}, "a") as file:
+                    file.write({how})
+        """,
+    )
+    _, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, errors
+    lines = (tmp_path / "status").read_text().splitlines()
+    ignored = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn")]
+    blocked = [int(line.split()[1], 16) for line in lines if line.startswith("SigBlk")]
+    assert ignored
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        assert not any(mask >> (number - 1) & 1 for mask in (*ignored, *blocked)), number
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)", ["--serial"]),
+        ("signal.signal(signal.SIGINT, lambda *_: None)", []),
+    ],
+)
+def test_an_environment_s_own_handlers_do_not_make_a_run_unstoppable(text, mode, tmp_path):
+    job = start(
+        tmp_path,
+        f"""
+        class E(Base):
+            def reset(self, **given):
+                {text}
+                return super().reset(**given)
+        """,
+        *UNTIL_STOPPED,
+        *mode,
+        *settings("run.checkpoint_period=200"),
+    )
+    wait_until(lambda: any((tmp_path / "run" / "checkpoints").glob("0*")) or job.poll() is not None, "no checkpoint")
+    os.kill(job.pid, signal.SIGINT)
+    out, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 130, errors
+    assert "interrupted after" in out
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        "\n                    ".join(("while True:", "    try: time.sleep(9)", "    except BaseException: pass")),
+        "subprocess.Popen(['sleep', '600'], start_new_session=True).wait()",
+    ],
+)
+def test_a_second_interrupt_ends_a_serial_run_whose_environment_does_not_return(stuck, tmp_path):
+    job = start(
+        tmp_path,
+        f"""
+        class E(Base):
+            steps = 0
+            def step(self, action):
+                E.steps += 1
+                if E.steps == 500:
+                    open({str(tmp_path / "stuck")!r}, "w").close()
+                    {stuck}
+                return super().step(action)
+        """,
+        *UNTIL_STOPPED,
+        "--serial",
+    )
+    wait_until(lambda: Path(tmp_path / "stuck").exists() or job.poll() is not None, "it was not stuck")
+    os.kill(job.pid, signal.SIGINT)
+    os.kill(job.pid, signal.SIGHUP)  # so that two interrupts are not one
+    wait_until(lambda: not pending(job.pid), "the first was not taken")
+    os.kill(job.pid, signal.SIGINT)
+    _, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 130, errors
+    assert "Traceback" not in errors
+
+
+def pending(pid):
+    """Whether a signal waits to be taken by the process."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return any(int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd")))
