@@ -155,7 +155,7 @@ def test_an_environment_s_own_handlers_do_not_make_a_run_unstoppable(text, mode,
     "stuck",
     [
         "\n                    ".join(("while True:", "    try: time.sleep(9)", "    except BaseException: pass")),
-        "subprocess.Popen(['sleep', '600'], start_new_session=True).wait()",
+        "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait()",
     ],
 )
 def test_a_second_interrupt_ends_a_serial_run_whose_environment_does_not_return(stuck, tmp_path):
