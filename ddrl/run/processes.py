@@ -377,9 +377,9 @@ class Job:
             timeout = max(0.0, min(timeout, at - time.monotonic()))
         for child, ended in self.keeper.look(timeout):
             self._note_end(child, ended)
-        if self._kill_trainer_at is not None and self._trainer is not None:
-            if time.monotonic() >= self._kill_trainer_at:  # it does not hear a second Ctrl-C
-                self._trainer.send(signal.SIGKILL)
+        kill_at = math.inf if self._kill_trainer_at is None else self._kill_trainer_at
+        if self._trainer is not None and time.monotonic() >= kill_at:  # it does not hear a second Ctrl-C
+            self._trainer.send(signal.SIGKILL)
         for place, (at, incarnation) in list(self._due.items()):
             if time.monotonic() >= at:
                 if self._is_going:
