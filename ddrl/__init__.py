@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from ddrl.notebook import play, policy, start, watch
+    from ddrl.notebook import compare, play, policy, start, watch
     from ddrl.telemetry import Run, attach
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "attach", "play", "policy", "start", "watch"]
+__all__ = ["Run", "__version__", "attach", "compare", "play", "policy", "start", "watch"]
 
 _HOMES = {
     "Run": "ddrl.telemetry",
     "attach": "ddrl.telemetry",
+    "compare": "ddrl.notebook",
     "play": "ddrl.notebook",
     "policy": "ddrl.notebook",
     "start": "ddrl.notebook",

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from html import escape
 from importlib import import_module
@@ -32,7 +33,8 @@ from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraE
 from ddrl.core.plugins import CELLS
 from ddrl.telemetry import Attached, Run, Table, attach, causes_of, run_status
 from ddrl.telemetry.directory import read_live_file
-from ddrl.telemetry.sinks import count_text, duration_text, value_text
+from ddrl.telemetry.facts import last_reported
+from ddrl.telemetry.sinks import count_text, duration_text, table_text, value_text
 
 if TYPE_CHECKING:
     import pandas
@@ -500,6 +502,78 @@ def watch(run: StartedRun | Attached | str | Path, *, period: float = 1.0) -> Pa
     kernel stays free."""
     path = run if isinstance(run, (str, Path)) else run.path
     return Panel(Path(path), period=period)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone. `mean`: of the runs' last evaluations (without any: of their last training
+    returns); `half`: half of its 95 % interval by Student's distribution, NaN for one run."""
+
+    label: str
+    runs: tuple[str, ...]
+    mean: float
+    half: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs and their learning curves; the last line of a cell shows both."""
+
+    groups: tuple[Group, ...]
+    figure: Any
+
+    def __str__(self) -> str:
+        rows = [(each.label, str(len(each.runs)), value_text(each.mean), value_text(each.half)) for each in self.groups]
+        return table_text([("settings", "runs", "return", "+-"), *rows])
+
+    def _ipython_display_(self) -> None:
+        print(self)
+        self.figure.show()
+
+
+def compare(runs: Sequence[StartedRun | Attached | str | Path]) -> Comparison:
+    """Runs by the settings in which they differ: those that differ in their seed alone are one group, with the mean of
+    its runs and the mean's 95 % interval. Code of cells differs where its text does.
+
+    ConfigError for no run or one named twice, RunDirError for what is no run."""
+    from ddrl.core.trust import cells_digest
+    from ddrl.plots.runs import differing_labels, interval_of_mean, learning_curve
+
+    paths = [(Path(run) if isinstance(run, (str, Path)) else run.path).absolute() for run in runs]
+    if not paths or len(set(paths)) < len(paths):
+        raise ConfigError("ddrl.compare needs runs, each of them once")
+    names = [path.name for path in paths]
+    names = [str(path) if names.count(path.name) > 1 else path.name for path in paths]
+    settings: dict[str, Any] = {}
+    series: dict[str, Table] = {}
+    evaluations: dict[str, Table] = {}
+    for name, path in zip(names, paths, strict=True):
+        with Run(path) as run:
+            series[name] = run.series(["env_steps", "return_mean"], points=1000)
+            evaluations[name] = run.evaluations()
+            settings[name] = _named_by_content(run.settings, cells_digest(path))
+    labels = differing_labels(settings)
+    groups: list[Group] = []
+    for label in dict.fromkeys(labels.values()):
+        members = tuple(name for name in names if labels[name] == label)
+        last = [
+            last_reported(evaluations[name]["mean"] if len(evaluations[name]) else series[name]["return_mean"])
+            for name in members
+        ]
+        mean, half = interval_of_mean(np.array(last))
+        groups.append(Group(label, members, float(mean), float(half)))
+    figure = learning_curve(series, evaluations, labels=labels, interval=True)
+    return Comparison(tuple(groups), figure)
+
+
+def _named_by_content(value: Any, digest: str) -> Any:
+    """Settings whose names of code in cells, which each run has of its own, say what the code is instead."""
+    if isinstance(value, Mapping):
+        tree = cast("Mapping[str, Any]", value)
+        return {name: _named_by_content(item, digest) for name, item in tree.items()}
+    if isinstance(value, str) and value.startswith("cells_"):
+        return f"{value.partition('.')[2]} ({digest[:6]})"
+    return value
 
 
 FIRST = "00_quickstart.ipynb"

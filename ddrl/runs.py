@@ -14,7 +14,7 @@ from ddrl.core.errors import DdrlError
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.facts import Facts, describe, facts_of, list_facts
 from ddrl.telemetry.reading import Run
-from ddrl.telemetry.sinks import count_text, duration_text, value_text
+from ddrl.telemetry.sinks import count_text, duration_text, table_text, value_text
 from ddrl.telemetry.store import FILE_NAME
 
 COLUMNS = ("run", "state", "task", "best", "last", "confirmed", "steps", "steps/s", "time", "left", "reason")
@@ -36,12 +36,6 @@ def row_of(facts: Facts) -> tuple[str, ...]:
         duration_text(facts.seconds_left),
         facts.reason.partition("\n")[0],
     )
-
-
-def table_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns as wide as their longest entry."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def show_run(path: Path) -> str:

@@ -33,7 +33,7 @@ def test_the_version_is_the_same_everywhere():
 
 
 def test_the_public_names_are_these_and_all_of_them_exist():
-    assert ddrl.__all__ == ["Run", "__version__", "attach", "play", "policy", "start", "watch"]
+    assert ddrl.__all__ == ["Run", "__version__", "attach", "compare", "play", "policy", "start", "watch"]
     assert set(ddrl.__all__) <= set(dir(ddrl))
     for name in ddrl.__all__:
         assert getattr(ddrl, name) is not None

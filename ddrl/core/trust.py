@@ -165,7 +165,7 @@ def _content(run: Path) -> str:
     for folder, folders, files in os.walk(run):
         folders[:] = sorted(name for name in folders if name != "__pycache__")  # never read (`use_code`)
         links = [Path(folder) / name for name in folders if os.path.islink(Path(folder) / name)]
-        kinds = (*all_suffixes(), *((".npy",) if Path(folder) == run / plugins.CELLS else ()))
+        kinds = (*all_suffixes(), *((".npy",) if Path(folder).name == plugins.CELLS else ()))
         for path in [*links, *(Path(folder) / name for name in sorted(files) if name.endswith(kinds))]:
             try:
                 data = os.fsencode(path.resolve()) if path in links else read_regular(path, plugins.MAX_CELL_BYTES)
@@ -176,6 +176,11 @@ def _content(run: Path) -> str:
             digest.update(os.fsencode(f"{path.relative_to(run)}\0{len(data)}\0"))
             digest.update(data)
     return digest.hexdigest()
+
+
+def cells_digest(run: Path) -> str:
+    """A digest of the code of cells in a run directory, the same in every run of the same code."""
+    return _content(run / plugins.CELLS)
 
 
 def _origins(module: str) -> list[str]:

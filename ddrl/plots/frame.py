@@ -94,19 +94,21 @@ def add_heatmap(figure: go.Figure, x: Array, y: Sequence[Any] | Array, z: Array,
     figure.update_layout(hovermode="closest")
 
 
-def set_up_notebook() -> str:
-    """Show figures in a notebook as live plotly figures and, where kaleido finds a browser, as pictures too.
+def set_up_notebook(*, pictures: bool = False) -> str:
+    """Show figures in a notebook as live plotly figures and, with `pictures` and where kaleido finds a browser, as
+    pictures too: what code-hosting sites show of a saved notebook, at the cost of a browser.
 
-    Pictures are what code-hosting sites show of a saved notebook. Returns the renderer chosen.
+    Returns the renderer chosen.
     """
     import plotly.io as pio
 
     renderer = "plotly_mimetype"
-    try:
-        go.Figure().to_image("png", width=16, height=16)
-        renderer += "+png"
-    except Exception:  # no kaleido, or no browser that it can drive: whatever the cause, there are no pictures
-        pass
+    if pictures:
+        try:
+            go.Figure().to_image("png", width=16, height=16)
+            renderer += "+png"
+        except Exception:  # no kaleido, or no browser that it can drive: whatever the cause, there are no pictures
+            pass
     pio.renderers.default = renderer
     pio.templates.default = "plotly_white"
     if "png" in renderer:

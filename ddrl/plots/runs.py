@@ -59,8 +59,17 @@ _X_NAMES = {"env_steps": "environment steps", "updates": "updates", "samples": "
 class _Curves:
     """Curves of groups of runs on one figure. Runs of one label are one group, drawn as their mean and their range."""
 
-    def __init__(self, runs: Mapping[str, Table], x: str, labels: Mapping[str, str] | None, smoothing: float) -> None:
+    def __init__(
+        self,
+        runs: Mapping[str, Table],
+        x: str,
+        labels: Mapping[str, str] | None,
+        smoothing: float,
+        *,
+        interval: bool = False,
+    ) -> None:
         self.runs = runs
+        self._interval = interval
         self.x = x
         self.scale = 1.0
         self.x_name = _X_NAMES.get(x, x)
@@ -99,15 +108,20 @@ class _Curves:
         *,
         dash: str = "",
     ) -> None:
-        """The mean of several lines (x, y) over the part of the axis that all have, and their range."""
+        """The mean of several lines (x, y) over the part of the axis that all have, and their range or the mean's
+        interval."""
         begin = max(x[0] for x, _ in lines)
         end = min(x[-1] for x, _ in lines)
         grid = np.linspace(begin, max(begin, end), 200)
         values = np.array([np.interp(grid, x, y) for x, y in lines])
+        low, high = values.min(axis=0), values.max(axis=0)
+        if self._interval:
+            mean, half = interval_of_mean(values)
+            low, high = mean - half, mean + half
         color = COLORS[index % len(COLORS)]
         figure.add_scatter(
             x=np.concatenate([grid, grid[::-1]]),
-            y=np.concatenate([values.max(axis=0), values.min(axis=0)[::-1]]),
+            y=np.concatenate([high, low[::-1]]),
             fill="toself",
             fillcolor=f"rgba({int(color[1:3], 16)},{int(color[3:5], 16)},{int(color[5:7], 16)},0.18)",
             line={"width": 0},
@@ -115,6 +129,21 @@ class _Curves:
             showlegend=False,
         )
         add_line(figure, grid, values.mean(axis=0), name, index, dash=dash)
+
+
+# Student's 97.5 % quantile by degrees of freedom, from 1; further ones by its expansion (Cornish and Fisher, 1937).
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+
+
+def interval_of_mean(values: Array) -> tuple[Array, Array]:
+    """Mean of `values` [runs, ...] over the runs, and half of its 95 % interval; NaN for one run."""
+    freedom = len(values) - 1
+    mean = values.mean(axis=0)
+    if not freedom:
+        return mean, np.full_like(mean, np.nan)
+    z = 1.95996
+    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else z + (z**3 + z) / (4 * freedom) + 2.823 / freedom**2
+    return mean, student * values.std(axis=0, ddof=1) / np.sqrt(len(values))
 
 
 def smoothed(values: Floats, smoothing: float) -> Floats:
@@ -136,14 +165,16 @@ def learning_curve(
     x: str = "env_steps",
     smoothing: float = 0.0,
     labels: Mapping[str, str] | None = None,
+    interval: bool = False,
 ) -> go.Figure:
     """Mean return of training episodes (lines) and of greedy evaluations (diamonds) of one run or several.
 
     `runs`: name -> Run.series() with return_mean and `x` (env_steps, updates or wall_seconds); `evaluations`: name ->
     Run.evaluations(). `labels`: what the legend says of each run (default its name); runs of one label are one group,
-    drawn as their mean and their range. `smoothing`: of an exponential mean, 0 (none) to 1."""
+    drawn as their mean and their range (`interval`: the mean's 95 % interval). `smoothing`: of an exponential mean, 0
+    (none) to 1."""
     several = len(runs) > 1
-    curves = _Curves(runs, x, labels, smoothing)
+    curves = _Curves(runs, x, labels, smoothing, interval=interval)
     figure = new_figure("Return", curves.x_name, "return per episode", height=360)
     curves.draw(figure, "return_mean", "training")
     for index, (label, names) in enumerate(curves.groups.items()):

@@ -9,7 +9,7 @@ import struct
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +48,12 @@ def count_text(value: float) -> str:
             digits = 0 if not unit else (1 if abs(scaled) < 100 else 0)
             return f"{scaled:.{digits}f}{unit}"
     return "inf"
+
+
+def table_text(rows: Sequence[Sequence[str]]) -> str:
+    """Rows in columns as wide as their longest entry."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def value_text(value: float, digits: int = 1) -> str:
