@@ -169,6 +169,7 @@ class Route(NamedTuple):
 
 
 _ERRORS = {
+    "403": "A page of another site asks, or it is asked by a name that is not its own.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
     "422": "The body is malformed, or names what does not exist.",
@@ -411,13 +412,17 @@ class Mixer:
             raise MessageError(str(error)) from None
         policy = self._policy
         scores = self._held
-        if scores is None:
-            self.tables.pace()
-            queue.observe()
-            scores = policy.scores()
+        pacing = self.tables.pacing
+        paced = pacing.state if pacing else None
         try:
+            if scores is None:
+                self.tables.pace()
+                queue.observe()
+                scores = policy.scores()
             slot, score, place = queue.choose(scores)
-        except ValueError as error:
+        except (ValueError, NetworkError) as error:
+            if pacing and paced is not None:
+                pacing.state = paced  # each decision makes a new array
             raise NetworkError(f"policy {policy.version}: {error}") from None
         self._held_for += 1
         self._held = scores if self._held_for % self.book.play.repeat else None

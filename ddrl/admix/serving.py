@@ -1,10 +1,11 @@
 """`python -m ddrl.serve`: a run's policy and a day of `ddrl.admix` make a mixer, which serves HTTP or scores a log.
 
 The HTTP server is an ASGI application, `App`, that uvicorn runs. One event loop calls it, so a decision is never
-interrupted; policies are loaded in a thread and change between two requests. Status: 200; 404 and 405 for paths and
-methods; 408 a body that does not arrive; 413 too large; 422 refused by the mixer; 429 too many bodies at once; 500 a
-policy that gives no numbers; 503 too many requests wait. Every answer but /metrics is a JSON object. SIGTERM or
-Ctrl-C: no new connection is taken, requests that were accepted are answered, the counters are saved.
+interrupted; policies are loaded in a thread and change between two requests. Status: 200; 403 a page of another site
+asks; 404 and 405 for paths and methods; 408 a body that does not arrive; 413 too large; 422 refused by the mixer; 429
+too many bodies at once; 500 a policy that gives no numbers; 503 too many requests wait. Every answer but /metrics is a
+JSON object. SIGTERM or Ctrl-C: no new connection is taken, requests that were accepted are answered, the counters are
+saved.
 
 A whole log is decided request by request, as a server would: counters grow with what the mixer shows. Where that is the
 log's own ad, its billing is the log's; other impressions stay under way, and count at the contract's estimated rate.
@@ -17,6 +18,7 @@ import asyncio
 import bisect
 import contextlib
 import gc
+import ipaddress
 import itertools
 import os
 import signal
@@ -30,6 +32,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -60,7 +63,15 @@ from ddrl.admix.mixer import (
 from ddrl.admix.settings import ServeConfig
 from ddrl.admix.versions import CHOICE, FOLDER, VersionChange, VersionInfo, Versions
 from ddrl.core.background import Guard, keep_streams
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
+from ddrl.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DdrlError,
+    MessageError,
+    MissingExtraError,
+    RunDirError,
+    shortened,
+)
 from ddrl.core.files import decode, new_file
 from ddrl.run.directory import RunLock
 
@@ -69,6 +80,7 @@ BACKLOG = 2048  # connections that the operating system holds until they are acc
 BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
 CLOCK_PERIOD = 1.0  # [s] between looks at the clock for the day's end
 RETRY = [(b"retry-after", b"1")]  # [s], headers of 429 and 503
+MAX_ACCEPTED = 64  # pairs of the headers host and origin that are remembered
 BATCH = 4096  # rows of a scored log written at once
 _encode = msgspec.json.encode
 
@@ -136,6 +148,21 @@ def _parser() -> argparse.ArgumentParser:
 # ---- the server ------------------------------------------------------------------------------------------------------
 
 
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _host_name(url: bytes) -> str:
+    """The name in a URL, without its port; "" where it has none."""
+    try:
+        return urlsplit(url.decode("latin-1")).hostname or ""
+    except ValueError:
+        return ""
+
+
 class Refused(Exception):
     """A request that gets another status than 200."""
 
@@ -153,6 +180,7 @@ class App:
         self.mixer = mixer
         self.config = config
         self.waiting: Callable[[], int] = lambda: 0
+        self.connections: Callable[[], int] = lambda: 0
         self.ending: Callable[[], bool] = lambda: False
         self.answers: Counter[int] = Counter()  # by status
         self._run = run
@@ -163,6 +191,9 @@ class App:
         self._loading = asyncio.Lock()
         self._guard = Guard(report)
         self._open = 0
+        self._names = {name for name in (config.host.strip("[]"), *config.allow_host.split(",")) if name}
+        self._any_host = not (_is_loopback(config.host.strip("[]")) or config.allow_host)
+        self._accepted: set[tuple[bytes, bytes]] = set()  # headers host and origin that were found to be its own
         self._buckets = [0] * (len(BUCKETS) + 1)
         self._seconds = 0.0
         self._routes: dict[str, dict[str, Route]] = {}
@@ -198,6 +229,9 @@ class App:
         path = scope["path"]
         status = 200
         try:
+            if self.connections() > self.config.max_connections:
+                raise Refused(503, f"more than {self.config.max_connections} connections are open; ask again later")
+            self._check_site(scope["headers"])
             route = self._route(path, scope["method"])
             body = b""
             if scope["method"] == "POST":
@@ -220,10 +254,33 @@ class App:
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(answer))]
         if status in (429, 503):
             headers += RETRY
+        if status == 503:
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
     # ---- taking requests ------------------------------------------------------------------------------------------
+
+    def _check_site(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refused for what a page of another site sends from a browser: its Origin, or a Host that its owner lets mean
+        this address. Names count, ports do not; programs send no Origin."""
+        host = b""
+        origin = b""
+        for name, value in headers:
+            if name == b"host":
+                host = value
+            elif name == b"origin":
+                origin = value
+        if (host, origin) in self._accepted:
+            return
+        asked = _host_name(b"//" + host)
+        if host and not self._any_host and asked not in self._names and not _is_loopback(asked):
+            raise Refused(403, f"Host {shortened(asked)} is no name of this server: --allow-host names further ones")
+        page = _host_name(origin)
+        if origin and page != asked and page not in self._names:
+            raise Refused(403, f"a page of {shortened(origin.decode('latin-1'))} asks: only this server's own may")
+        if len(self._accepted) < MAX_ACCEPTED:
+            self._accepted.add((host, origin))
 
     async def _body(self, scope: dict[str, Any], receive: Any, limit: int) -> bytes:
         if self.waiting() > self.config.max_queue:
@@ -456,6 +513,18 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         if find_spec(package) is None:
             raise MissingExtraError(package, "serve", "serving over HTTP")
     import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class Connection(HttpToolsProtocol):
+        """A connection whose first request has a limit of time: silent ones would keep others out."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.loop.call_later(config.head_seconds, self._check_begun)
+
+        def _check_begun(self) -> None:
+            if not self.cycle and not self.transport.is_closing():
+                self.transport.close()
 
     lock = RunLock(state.parent, f".{state.name}.lock")
     journal = None
@@ -477,7 +546,7 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
         settings = uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             loop="uvloop",
             ws="none",
             lifespan="on",
@@ -485,12 +554,12 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=config.max_connections,
             backlog=BACKLOG,
             timeout_graceful_shutdown=max(1, round(config.end_seconds)),
         )
         server = uvicorn.Server(settings)
         app.waiting = lambda: len(server.server_state.tasks)
+        app.connections = lambda: len(server.server_state.connections)
         app.ending = lambda: server.should_exit
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # the terminal was closed; not under nohup
             signal.signal(signal.SIGHUP, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))

@@ -205,12 +205,18 @@ class ServeConfig:
         "What chooses: learned, the policy of RUN; adaptive_pacing or yesterday_duals, the rule that it departs from.",
         choices=("learned", "adaptive_pacing", "yesterday_duals"),
     )
+    allow_host: str = setting(
+        "", "", "Further names by which it may be asked, with commas; on an address beyond loopback any, where empty."
+    )
     port: int = setting(8700, "", "Port; 0: a free one, which the first line of output names.", ge=0, le=65535)
     max_body: int = setting(262_144, "B", "Largest body of a request; larger ones get 413.", ge=1024)
     max_policy: int = setting(67_108_864, "B", "Largest body of parameters sent to /v1/policy.", ge=1024)
     max_open: int = setting(256, "requests", "Requests whose bodies arrive at one time; further ones get 429.", ge=1)
     max_queue: int = setting(512, "requests", "Requests that wait at one time; further ones get 503.", ge=1)
     max_connections: int = setting(2048, "connections", "Open connections; further ones get 503.", ge=1)
+    head_seconds: float = setting(
+        10.0, "s", "Time from a connection to the end of its first request's header; then it is closed.", gt=0
+    )
     body_seconds: float = setting(10.0, "s", "Time that a body may take to arrive; then 408.", gt=0)
     end_seconds: float = setting(10.0, "s", "Time for accepted requests at the end.", gt=0)
     reload_period: float = setting(1.0, "s", "Time between checks for a newer policy in RUN; 0: when asked.", ge=0)
@@ -229,3 +235,5 @@ class ServeConfig:
         check_ranges("serve", self)
         if self.day_begins and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", self.day_begins):
             raise ConfigError(f"serve.day_begins ({self.day_begins}): write a time of the day, as 04:30")
+        if not self.host.strip():
+            raise ConfigError("--host is empty, which would listen on every interface: name an address")

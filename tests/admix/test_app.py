@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from ddrl.admix import mixer as snapshot
 from ddrl.admix.serving import App, open_mixer
 from ddrl.admix.settings import ServeConfig
+from ddrl.core.errors import ConfigError
 from tests.admix.material import env_config, request_of, save_run, small_mixer
 
 
@@ -23,10 +25,16 @@ def _app(**settings: Any) -> App:
 
 
 def ask(
-    app: App, *parts: bytes, path: str = "/v1/decide", method: str = "POST", stall: bool = False, more: bool = False
+    app: App,
+    *parts: bytes,
+    path: str = "/v1/decide",
+    method: str = "POST",
+    stall: bool = False,
+    more: bool = False,
+    **named: str,
 ) -> tuple[int, dict[str, str], Any]:
     """Status, headers and JSON of a POST whose body comes in `parts`; `stall`: and then no more comes; `more`: the
-    client leaves before the last."""
+    client leaves before the last; `named`: headers of the request."""
     messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     if messages and not stall and not more:
         messages[-1]["more_body"] = False
@@ -42,7 +50,8 @@ def ask(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(app({"type": "http", "path": path, "method": method, "headers": []}, receive, send))
+    given = [(name.encode(), value.encode()) for name, value in named.items()]
+    asyncio.run(app({"type": "http", "path": path, "method": method, "headers": given}, receive, send))
     if not sent:
         return 0, {}, None
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
@@ -130,3 +139,54 @@ def test_a_rule_that_is_served_is_replaced_by_no_policy(tmp_path: Path) -> None:
     status, _, answer = ask(app, b"", path="/v1/policy")
     assert (status, answer["error"]) == (422, "the rule adaptive_pacing is served: start without --policy to change it")
     assert app.mixer.policy.version == "adaptive_pacing"
+
+
+@pytest.mark.parametrize(
+    ("headers", "settings"),
+    [
+        ({"host": "127.0.0.1:8700"}, {}),  # no Origin: a program
+        ({"host": "localhost:9000"}, {}),  # a port that is forwarded
+        ({"host": "[::1]:8700"}, {}),
+        ({"host": "127.0.0.1:8700", "origin": "http://127.0.0.1:8700"}, {}),
+        ({"host": "ads.lan", "origin": "https://panel.lan"}, {"allow_host": "ads.lan,panel.lan"}),
+        ({"host": "any.lan", "origin": "http://any.lan:80"}, {"host": "0.0.0.0"}),
+    ],
+)
+def test_programs_and_the_servers_own_pages_are_answered(headers: dict[str, str], settings: dict[str, str]) -> None:
+    assert ask(_app(**settings), path="/v1/policy", method="GET", **headers)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "settings"),
+    [
+        ({"host": "127.0.0.1:8700", "origin": "http://stranger.example"}, {}),
+        ({"host": "127.0.0.1:8700", "origin": "null"}, {}),
+        ({"host": "127.0.0.1:8700", "origin": "http://[::"}, {}),
+        ({"host": "stranger.example:8700"}, {}),  # a name that its owner lets mean 127.0.0.1
+        ({"host": "stranger.example:8700", "origin": "http://stranger.example:8700"}, {}),
+        ({"host": "127.0.0.1.stranger.example"}, {}),
+        ({"host": "other.lan"}, {"host": "0.0.0.0", "allow_host": "ads.lan"}),
+        ({"host": "any.lan", "origin": "http://stranger.example"}, {"host": "0.0.0.0"}),
+    ],
+)
+def test_pages_of_other_sites_change_nothing(headers: dict[str, str], settings: dict[str, str]) -> None:
+    app = _app(**settings)
+    before = snapshot.encode(app.mixer)
+    first = app.mixer.book.contracts.ad_id.tolist()[0]
+    body = msgspec.json.encode({"ad": [first], "rate": [0.25]})
+    status, _, answer = ask(app, body, path="/v1/control", **headers)
+    assert (status, "error" in answer) == (403, True)
+    assert snapshot.encode(app.mixer) == before
+
+
+def test_more_connections_than_allowed_get_json_and_a_time_to_come_back() -> None:
+    app = _app(max_connections=3)
+    app.connections = lambda: 4
+    status, headers, answer = ask(app, b"{}")
+    assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+    assert "more than 3 connections" in answer["error"]
+
+
+def test_an_empty_host_is_refused() -> None:
+    with pytest.raises(ConfigError, match="every interface"):
+        ServeConfig(host="")

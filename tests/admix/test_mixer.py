@@ -291,6 +291,23 @@ def test_a_policy_that_gives_no_number_is_an_error_that_counts_nothing() -> None
     assert mixer.requests == 0
 
 
+def test_a_decision_that_fails_leaves_pacing_as_it_was() -> None:
+    fields = {"ad_fields": ["pace"], "prior": "demand", "pace_step": 2.0}
+    mixer, never = (small_mixer({"pace": 0.0}, mode="bonuses", repeat=1, **fields) for _ in range(2))
+    for each in (mixer, never):
+        each.choose(request_of(each.book, 1, time=0.2))
+    before = snapshot.encode(mixer).partition(b"requests")[2]
+    scores = mixer._policy.scores
+    mixer._policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
+    with pytest.raises(NetworkError):
+        mixer.choose(request_of(mixer.book, 2, time=0.6))
+    assert snapshot.encode(mixer).partition(b"requests")[2] == before
+    mixer._policy.scores = scores  # type: ignore[method-assign]
+    for each in (mixer, never):
+        each.choose(request_of(each.book, 3, time=0.8))
+    assert snapshot.encode(mixer).partition(b"requests")[2] == snapshot.encode(never).partition(b"requests")[2]
+
+
 def test_a_policy_for_other_features_is_refused_and_the_old_one_goes_on() -> None:
     mixer = small_mixer()
     other = make_book(env_config(mode="all", ad_fields=["ad_id", "slot_id", "kind", "ecpm", "ctr"]))

@@ -149,7 +149,9 @@ def test_too_large_a_body_is_refused_though_it_does_not_say_how_large_it_is(
 def test_more_bodies_under_way_than_allowed_get_429_until_they_are_done(book_and_server: tuple[Book, Server]) -> None:
     book, server = book_and_server
     body = msgspec.json.encode(request_of(book, 9))
-    head = b"POST /v1/decide HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     slow = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(2)]
     try:
         for connection in slow:
@@ -263,7 +265,10 @@ def test_the_end_answers_what_was_accepted(tmp_path: Path) -> None:
     book = save_run(run, env_config(mode="all"), value=1.0)
     with serving(run) as server:
         body = msgspec.json.encode(request_of(book, 31))
-        head = b"POST /v1/decide HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = (
+            b"POST /v1/decide HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+            % len(body)
+        )
         with socket.create_connection(("127.0.0.1", server.port), 60) as connection:
             connection.sendall(head)
             assert b"100 Continue" in connection.recv(1000)  # accepted: the server waits for the body
@@ -312,6 +317,17 @@ def _until_refused(port: int) -> None:
             socket.create_connection(("127.0.0.1", port), 60).close()
         except OSError:
             return
+
+
+def test_a_connection_that_says_nothing_is_closed_and_one_that_asks_is_kept(tmp_path: Path) -> None:
+    save_run(tmp_path / "run", env_config(mode="all"), value=1.0)
+    with serving(tmp_path / "run", "--head-seconds", "0.5") as server:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as silent:
+            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as slow:
+            slow.sendall(b"GET /health HTTP/1.1\r\nX: ")
+            assert slow.recv(1) == b""
+        assert server.ask("GET", "/health")[0] == 200
 
 
 def test_trouble_at_the_start_is_one_line(tmp_path: Path) -> None:
