@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ddrl.admix import load
@@ -68,6 +73,42 @@ def _ending_after(server: Server, generator: load.Generator, answers: int) -> It
 
     generator.take = watch  # type: ignore[method-assign]
     yield
+
+
+STALL = 0.4  # [s]
+
+
+class _Stalling(BaseHTTPRequestHandler):
+    """Answers at once, but for one request in the middle."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        number = json.loads(self.rfile.read(int(self.headers["content-length"])))["request_id"]
+        if number == 20:
+            time.sleep(STALL)
+        answer = b'{"request_id":%d,"version":"v"}' % number
+        self.send_response(200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+def test_a_stall_shows_in_every_request_that_was_due_while_it_lasted() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Stalling) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        rate = 300.0
+        generator = load.Generator(f"http://127.0.0.1:{server.server_port}", [b'{"request_id":0,"x":1}'], 1)
+        result = load.run(generator, 200, None, rate)
+        server.shutdown()
+    assert result.statuses == {200: 200}
+    late = np.array(result.latencies) > STALL / 2
+    # Of those due in the first half of the stall each waits for the other half; counted from when they were sent, one.
+    assert late.sum() > rate * STALL / 2 / 2
+    assert result.figures()["p99_ms"] > 1000 * STALL / 2
 
 
 def test_no_server_is_one_clear_error() -> None:
