@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddrl import __version__
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.facts import Facts, describe, facts_of, list_facts
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m ddrl.runs", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("path", nargs="?", type=Path, default=Path("runs"), help="a folder of runs, or a run")
     parser.add_argument("--json", action="store_true", help="for scripts; values that are not known are null")
+    parser.add_argument("--version", action="version", version=f"ddrl {__version__}")
     options = parser.parse_args(arguments)
     path: Path = options.path
     try:

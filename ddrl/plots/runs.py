@@ -1,10 +1,11 @@
-"""How runs learn: return, any run-level series, where the trainer's time goes, and settings; one run, or several
-compared. And the distribution of returns that a critic predicts, beside the returns that followed; what
-the machines do (processor and memory by role, GPUs by host, the health of every rank); what replay holds, how it is
-drawn from, and who waits for whom."""
+"""How runs learn: the figures on top of the overview, return, any run-level series, where the trainer's time goes, and
+settings; one run, or several compared. And the distribution of returns that a critic predicts, beside the returns that
+followed; what the machines do (processor and memory by role, GPUs by host, the health of every rank); what replay
+holds, how it is drawn from, and who waits for whom."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -30,8 +31,10 @@ from ddrl.plots.frame import (
     time_unit,
 )
 from ddrl.telemetry.devices import SAMPLE_PERIOD
+from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES, SERIES
+from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
 _SERIES = {series.name: series for series in SERIES}  # where a table does not say what its series are
 _TITLES = {
@@ -54,6 +57,36 @@ _TITLES = {
 _NO_ROWS = Table({}, 0)
 DIVERGED = 20.0  # times the median of the runs' largest values: beyond, a run does not set the scale
 _X_NAMES = {"env_steps": "environment steps", "updates": "updates", "samples": "transitions learned from"}
+
+
+def headline(facts: Facts, max_env_steps: float) -> list[tuple[str, str, str]]:
+    """(name, value, words below) of each figure on top of the overview. `max_env_steps`: the limit in the run's
+    settings, against which the steps of all its lives count."""
+    newest = facts.newest
+    share = facts.env_steps / max_env_steps
+    goal = f"{share:.{1 if share < 0.1 else 0}%} of {count_text(max_env_steps)}"
+    rollouts = newest.get("rollouts", math.nan)
+    arrival = count_text(newest.get("arrival_lag_p99", math.nan))
+    drawn = count_text(newest.get("lag_p50", math.nan))
+    best = f"best of {facts.evaluations}: {value_text(facts.best)}"
+    so_far = duration_text(facts.wall_seconds)
+    is_running = facts.state == "running"
+    return [
+        ("Environment steps", count_text(facts.env_steps), "-" if math.isnan(share) else goal),
+        ("Steps / s", count_text(facts.env_steps_per_s), f"{value_text(rollouts, 0)} rollout{'s' * (rollouts != 1)}"),
+        ("Updates / s", count_text(facts.updates_per_s), f"{count_text(facts.updates)} in all"),
+        ("Return", value_text(newest.get("return_mean", math.nan)), "in training"),
+        ("Evaluation, last", value_text(facts.last), best if facts.evaluations else "none yet"),
+        ("Confirmed", value_text(facts.confirmed), "best policy, fresh episodes"),
+        (
+            "Lag on arrival",
+            count_text(newest.get("arrival_lag_p50", math.nan)),
+            f"p99 {arrival}; when drawn {drawn}",
+        ),
+        ("Time left", duration_text(facts.seconds_left), f"{so_far} so far")
+        if is_running
+        else ("Time", so_far, facts.state),
+    ]
 
 
 class _Curves:

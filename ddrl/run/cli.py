@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddrl import current_name
+from ddrl import __version__, current_name
 from ddrl.core.config import Config, installed_slices
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
@@ -116,6 +116,7 @@ def parse(arguments: list[str]) -> Command:
     )
     parser.add_argument("--print-config", action="store_true", help="print the effective settings as TOML and exit")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error as well")
+    parser.add_argument("--version", action="version", version=f"ddrl {__version__}")
     known = parser.parse_args(arguments)
     if known.help not in (None, "", "all"):  # --help pong
         known.task = known.help

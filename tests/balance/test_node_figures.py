@@ -55,6 +55,17 @@ def test_the_table_has_a_row_a_node_with_its_speed():
     np.testing.assert_allclose(table["samples/s"], [10000, 7500, 5000, 2500], rtol=0.25)
 
 
+def test_the_speed_of_a_node_is_its_own_samples_by_its_own_time():
+    found = processes(2, 2)
+    for record, (sizes, seconds) in enumerate([([60, 40], [0.3, 0.1]), ([60, 40], [0.1, 0.3])], 1):
+        found.values[record, -2:, found.columns.index("node_size")] = sizes
+        found.values[record, -2:, found.columns.index("node_seconds")] = seconds
+    assert plots.node_table(found)["samples/s"].tolist() == [300, 200]  # 120 and 80 samples in 0.4 s each
+    found.values[2, -2:, found.columns.index("node_seconds")] = [0.3, 0.7]
+    assert plots.node_table(found)["samples/s"].tolist() == [200, 100]
+    assert plots.node_table(found)["ms"].tolist() == [300, 700]
+
+
 def test_lines_stand_over_updates_and_too_few_records_are_said_in_words():
     course = plots.node_course(processes(4))
     figure = plots.sizes_by_node(course.sizes, updates=course.updates)

@@ -18,6 +18,7 @@ from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import SERIES_NAMES
 from notebooks import explore
@@ -524,3 +525,26 @@ def test_runs_whose_records_are_unevenly_spaced_are_folded_by_the_axis():
     late = table_of(env_steps=[0, 98, 99, 100], loss=[0, 98, 99, 100])
     _, mean = plots.series_over({"a": early, "b": late}, "loss", labels=dict.fromkeys("ab", "seeds")).data
     assert list(mean.y) == pytest.approx(list(mean.x))
+
+
+def test_the_figures_on_top_of_the_overview_are_those_that_their_names_say():
+    newest = {"rollouts": 8.0, "return_mean": 12.5, "arrival_lag_p50": 3.0, "arrival_lag_p99": 9.0, "lag_p50": 40.0}
+    facts = Facts(
+        "runs/a", "a", "running", "", "", 7, 60.0, 55.0, 58.0, 25_000.0, 400.0, 1200.0, 30.0, 90.0, 150.0, newest
+    )
+    assert plots.headline(facts, 100_000) == [
+        ("Environment steps", "25.0k", "25% of 100k"),
+        ("Steps / s", "1200", "8 rollouts"),
+        ("Updates / s", "30", "400 in all"),
+        ("Return", "12.5", "in training"),
+        ("Evaluation, last", "55.0", "best of 7: 60.0"),
+        ("Confirmed", "58.0", "best policy, fresh episodes"),
+        ("Lag on arrival", "3", "p99 9; when drawn 40"),
+        ("Time left", "2m30s", "1m30s so far"),
+    ]
+    over = plots.headline(replace(facts, state="ended", newest={"rollouts": 1.0}, evaluations=0), 1e6)
+    assert over[0][2] == "2.5% of 1.0M"
+    assert over[1][2] == "1 rollout"
+    assert over[4][2] == "none yet"
+    assert over[-1] == ("Time", "1m30s", "ended")
+    assert plots.headline(Facts("runs/a", "a", "running"), 1e6)[0] == ("Environment steps", "-", "-")

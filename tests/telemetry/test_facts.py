@@ -7,16 +7,17 @@ import threading
 import numpy as np
 import pytest
 
-from ddrl import runs
+from ddrl import __version__, runs
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.core.settings import config_to_toml
+from ddrl.run.cli import parse
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.facts import facts_at, facts_of
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 RETURNS = [1.0, 50.0, *[2.0] * 40, 7.0]  # the best one is the second of many
 
@@ -53,6 +54,8 @@ def store(path, *, state="running", returns=RETURNS, seconds=20):
     if state != "running":
         recorder.close()
         return path
+    with Run(path) as run:
+        wait_until(lambda: len(run.evaluations()) == len(returns), "every evaluation in the store")
     return path, recorder
 
 
@@ -76,6 +79,9 @@ def test_a_run_at_work_has_the_speed_of_its_last_seconds(tmp_path):
     assert facts.state == "running"
     assert facts.env_steps_per_s == pytest.approx(100.0, rel=0.3)
     assert math.isnan(facts.confirmed)
+    path, recorder = store(tmp_path / "slower")  # nothing in its last ten seconds
+    with recorder, Run(path) as run:
+        assert facts_of(run).env_steps_per_s == facts_of(run).updates_per_s == 0.0
 
 
 def test_an_evaluation_that_is_no_number_is_no_best(tmp_path):
@@ -125,3 +131,11 @@ def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert runs.main([str(tmp_path / "empty")]) == 0
     assert "no runs in" in capsys.readouterr().out
+
+
+def test_commands_say_their_version(capsys):
+    for command in (runs.main, parse):
+        with pytest.raises(SystemExit) as end:
+            command(["--version"])
+        assert end.value.code == 0
+        assert capsys.readouterr().out == f"ddrl {__version__}\n"

@@ -78,6 +78,15 @@ def test_the_return_is_the_mean_over_the_episodes_that_ended_in_the_window():
     assert window.measure(cluster.table(), 1.0, 1.0)["return_mean"] == 300.0
 
 
+def test_samples_per_insert_are_those_of_the_window():
+    cluster = FakeCluster(processes=5, hosts=1)
+    window = SeriesWindow(Config(), window=5.0)
+    cluster.set(0, samples=1000.0, rows_recorded=1000.0)
+    window.measure(cluster.table(), 0.0, 0.0)
+    cluster.set(0, samples=1800.0, rows_recorded=1100.0)
+    assert window.measure(cluster.table(), 1.0, 1.0)["samples_per_insert"] == 8.0
+
+
 def test_returns_below_zero_are_told_as_they_are():
     cluster = FakeCluster(processes=5, hosts=1)
     window = SeriesWindow(Config(), window=5.0)

@@ -1,7 +1,5 @@
 """Overview: how well and how fast, for one run or several compared."""
 
-import math
-
 import numpy as np
 import streamlit as st
 
@@ -11,51 +9,15 @@ from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.facts import facts_of
 from ddrl.telemetry.reading import Table
-from ddrl.telemetry.sinks import count_text, duration_text, value_text
 
 
 def figures(runs: watch.Runs) -> None:
     """The newest numbers of the main run."""
     run = next(iter(runs.values()))
-    status = run.status
-    facts = facts_of(run)
-    newest = facts.newest
     if not run.cursor:
         st.info("Waiting for the first record.")
         return
-    share = facts.env_steps / run.config.run.max_env_steps
-    goal = (
-        "-"
-        if math.isnan(share)
-        else f"{share:.{1 if share < 0.1 else 0}%} of {count_text(run.config.run.max_env_steps)}"
-    )
-    now = (
-        ("Time left", duration_text(facts.seconds_left), f"{duration_text(facts.wall_seconds)} so far")
-        if status.state == "running"
-        else ("Time", duration_text(facts.wall_seconds), status.state)
-    )
-    texts = [
-        ("Environment steps", count_text(facts.env_steps), goal),
-        (
-            "Steps / s",
-            count_text(facts.env_steps_per_s),
-            f"{value_text(newest['rollouts'], 0)} rollout{'s' * (newest['rollouts'] != 1)}",
-        ),
-        ("Updates / s", count_text(facts.updates_per_s), f"{count_text(facts.updates)} in all"),
-        ("Return", value_text(newest["return_mean"]), "in training"),
-        (
-            "Evaluation, last",
-            value_text(facts.last),
-            f"best of {facts.evaluations}: {value_text(facts.best)}" if facts.evaluations else "none yet",
-        ),
-        ("Confirmed", value_text(facts.confirmed), "best policy, fresh episodes"),
-        (
-            "Lag on arrival",
-            count_text(newest["arrival_lag_p50"]),
-            f"p99 {count_text(newest['arrival_lag_p99'])}; when drawn {count_text(newest['lag_p50'])}",
-        ),
-        now,
-    ]
+    texts = plots.headline(facts_of(run), run.config.run.max_env_steps)
     columns = st.container(key="figures").columns(len(texts))
     for column, (label, value, below) in zip(columns, texts, strict=True):
         column.metric(label, value)
