@@ -282,6 +282,12 @@ class LearnerConfig:
         "mlp, nature_cnn, small_cnn, auto (by the observation), or package.module:Class of your own torch module.",
     )
     hidden: list[int] = setting([256, 256], "units", "Hidden layers of the mlp.")
+    normalize: bool = setting(
+        False,
+        "",
+        "Networks see observations less their mean, over their standard deviation, of all that was learned from so "
+        "far; both are saved with the policy.",
+    )
     dueling: str = setting(
         "mean",
         "",

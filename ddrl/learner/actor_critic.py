@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import ConfigError
 from ddrl.core.specs import EnvSpec
 from ddrl.learner.networks import FlatInputs, action_scale
 from ddrl.learner.own_networks import OwnCritics, own_network
@@ -22,8 +23,10 @@ def make_actor(config: LearnerConfig, spec: EnvSpec) -> nn.Module:
     if ":" in config.network:
         return OwnActor(config, spec)
     if spec.networks:
+        if config.normalize:
+            raise ConfigError(f"learner.normalize: the networks of {spec.env_id} scale observations themselves")
         return import_module(spec.networks).make_actor(spec, config.hidden)
-    return Actor(spec, config.hidden)
+    return Actor(spec, config.hidden, normalize=config.normalize)
 
 
 def make_critics(config: LearnerConfig, spec: EnvSpec, count: int = 1, outputs: int = 1) -> nn.Module:
@@ -32,7 +35,7 @@ def make_critics(config: LearnerConfig, spec: EnvSpec, count: int = 1, outputs: 
         return OwnCritics(config, spec, action_scale(spec), count, outputs)
     if spec.networks:
         return import_module(spec.networks).make_critics(spec, config.hidden, count, outputs)
-    return Critics(spec, config.hidden, count, outputs)
+    return Critics(spec, config.hidden, count, outputs, normalize=config.normalize)
 
 
 class Bounded(nn.Module):
@@ -68,9 +71,9 @@ class Bounded(nn.Module):
 class Actor(Bounded):
     """f is the tanh of an mlp with relu."""
 
-    def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
+    def __init__(self, spec: EnvSpec, hidden: list[int], *, normalize: bool = False) -> None:
         super().__init__(spec)
-        self._inputs = FlatInputs(spec.observation)
+        self._inputs = FlatInputs(spec.observation, normalize=normalize)
         self.trunk = nn.Sequential()
         for width, following in itertools.pairwise((spec.observation.size, *hidden)):
             self.trunk.extend([nn.Linear(width, following), nn.ReLU(inplace=True)])
@@ -80,7 +83,7 @@ class Actor(Bounded):
     def plain(self, inputs: int) -> Plain | None:
         """For the engine."""
         layers = layers_of(self.trunk)
-        if inputs not in (1, 2) or layers is None:
+        if inputs not in (1, 2) or layers is None or self._inputs.standard is not None:
             return None
         layers += [Linear(self.head.weight, self.head.bias), Activation(tanh=True), Bounds(self.low, self.high)]
         return Plain(self._inputs.columns(), [layers], self._shape, noise=inputs == 2)
@@ -109,9 +112,11 @@ class Critics(nn.Module):
 
     A layer of all of them is one batched matrix product. Weights and biases are drawn as nn.Linear draws its own."""
 
-    def __init__(self, spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1) -> None:
+    def __init__(
+        self, spec: EnvSpec, hidden: list[int], count: int = 1, outputs: int = 1, *, normalize: bool = False
+    ) -> None:
         super().__init__()
-        self._inputs = FlatInputs(spec.observation)
+        self._inputs = FlatInputs(spec.observation, normalize=normalize)
         self._action_size = spec.action.size
         self._scale = action_scale(spec)
         widths = (spec.observation.size + spec.action.size, *hidden, outputs)
@@ -124,7 +129,7 @@ class Critics(nn.Module):
 
     def plain(self, inputs: int, first: int | None = None) -> Plain | None:
         """For the engine."""
-        if inputs != 2:
+        if inputs != 2 or self._inputs.standard is not None:
             return None
         count = first or len(self.weights[0])
         nets = [self._layers(net) for net in range(count)]

@@ -193,7 +193,14 @@ METHODS = {  # of an algorithm, with their arguments
     "acting": "",
     "inspect": "observations",
 }
-SHARED = ("network", "hidden", "dueling", "double", "loss")  # settings of [learner] that some algorithms read
+SHARED = (
+    "network",
+    "hidden",
+    "normalize",
+    "dueling",
+    "double",
+    "loss",
+)  # settings of [learner] that some algorithms read
 
 
 def with_algorithm(config: Config, spec: EnvSpec) -> Config:
@@ -267,6 +274,12 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
             state = Column(declared.name, declared.shape, declared.dtype, ColumnRole.MEMORY)
             columns.setdefault(declared.name, state)
     unread = _unread(config, algorithm, declaration)
+    if config.learner.normalize and ("learner.normalize" in unread or config.learner.nodes):
+        whose = f"{config.learner.nodes} gradient nodes" if config.learner.nodes else declaration.algorithm
+        raise ConfigError(
+            f"learner.normalize = true: {whose} would not keep the means of what is learned from; leave it out, or "
+            "normalize in the environment"
+        )
     if "learner.network" in unread and ":" in config.learner.network:
         raise ConfigError(
             f"learner.network = {config.learner.network} would have no effect: {declaration.algorithm} says in `reads` "

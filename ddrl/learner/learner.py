@@ -42,6 +42,7 @@ from ddrl.learner.devices import (
 from ddrl.learner.engine import Engine, draws_nothing, launches_alike
 from ddrl.learner.export import export_model
 from ddrl.learner.networks import as_tensors
+from ddrl.learner.own_networks import Standardize
 from ddrl.learner.part import FlatParameters, Part
 
 
@@ -341,6 +342,8 @@ class Learner:
             return None
         key = name, statistics, tensors.layout
         with self._own_random(name), self._way(name):
+            if self.config.normalize and self.updates == 0:
+                self._begin_means(tensors)
             captured: Gradient | None = self._captures.replay(key)
             if captured is not None:
                 return replace(captured, updates=self.parts[name].updates)
@@ -348,6 +351,18 @@ class Learner:
                 gradient = self._passes(tensors, name, statistics)
                 keep(gradient)
         return gradient
+
+    def _begin_means(self, tensors: TensorBatch) -> None:
+        """Take the means of observations from the first batch, before anything is computed by them (learner.normalize);
+        target copies have them too."""
+        for name, part in self.parts.items():
+            fresh = any(isinstance(module, Standardize) and not module.count for module in part.module.modules())
+            for evaluation in self.algorithm.evaluations(tensors, name) if fresh else ():
+                if evaluation.training:
+                    with torch.no_grad():
+                        part.module.train()(*evaluation.inputs)
+            if fresh and part.target is not None:
+                part.target.vector.copy_(part.online.vector)
 
     def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         """Forward, loss and backward."""

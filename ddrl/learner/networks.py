@@ -28,9 +28,10 @@ from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
+from ddrl.core.errors import ConfigError
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
-from ddrl.learner.own_networks import own_network, require_tensors
+from ddrl.learner.own_networks import Standardize, own_network, require_tensors
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
 
 # -- observations ------------------------------------------------------------------------------------------------------
@@ -67,11 +68,13 @@ def _scale(offsets: list[float], factors: list[float]) -> Scale:
     return Scale(torch.tensor(offsets, dtype=torch.float32), torch.tensor(factors, dtype=torch.float32))
 
 
-class FlatInputs:
-    """Observations in their own dtype and shape -> [..., observation.size] float32; the arrays of a record side by
-    side, in its order."""
+class FlatInputs(nn.Module):
+    """Observations in their own dtype and shape -> [..., observation.size] float32, by request normalized; the arrays
+    of a record side by side, in its order."""
 
-    def __init__(self, observation: ArraySpec) -> None:
+    def __init__(self, observation: ArraySpec, *, normalize: bool = False) -> None:
+        super().__init__()
+        self.standard = Standardize(observation.size) if normalize else None
         self._record = bool(observation.fields)
         self._arrays = [(name, array, input_scale(array)) for name, array in observation.arrays.items()]
 
@@ -79,8 +82,12 @@ class FlatInputs:
         """For the engine."""
         return [Columns(array.size, 0, name if self._record else None, scale) for name, array, scale in self._arrays]
 
-    def __call__(self, observation: Observation, leading: int = 1) -> torch.Tensor:
+    def forward(self, observation: Observation, leading: int = 1) -> torch.Tensor:
         """See the class; `leading` axes stay as they are."""
+        flat = self._numbers(observation, leading)
+        return flat if self.standard is None else self.standard(flat)
+
+    def _numbers(self, observation: Observation, leading: int) -> torch.Tensor:
         if self._record:
             flat = [self._flat(observation[name], array, scale, leading) for name, array, scale in self._arrays]
             return torch.cat(flat, dim=leading)
@@ -206,9 +213,11 @@ class MLP(WithHead):
         form: str,
         atoms: int = 1,
         epsilon: float = 0.0,
+        *,
+        normalize: bool = False,
     ) -> None:
         super().__init__()
-        self.inputs = FlatInputs(observation)
+        self.inputs = FlatInputs(observation, normalize=normalize)
         widths = [observation.size, *hidden]
         layers: list[nn.Module] = []
         for width_in, width_out in itertools.pairwise(widths):
@@ -228,7 +237,7 @@ class MLP(WithHead):
         """For the engine; a head whose form weighs actions by their values is none of plain layers."""
         head = self.head
         layers = layers_of(self.trunk)
-        if inputs != 1 or layers is None or not head.linear:
+        if inputs != 1 or layers is None or not head.linear or self.inputs.standard is not None:
             return None
         layers.append(Linear(head.last.weight, head.last.bias))
         if head.form == "mean":
@@ -412,7 +421,19 @@ def make_network(
         torch.manual_seed(seed)
     name = network_kind(config.network, spec.observation)
     if name == "mlp":
-        network: nn.Module = MLP(spec.observation, spec.num_actions, config.hidden, config.dueling, atoms, epsilon)
+        network: nn.Module = MLP(
+            spec.observation,
+            spec.num_actions,
+            config.hidden,
+            config.dueling,
+            atoms,
+            epsilon,
+            normalize=config.normalize,
+        )
+    elif name in CNN_KINDS and config.normalize:
+        raise ConfigError(
+            f"learner.normalize: learner.network = {name} sees pictures, which are scaled by their bounds: leave it out"
+        )
     elif name in CNN_KINDS and spec.observation.fields:
         network = PicturesAndVector(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     elif name in CNN_KINDS:

@@ -64,7 +64,8 @@ def own_network(
                 f"{what} gives {largest:.3g} as {told['part']}: end its forward with tanh; -1 and 1 stand for the "
                 "bounds of the actions, whatever they are"
             )
-    return _copied(network, what)
+    copied = _copied(network, what)
+    return StandardInputs(copied, spec.observation) if config.normalize else copied
 
 
 def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Module:
@@ -215,6 +216,65 @@ def describe(observation: ArraySpec) -> str:
     if not observation.fields:
         return arrays["observation"]
     return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"
+
+
+# -- normalized observations -------------------------------------------------------------------------------------------
+
+MOST = 10.0  # [standard deviations] beyond which a normalized number is cut off
+
+
+class Standardize(nn.Module):
+    """Numbers [..., width] less their mean, over their standard deviation, of all that were learned from so far: both
+    are buffers, which passes in training mode change, and which travel and are saved with the parameters."""
+
+    count: torch.Tensor
+    sums: torch.Tensor
+    mean: torch.Tensor
+    factor: torch.Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("sums", torch.zeros(2, width, dtype=torch.float64))  # the mean, and squares around it
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("factor", torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        if self.training:
+            self._add(x.detach().reshape(-1, x.shape[-1]).double())
+        return ((x - self.mean) * self.factor).clamp(-MOST, MOST)
+
+    def _add(self, rows: torch.Tensor) -> None:
+        """Merge the moments of rows [n, width] (Chan, Golub & LeVeque 1983, eq. 2.1)."""
+        mean, squares = self.sums
+        count = self.count + len(rows)
+        own = rows.mean(0)
+        apart = own - mean
+        squares += (rows - own).square().sum(0) + apart.square() * (self.count * len(rows) / count)
+        mean += apart * (len(rows) / count)
+        self.count.copy_(count)
+        self.mean.copy_(mean)
+        self.factor.copy_((squares / count).clamp(min=1e-8).rsqrt())
+
+
+class StandardInputs(nn.Module):
+    """A network whose float observations are normalized."""
+
+    def __init__(self, network: nn.Module, observation: ArraySpec) -> None:
+        super().__init__()
+        self.network = network
+        floats = {name: array.size for name, array in observation.arrays.items() if array.dtype == "float32"}
+        self._names = list(floats)
+        self._record = bool(observation.fields)
+        self.standards = nn.ModuleList(map(Standardize, floats.values()))
+
+    def forward(self, observation: Any, *further: Any) -> Any:
+        """What the network gives."""
+        seen = dict(observation) if self._record else {"observation": observation}
+        for name, standard in zip(self._names, self.standards, strict=True):
+            seen[name] = standard(seen[name].flatten(1)).view(seen[name].shape)
+        return self.network(seen if self._record else seen["observation"], *further)
 
 
 # -- parts of one's own networks ---------------------------------------------------------------------------------------

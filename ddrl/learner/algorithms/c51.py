@@ -52,7 +52,7 @@ class C51(ValueAlgorithm):
     name = "c51"
     Settings = C51Settings
     output = "logits"
-    reads = ("network", "hidden", "dueling", "double")
+    reads = ("normalize", "network", "hidden", "dueling", "double")
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

@@ -69,7 +69,7 @@ class D4PG(ActorCriticAlgorithm):
 
     name = "d4pg"
     Settings = D4PGSettings
-    reads = ("hidden", "own_network")
+    reads = ("normalize", "hidden", "own_network")
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

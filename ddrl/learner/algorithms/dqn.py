@@ -26,7 +26,7 @@ class DQN(ValueAlgorithm):
 
     name = "dqn"
     output = "q"
-    reads = ("network", "hidden", "dueling", "double", "loss")
+    reads = ("normalize", "network", "hidden", "dueling", "double", "loss")
     capturable = True
 
     @staticmethod

@@ -41,7 +41,7 @@ class IQN(ValueAlgorithm):
     name = "iqn"
     Settings = IQNSettings
     output = "z"
-    reads = ("network", "hidden", "dueling", "double")
+    reads = ("normalize", "network", "hidden", "dueling", "double")
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

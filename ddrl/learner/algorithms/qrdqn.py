@@ -35,7 +35,7 @@ class QRDQN(ValueAlgorithm):
     name = "qrdqn"
     Settings = QRDQNSettings
     output = "theta"
-    reads = ("network", "hidden", "dueling", "double")
+    reads = ("normalize", "network", "hidden", "dueling", "double")
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

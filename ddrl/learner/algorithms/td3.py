@@ -47,7 +47,7 @@ class TD3(ActorCriticAlgorithm):
 
     name = "td3"
     Settings = TD3Settings
-    reads = ("hidden", "loss", "own_network")
+    reads = ("normalize", "hidden", "loss", "own_network")
     draws = ("critic",)  # the noise on the target action
 
     @staticmethod
