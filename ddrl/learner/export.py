@@ -53,11 +53,7 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     Python control flow depends on the values it is given)."""
     what = f"the network {type(owner).__name__}"
     layout = layout_of(owner)
-    on_host = {id(tensor): _on_host(tensor) for each in (owner, acting.module) for tensor in _tensors(each)}
-    module, owner = copy.deepcopy((acting.module, owner), on_host)  # together: they share their tensors
-    module = module.eval()
-    if spec.observation.fields or _has_keywords(module):
-        module = _OfArrays(module, tuple(spec.observation.arrays), named=bool(spec.observation.fields)).eval()
+    module, owner = _copied(acting, owner, spec)
     inputs = declaration.inputs
     names = (*spec.observation.arrays, *(declared.name for declared in inputs))
     if taken := sorted({entry.name for entry in layout.entries}.intersection((*names, *acting.outputs))):
@@ -70,8 +66,26 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     shorter = _shorter_lengths(module, inputs, spec)
     traced, branches = _trace(module, acting, inputs, spec, what, dynamic=bool(shorter))
     graph = _parameters_as_inputs(traced, module, owner, layout, names, spec.observation.arrays, what + branches)
-    _check(graph, module, owner, acting.outputs, inputs, spec, what + branches, [{}, shorter] if shorter else [{}])
+    cases = _cases(inputs, spec, [{}, shorter] if shorter else [{}])
+    _check(graph, module, owner, acting.outputs, inputs, spec, what + branches, cases)
     return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
+
+
+def check_acting(model: ActingModel, acting: Acting, owner: nn.Module, observed: list[NDArray[Any]]) -> None:
+    """NetworkError unless the model computes what `acting.module` does for these arrays of observations [N, ...]."""
+    module, owner = _copied(acting, owner, model.spec)
+    further = random_inputs(model.spec, model.inputs, len(observed[0]), np.random.default_rng(0))[len(observed) :]
+    what = f"the network {type(owner).__name__}, on observations of this run,"
+    _check(model.onnx, module, owner, acting.outputs, model.inputs, model.spec, what, [[*observed, *further]])
+
+
+def _copied(acting: Acting, owner: nn.Module, spec: EnvSpec) -> tuple[nn.Module, nn.Module]:
+    """What acts, in evaluation mode and of arrays in a row, and the module of its part, both on the host."""
+    on_host = {id(tensor): _on_host(tensor) for each in (owner, acting.module) for tensor in _tensors(each)}
+    module, owner = copy.deepcopy((acting.module, owner), on_host)  # together: they share their tensors
+    if spec.observation.fields or _has_keywords(module):
+        module = _OfArrays(module, tuple(spec.observation.arrays), named=bool(spec.observation.fields))
+    return module.eval(), owner
 
 
 def _tensors(module: nn.Module) -> Iterable[torch.Tensor]:
@@ -387,6 +401,15 @@ def _parameters_as_inputs(
     return model.SerializeToString()
 
 
+def _cases(
+    inputs: Sequence[ActingInput], spec: EnvSpec, lengths: Sequence[Mapping[str, int]]
+) -> Iterator[list[NDArray[Any]]]:
+    """Random inputs in several batch sizes and lengths."""
+    generator = np.random.default_rng(1)
+    for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
+        yield from variants(spec, random_inputs(spec, inputs, rows, generator, chosen))
+
+
 def _check(
     graph: bytes,
     module: nn.Module,
@@ -395,7 +418,7 @@ def _check(
     inputs: Sequence[ActingInput],
     spec: EnvSpec,
     what: str,
-    lengths: Sequence[Mapping[str, int]],
+    cases: Iterable[list[NDArray[Any]]],
 ) -> None:
     import onnxruntime
 
@@ -407,25 +430,21 @@ def _check(
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         views = {name: tensor.detach().numpy() for name, tensor in named_tensors(owner).items()}
         taken = [value.name for value in session.get_inputs()]
-        generator = np.random.default_rng(1)
         order = (*spec.observation.arrays, *(declared.name for declared in inputs))
-        for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
-            arrays = random_inputs(spec, inputs, rows, generator, chosen)
-            for variant in variants(spec, arrays):
-                feed = views | dict(zip(order, variant, strict=True))
-                given: Any = session.run(list(names), {name: feed[name] for name in taken})  # no output is a map
-                for (name, expected), array in zip(_run(module, variant, names, what).items(), given, strict=True):
-                    allowed = expected != FORBIDDEN
-                    scale = 1.0 + float(np.abs(expected[allowed]).max(initial=0.0))
-                    if array.shape != expected.shape or (
-                        np.isfinite(scale) and not np.allclose(array, expected, rtol=1e-3, atol=1e-4 * scale)
-                    ):
-                        raise NetworkError(
-                            f"{what} computes something else after its export to ONNX ({name} for {rows} observations: "
-                            f"{expected.ravel()[0]:.4g} by torch, {np.ravel(array)[0]:.4g} by ONNX Runtime): its "
-                            "forward must not branch in Python on the values or the number of observations, nor draw "
-                            "random numbers in evaluation mode"
-                        )
+        for arrays in cases:
+            feed = views | dict(zip(order, arrays, strict=True))
+            given: Any = session.run(list(names), {name: feed[name] for name in taken})  # no output is a map
+            for (name, expected), array in zip(_run(module, arrays, names, what).items(), given, strict=True):
+                allowed = expected != FORBIDDEN
+                scale = 1.0 + float(np.abs(expected[allowed]).max(initial=0.0))
+                if array.shape != expected.shape or (
+                    np.isfinite(scale) and not np.allclose(array, expected, rtol=1e-3, atol=1e-4 * scale)
+                ):
+                    raise NetworkError(
+                        f"{what} computes something else after its export to ONNX ({name} for {len(arrays[0])} "
+                        f"observations: {expected.ravel()[0]:.4g} by torch, {np.ravel(array)[0]:.4g} by ONNX Runtime): "
+                        "its forward must not branch in Python on values or their number, nor draw in evaluation mode"
+                    )
     except NetworkError:
         raise
     except Exception as error:

@@ -40,10 +40,12 @@ from ddrl.learner.devices import (
     without_kernel,
 )
 from ddrl.learner.engine import Engine, draws_nothing, launches_alike
-from ddrl.learner.export import export_model
+from ddrl.learner.export import check_acting, export_model
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.own_networks import Standardize
 from ddrl.learner.part import FlatParameters, Part
+
+OBSERVED = 64  # observations of a run with which its acting is checked
 
 
 @dataclass(slots=True)
@@ -106,6 +108,9 @@ class Learner:
         self.declaration: Declaration = describe(config, spec)
         self.device = resolve_device(device or config.learner.device)
         self.lr = config.learner.lr
+        self._model: ActingModel | None = None
+        self._observed: list[NDArray[Any]] | None = None  # arrays of the first batch's observations
+        self._saved = False
         self._last_loss = math.nan  # finite once there was one
         self.parts = {
             name: Part(name, module, self.device, config.learner, target=name in algorithm.targets)
@@ -230,7 +235,22 @@ class Learner:
 
     def acting_model(self) -> ActingModel:
         """What rollouts need beside the vector; the graph holds no parameter's value, so once is enough."""
-        return export_model(self._acting, self.parts[self._acting.part].module, self.spec, self.declaration)
+        owner = self.parts[self._acting.part].module
+        self._model = export_model(self._acting, owner, self.spec, self.declaration)
+        return self._model
+
+    def _check_acting(self, observations: Any = None) -> None:
+        """Compare a network of the user's own with its export on observations [B, ...] that the run has met: those of
+        the first batch, then and once more at the first save."""
+        if self._model is None or ":" not in self.config.network:
+            return
+        if observations is not None:
+            arrays = observations.values() if isinstance(observations, dict) else [observations]
+            specs = self.spec.observation.arrays.values()
+            flat = (array.reshape(-1, *spec.shape) for array, spec in zip(arrays, specs, strict=True))
+            self._observed = [array[:OBSERVED].cpu().numpy() for array in flat]
+        if self._observed:
+            check_acting(self._model, self._acting, self.parts[self._acting.part].module, self._observed)
 
     def inspect(self, observations: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """The algorithm's named arrays [B, ...] for observations [B, *observation.shape] (structured where they are
@@ -303,6 +323,9 @@ class Learner:
 
     def save(self, path: Path) -> None:
         """Write `state()` to `path` (.safetensors), whole or not at all."""
+        if not self._saved:
+            self._check_acting()
+            self._saved = True
         layouts = {name: part.online.layout.digest for name, part in self.parts.items()}
         snapshot.write(
             path, self.state(), {"algorithm": self.algorithm.name, "updates": self.updates, "layouts": layouts}
@@ -344,6 +367,9 @@ class Learner:
         with self._own_random(name), self._way(name):
             if self.config.normalize and self.updates == 0:
                 self._begin_means(tensors)
+            if self._observed is None:
+                self._observed = []
+                self._check_acting(getattr(tensors, "s_tm1", getattr(tensors, "state", None)))
             captured: Gradient | None = self._captures.replay(key)
             if captured is not None:
                 return replace(captured, updates=self.parts[name].updates)

@@ -169,3 +169,34 @@ def test_what_would_act_otherwise_than_it_learns_is_refused_with_its_line(name: 
     with pytest.raises(NetworkError, match=REFUSED[name]) as refusal:
         learner_of(name).acting_model()
     assert "\n" not in str(refusal.value)
+
+
+class ByWeights(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (0.1 if self.first.weight.max() > 50 else 1.0)
+
+
+class ByHugeNumbers(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (0.1 if x.max() > 1e6 else 1.0)
+
+
+def test_acting_is_compared_on_the_first_observations_of_the_run_before_anything_is_learned() -> None:
+    learner = learner_of("ByHugeNumbers")
+    learner.acting_model()
+    batch = random_batch(VECTOR, 16, 1)
+    with pytest.raises(NetworkError, match=r"on observations of this run, computes something else") as refusal:
+        learner.update(batch._replace(s_tm1=batch.s_tm1 + np.float32(1e7)))
+    assert learner.updates == 0
+    assert len(str(refusal.value)) < 300
+
+
+def test_acting_is_compared_once_more_at_the_first_save(tmp_path: Path) -> None:
+    learner = learner_of("ByWeights")
+    learner.acting_model()
+    learner.update(random_batch(VECTOR, 16, 1))
+    with torch.no_grad():
+        next(iter(learner.parts["value"].module.parameters()))[0, 0] = 60.0
+    with pytest.raises(NetworkError, match="computes something else"):
+        learner.save(tmp_path / "learner.safetensors")
+    assert not list(tmp_path.iterdir())
