@@ -48,6 +48,11 @@ class AdQueue:
         Take over a request given as lists of checked numbers; the number of bids that found no slot. ValueError for lists of unequal length, and names a contract that is unknown or there twice.
         """
 
+    def take_back(self) -> None:
+        """
+        The request that was read last is refused: the next one gets the draws that it got.
+        """
+
     def choose(self, scores: Annotated[NDArray[numpy.float32], dict(order='C', device='cpu', writable=False)]) -> tuple[int, float, int]:
         """
         Slot (-1: none), score and candidate of the ad to show; ValueError for a score that is not a number.

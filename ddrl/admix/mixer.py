@@ -397,6 +397,7 @@ class Mixer:
         if creative and len(creative) != len(request.ad):
             raise MessageError(f"creative has {len(creative)} entries, ad has {len(request.ad)}")
         queue = self._queue
+        cell = self._cell(request)
         try:
             cut = queue.read(
                 request.ad,
@@ -404,11 +405,12 @@ class Mixer:
                 request.ecpm,
                 request.ctr,
                 request.filters,
-                self._cell(request),
+                cell,
                 moment,
                 request.slot,
             )
         except ValueError as error:
+            queue.take_back()
             raise MessageError(str(error)) from None
         policy = self._policy
         scores = self._held
@@ -421,6 +423,7 @@ class Mixer:
                 scores = policy.scores()
             slot, score, place = queue.choose(scores)
         except (ValueError, NetworkError) as error:
+            queue.take_back()
             if pacing and paced is not None:
                 pacing.state = paced  # each decision makes a new array
             raise NetworkError(f"policy {policy.version}: {error}") from None
@@ -468,12 +471,12 @@ class Mixer:
         return dict(zip(self._ids, zip(self.seen_shown.tolist(), self.seen_billed.tolist(), strict=True), strict=True))
 
     def _cell(self, request: DisplayRequest) -> int:
-        """The visitor's cell; ValueError for an attribute value that does not exist."""
+        """The visitor's cell; MessageError for an attribute value that does not exist."""
         cell = 0
         values = (request.region, request.gender, request.age)
         for name, value, count in zip(TRAFFIC_FIELDS, values, self._visitors, strict=True):
             if value >= count:
-                raise ValueError(f"{name} = {value} is outside 0 .. {count - 1}")
+                raise MessageError(f"{name} = {value} is outside 0 .. {count - 1}")
             cell = cell * count + value
         return cell
 

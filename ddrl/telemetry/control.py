@@ -333,6 +333,7 @@ TOPIC = b"ddrl.control.2"
 MAX_MESSAGE = 65536  # bytes of a request
 MAX_ANSWER = 16 * MAX_MESSAGE
 SETTABLE = ("learner.lr", "rollout.epsilon", "replay.samples_per_insert", "cluster.scheme", "run.processes")
+MAX_LIVE = {"learner.lr": 1.0, "replay.samples_per_insert": 1e6, "run.processes": 4096, "rollout.epsilon": 1.0}
 
 # Bounded, because commands and their arguments are recorded as events.
 Word = Annotated[str, msgspec.Meta(max_length=128)]
@@ -385,6 +386,10 @@ def check_setting(config: Config, name: str, value: object) -> float | str | Non
             return None
     if isinstance(value, bool) or not isinstance(value, str if name == "cluster.scheme" else (int, float)):
         raise ConfigError(f"{name} = {value!r}: wanted {'a name' if name == 'cluster.scheme' else 'a number'}")
+    if not isinstance(value, str) and not abs(value) <= MAX_LIVE[name]:
+        raise ConfigError(
+            f"{name} = {value!r}: a live change sets at most {MAX_LIVE[name]:g}; more by --set at a resume"
+        )
     wanted = value if isinstance(value, str) else float(value)
     if name == "run.processes":
         if wanted != int(wanted) or int(wanted) < 1:

@@ -291,6 +291,46 @@ def test_a_policy_that_gives_no_number_is_an_error_that_counts_nothing() -> None
     assert mixer.requests == 0
 
 
+@pytest.mark.parametrize("failing", ["candidate", "visitor", "score", "policy"])
+def test_a_refused_request_takes_no_draws_from_later_ones(failing: str) -> None:
+    def decisions(refused: bool) -> tuple[list[list[str]], bytes]:
+        mixer = small_mixer(mode="all")
+        mixer.rate[:] = 0.5
+        ids = mixer.book.contracts.ad_id.tolist()
+        reasons: list[list[str]] = []
+        for number in range(40):
+            whole = request_of(mixer.book, number, explain=True)
+            if refused:
+                scores = mixer._policy.scores
+                broken = msgspec.structs.replace(whole, request_id=1000 + number)
+                if failing == "candidate":
+                    last = max(ids) + 1
+                    broken.ad = [*whole.ad, last]
+                    broken.kind = [*whole.kind, 0]
+                    broken.ecpm = [*whole.ecpm, 0.0]
+                    broken.ctr = [*whole.ctr, 0.1]
+                elif failing == "visitor":
+                    broken.age = 99
+                elif failing == "score":
+                    mixer._policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
+                else:
+                    mixer._policy.scores = lambda: _raise(NetworkError("no run"))  # type: ignore[method-assign]
+                with pytest.raises((MessageError, NetworkError)):
+                    mixer.answer(broken)
+                mixer._policy.scores = scores  # type: ignore[method-assign]
+            explained = mixer.answer(whole).explanation
+            assert not isinstance(explained, msgspec.UnsetType)
+            reasons.append([candidate.reason for candidate in explained.candidates])
+        assert any("left out by rate" in each for each in reasons)
+        return reasons, snapshot.encode(mixer).partition(b"requests")[2]
+
+    assert decisions(refused=True) == decisions(refused=False)
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
 def test_a_decision_that_fails_leaves_pacing_as_it_was() -> None:
     fields = {"ad_fields": ["pace"], "prior": "demand", "pace_step": 2.0}
     mixer, never = (small_mixer({"pace": 0.0}, mode="bonuses", repeat=1, **fields) for _ in range(2))

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import math
 import os
 import socket
 import threading
@@ -223,6 +224,20 @@ def test_settings_that_depend_on_each_other_are_checked_together():
     with pytest.raises(ConfigError, match="must cover one batch"):
         check_setting(Config(), "replay.samples_per_insert", 0.01)
     assert check_setting(Config(), "rollout.epsilon", 0.0) == 0.0
+
+
+@pytest.mark.parametrize("name", ["learner.lr", "replay.samples_per_insert", "run.processes", "rollout.epsilon"])
+@pytest.mark.parametrize("value", [1e308, math.inf, math.nan, -math.inf, -1, 10**400, True, "1", [1]])
+def test_what_no_run_survives_is_refused_before_it_is_set(name, value):
+    with pytest.raises(ConfigError, match=name):
+        check_setting(Config(), name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("learner.lr", 1.0), ("replay.samples_per_insert", 1e6), ("run.processes", 4096)]
+)
+def test_the_largest_values_that_a_live_change_may_set(name, value):
+    assert check_setting(Config(), name, value) == value
 
 
 def test_whoever_does_not_hold_the_runs_key_is_not_heard_on_loopback_either(tmp_path):

@@ -206,6 +206,7 @@ public:
     // A request given as lists becomes the present one of place 0; the number of bids that found no slot. Throws
     // BadCandidate, and then nothing has changed.
     size_t read(const Candidates& given, size_t cell, double time, int64_t slot) {
+        drawn_before_ = random_;
         check_lengths(given);
         look(0, time);
         present_[0] = {true, true, time, cell, slot};
@@ -230,6 +231,9 @@ public:
         for (size_t b = 0; b < listed_bids_.size(); ++b) enter_bid(given, listed_bids_[b], t_.contracts + b);
         return cut;
     }
+
+    // The request that was read last is refused: the next one gets the draws that it got.
+    void take_back() { random_ = drawn_before_; }
 
     // Write the state of the present request of place i.
     void observe(size_t i) {
@@ -536,6 +540,7 @@ private:
     Requests r_{};
     State out_{};
     replay::Random random_;
+    replay::Random drawn_before_;  // `random_` when the last request was read
     std::unordered_map<int64_t, int> place_of_;  // by ad id
     std::vector<Present> present_;  // by place
     std::vector<char> queue_, playable_;  // [places, slots]: in the queue; may be shown

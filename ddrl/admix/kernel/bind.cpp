@@ -211,6 +211,8 @@ public:
         }
     }
 
+    void take_back() { queue_.take_back(); }
+
     std::tuple<int, double, int> choose(const Scores& scores) const {
         check_width(scores.size());
         try {
@@ -289,6 +291,8 @@ NB_MODULE(_kernel, module) {
             "ad"_a, "kind"_a, "ecpm"_a, "ctr"_a, "filters"_a, "cell"_a, "time"_a, "slot"_a,
             "Take over a request given as lists of checked numbers; the number of bids that found no slot. ValueError "
             "for lists of unequal length, and names a contract that is unknown or there twice.")
+        .def("take_back", &BoundQueue::take_back,
+             "The request that was read last is refused: the next one gets the draws that it got.")
         .def("choose", &BoundQueue::choose, "scores"_a,
              "Slot (-1: none), score and candidate of the ad to show; ValueError for a score that is not a number.")
         .def("explain", &BoundQueue::explain, "scores"_a,
