@@ -624,6 +624,7 @@ class Task:
             base=self.recorder.base,
             policy_lag=training.lag.summary(),
             counted_before=self.recorder.counted_before,
+            run_id=self.directory.run_id,
             env_steps=state.env_steps,
             updates=state.updates,
             reason=self.reason.value,

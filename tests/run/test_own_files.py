@@ -52,6 +52,7 @@ def test_a_copy_is_the_same_run_and_keeps_its_id(run: Path) -> None:
     assert (run / "config.toml").read_text().startswith(f"# run {run_id}, settings ")
     assert json.loads(state_file(run).read_text())["run_id"] == run_id
     assert json.loads((run / "policy.json").read_text())["run_id"] == run_id
+    assert json.loads((run / "summary.json").read_text())["run_id"] == run_id
     assert prepare(run).directory.run_id == run_id
 
 
