@@ -218,8 +218,8 @@ def headline() -> None:
         status = run.status
         line = f"**{name}** {STATE_WORDS[status.state]} "
         place = st.container(key="headline")  # of two lines at least: a longer sentence must not move the page
-        if status.reason:
-            line += f"{status.reason}. "
+        sentence, _, more = status.reason.partition("\n")
+        line += f"{sentence}. " if sentence else ""
         if not len(series):
             place.markdown(line + "No record has been written yet.")
             return
@@ -236,6 +236,9 @@ def headline() -> None:
         else:
             line += f"After {duration_text(float(series['wall_seconds'][-1]))}."
         place.markdown(line)
+        if more:
+            with place.expander("All that the error says"):
+                st.code(more, language=None, wrap_lines=True)
 
     live(draw)
 

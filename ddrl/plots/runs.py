@@ -6,7 +6,8 @@ holds, how it is drawn from, and who waits for whom."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -547,12 +548,17 @@ def gpu_use(processes: Processes) -> go.Figure:
     return figure if gpus else say_nothing_yet(figure, "no GPU that NVML can see")
 
 
-def rank_table(processes: Processes, now: float) -> dict[str, Array]:
+def failed_ranks(errors: Sequence[str]) -> set[int]:
+    """The ranks that texts of errors name as the ones that failed ("rank 7: ...", "rank 7 (rollout) failed: ...")."""
+    return {int(found[1]) for text in errors if (found := re.match(r"rank (\d+)[: ]", text))}
+
+
+def rank_table(processes: Processes, now: float, failed: Collection[int] = ()) -> dict[str, Array]:
     """One row a process at the newest moment: rank, role, host, health in words, seconds since its last sign of life,
     and what it has done.
 
-    Worst first: silent ranks, then late ones, then by rank; an empty place has no process now. `now`: Unix seconds (a
-    run that has ended: the time of its last record)."""
+    Worst first: `failed` ranks, silent ones, late ones, then by rank; an empty place has no process now. `now`: Unix
+    seconds (a run that has ended: the time of its last record)."""
     if not len(processes):
         return {name: np.zeros(0) for name in ("rank", "role", "host", "health", "seconds silent")}
     last = {name: processes.column(name)[-1] for name in processes.columns}
@@ -562,11 +568,14 @@ def rank_table(processes: Processes, now: float) -> dict[str, Array]:
     badness = np.where(np.isnan(silent), 2, np.where(silent > LATE_SECONDS, 1, 0))
     is_empty = (last["ended"] == 1.0) & (badness > 0)  # nobody is expected there
     badness[is_empty] = 0
+    badness[np.isin(last["rank"], list(failed))] = 3
     table: dict[str, Array] = {
         "rank": last["rank"],
         "role": np.array([ROLES[int(code)].value for code in last["role"]], object),
         "host": last["host"],
-        "health": np.where(is_empty, "empty", np.array(["alive", "late", "silent"], object)[badness]),
+        "health": np.where(
+            is_empty & (badness == 0), "empty", np.array(["alive", "late", "silent", "failed"], object)[badness]
+        ),
         "seconds silent": np.round(silent, 1),
         "policy version": last["policy_version"],
         "env steps": last["env_steps"],

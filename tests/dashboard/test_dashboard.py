@@ -420,4 +420,17 @@ def test_an_event_reaches_the_page(tmp_path, dashboard, browser):
             {"rank": 7, "traceback": "ValueError"},
         )
         said.start()
-        browser.wait_for("rank 7 (rollout) failed: no such room", "ValueError")
+        browser.wait_for("rank 7 (rollout) failed: no such room", "Traceback")
+
+
+def test_a_crash_is_one_sentence_with_a_fold_and_marks_its_rank(tmp_path, dashboard, browser):
+    with LiveRun(tmp_path / "runs" / "alpha") as run:
+        run.recorder.record_event(
+            "error", "rank 7: ValueError: no such room\nTraceback (most recent call last):\n  frame"
+        )
+    browser.open(dashboard)
+    browser.wait_for("failed", "rank 7: ValueError: no such room", "All that the error says")
+    assert "most recent call last" not in browser.text
+    go_to(browser, "Ranks")
+    browser.wait_for("Rank 7 ended the run", "All of it")
+    assert "most recent call last" not in browser.text

@@ -396,6 +396,11 @@ _NAMED = {
     ),
     "telemetry/series.py": (
         (
+            "samples per insert are those of the whole run",
+            'window.ratio("samples", "rows_recorded", Role.TRAINER)',
+            'window.now.sum("samples", Role.TRAINER) / window.now.sum("rows_recorded", Role.TRAINER)',
+        ),
+        (
             "a share counts all processes as one",
             "self.rate(metric.name, across.role) / processes if processes else NAN",
             "self.rate(metric.name, across.role)",
@@ -431,7 +436,35 @@ _NAMED = {
             "except ZeroDivisionError as error:",
         ),
     ),
+    "plots/distribution.py": (
+        ("bytes sent and received are swapped", "np.where(hosts == 0, sent, received)", "received"),
+        ("the slowest host is the last", "np.nanmax(values, axis=1)", "values[:, -1]"),
+        (
+            "hosts are counted by rows",
+            "wall_seconds * scale, hosts, values.T",
+            "wall_seconds * scale, np.arange(len(hosts)), values.T",
+        ),
+        ("ages are clipped in the numbers too", "names, ages.T", "names, np.minimum(ages, top).T"),
+        ("the root is divided by one host's versions", ".max(initial=0.0)", "[0]"),
+    ),
     "plots/runs.py": (
+        ("smoothing begins at zero", "mean / (1 - smoothing ** (index + 1))", "mean"),
+        (
+            "runs are folded by position",
+            "np.interp(grid, x, y) for x, y in lines",
+            "np.interp(np.linspace(0, 1, 200), np.linspace(0, 1, len(y)), y) for x, y in lines",
+        ),
+        ("the range is that of one run", "values.min(axis=0), values.max(axis=0)", "values[0], values[0]"),
+        (
+            "memory in GiB is in GB",
+            'processes.column("memory_bytes") / 2**30',
+            'processes.column("memory_bytes") / 1e9',
+        ),
+        (
+            "the lag on arrival is shown as the lag when drawn",
+            'drawn = count_text(newest.get("lag_p50"',
+            'drawn = count_text(newest.get("arrival_lag_p50"',
+        ),
         (
             "priorities are shown from the lowest",
             "np.maximum(np.asarray(priorities, np.float64), 1e-12) ** power)[::-1]",

@@ -548,3 +548,13 @@ def test_the_figures_on_top_of_the_overview_are_those_that_their_names_say():
     assert over[4][2] == "none yet"
     assert over[-1] == ("Time", "1m30s", "ended")
     assert plots.headline(Facts("runs/a", "a", "running"), 1e6)[0] == ("Environment steps", "-", "-")
+
+
+def test_the_rank_that_ended_a_run_is_marked_and_first():
+    assert plots.failed_ranks(
+        ["rank 3: ValueError: stuck", "rank 12 (rollout) failed: x", "ranks 5", "no rank 4: x"]
+    ) == {3, 12}
+    found = moments([0], [Role.TRAINER, *[Role.ROLLOUT] * 3], heartbeat=[1000, np.nan, 1000, 1000], ended=[0, 0, 0, 1])
+    table = plots.rank_table(found, 1001.0, {3})
+    assert table["rank"].tolist() == [3, 1, 0, 2]
+    assert table["health"].tolist() == ["failed", "silent", "alive", "alive"]

@@ -16,10 +16,15 @@ def health(runs: watch.Runs) -> None:
     latest = run.latest()
     # No rank of an ended run is late: ranks are judged at the time of its last record.
     now = time.time() if run.status.is_active else float(latest.time[-1]) if len(latest) else 0.0
-    table = plots.rank_table(latest, now)
+    over = run.status.state == "failed"  # where a rank may be started again, only the one that ended the run has failed
+    failed = plots.failed_ranks([run.status.reason]) if over else set[int]()
+    table = plots.rank_table(latest, now, failed)
     verb = "have shown" if run.status.is_active else "had shown at the last record"
     troubled = sum(np.isin(table["health"], ("late", "silent")))
-    if troubled:
+    if failed:
+        names = ", ".join(str(rank) for rank in sorted(failed))
+        st.error(f"Rank {names} ended the run; it is the first of the table.", icon=":material/error:")
+    elif troubled:
         st.warning(
             f"{troubled} of {len(table['rank'])} ranks {verb} no sign of life for more than 10 s.",
             icon=":material/heart_broken:",
@@ -39,9 +44,14 @@ def happened(runs: watch.Runs) -> None:
     run = next(iter(runs.values()))
     errors = run.events(kinds=["error", "alarm"], newest=20)
     for text, fields in zip(errors["text"][::-1], errors["fields"][::-1], strict=True):
-        st.error(text, icon=":material/error:")
+        sentence, _, more = text.partition("\n")
+        st.error(sentence, icon=":material/error:")
+        if more:
+            with st.expander("All of it"):
+                st.code(more, language=None, wrap_lines=True)
         if "traceback" in fields:
-            st.code(fields["traceback"], language="python", wrap_lines=True)
+            with st.expander("Traceback"):
+                st.code(fields["traceback"], language="python", wrap_lines=True)
     events = run.events(newest=200)
     st.dataframe(
         pd.DataFrame(
