@@ -345,3 +345,52 @@ def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
     assert on.returncode == 0, on.stderr[-2000:]
     played = call("-m", "ddrl.evaluate", str(run), "--episodes", "1")
     assert played.returncode == 0, played.stderr[-2000:]
+
+
+BAD = """
+import gymnasium
+import numpy as np
+import torch
+import ddrl
+
+
+class Fails(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        raise ValueError("no such map: 'desert'")
+
+
+class Wide(torch.nn.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.layer = torch.nn.Linear(spec.observation.size, spec.num_actions + 1)
+
+    def forward(self, observation):
+        return self.layer(observation)
+
+
+for given in ({"env": Fails}, {"network": Wide}):
+    try:
+        ddrl.start(settings={"run.processes": 1}, root="runs", wait=%f, **given)
+    except ddrl.core.errors.DdrlError as error:
+        print(error)
+"""
+
+
+def test_a_constructor_that_fails_and_a_network_with_the_wrong_output_are_one_line_each(tmp_path):
+    pytest.importorskip("torch", reason="needs the extra [train]")
+    (tmp_path / "script.py").write_text(BAD % PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE,
+        check=True,
+    )
+    constructor, output = done.stdout.splitlines()
+    assert "env:Fails: ValueError: no such map: 'desert' (env.py, line 11, in __init__" in constructor
+    assert "network:Wide returns [2, 3] float32 for 2 observations: its forward(observation) must give" in output

@@ -87,6 +87,11 @@ for count, preset in ((100, 10), (298, 30)):
     assert min(tables[count], key=tables[count].get).startswith("sharded, best m")
 for bars, row in zip(figure.data, tables.values()):
     np.testing.assert_allclose(bars.y, list(row.values()))
+bars, diamonds = beside.data
+assert list(bars.x) == list(diamonds.x) and len(bars.x) == 7
+ratios = np.divide(diamonds.y, bars.y)
+assert (ratios > 0.7).all() and (ratios < 1.7).all() and np.median(ratios) < 1.1, ratios
+np.testing.assert_allclose(bars.y[:2], [20 * 3.2, 10.9 * 3.2], rtol=0.02)
 names = ["root out", "host 1", "host 2", "host 3"]
 for scheme, bars in zip(counted, links.data):
     assert bars.name == scheme and list(bars.x) == names
@@ -109,7 +114,8 @@ computes, waits = figure.data
 np.testing.assert_allclose(np.add(computes.x, waits.x)[:4], arrivals["equal"].max())
 assert np.max(waits.x[4:]) < 0.2 * np.max(waits.x[:4])
 assert update.samples == 192 and collection.counts.dropped == 1
-assert times["affine filter"] < times["formula, p = 1"] < times["equal"]
+assert max(times[rule] for rule in RULES) < times["formula, p = 1"] < times["equal"]
+assert times["rhythm"] == times["affine"], "one slow-down has no rhythm"
 assert times["DDQN"] < times["equal"]
 for line, way in zip(compared.data, ways):
     assert line.name == way
