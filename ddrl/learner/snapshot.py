@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ddrl.core.errors import CheckpointError
-from ddrl.core.files import write_atomically
+from ddrl.core.files import DAMAGE, write_atomically
 
 FORMAT = "ddrl.learner/2"
 
@@ -49,7 +49,7 @@ def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
     try:
         about = json.loads(header["ddrl"])
         written = (about["format"], about["algorithm"], about["checksum"])
-    except (KeyError, TypeError, json.JSONDecodeError):
+    except (KeyError, TypeError, *DAMAGE):
         raise CheckpointError(
             f"{path} is a safetensors file that ddrl's learner did not write: name a checkpoint of ddrl"
         ) from None

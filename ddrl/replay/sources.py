@@ -25,7 +25,7 @@ from ddrl.channels.area import SampleArea
 from ddrl.core import algorithm, plugins
 from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
-from ddrl.core.files import new_file, opened
+from ddrl.core.files import DAMAGE, new_file, opened
 from ddrl.core.rows import RowKind, RowSchema
 from ddrl.core.specs import Column, ColumnRole
 from ddrl.replay.batches import Sequences, Transitions, as_observation, as_transitions
@@ -628,5 +628,5 @@ class AreaSource(Experience):
         self._limiter.load_state(state)
         try:
             self._rng.bit_generator.state = json.loads(state["rng"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, OverflowError, *DAMAGE) as error:
             raise CheckpointError(f"the state of the random draws cannot be used ({error!r})") from None

@@ -261,10 +261,10 @@ class Run:
                 f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND (? - id) % ? = 0 ORDER BY id",
                 (since, last, max(stride, 1)),
             ).fetchall()
-        data = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
-        return Table(
-            {name: data[:, index] for index, name in enumerate(names)}, int(data[-1, 0]) + 1 if len(rows) else since
-        )
+        with self._plainly():  # values of other types, and ids that are no numbers
+            data = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
+            cursor = int(data[-1, 0]) + 1 if len(rows) else since
+        return Table({name: data[:, index] for index, name in enumerate(names)}, cursor)
 
     def events(self, *, since: int = 0, newest: int | None = None, kinds: Sequence[str] | None = None) -> Table:
         """Events in order: id, time, wall_seconds, kind, text, fields (dicts); `since`: a cursor, `newest`: only the
@@ -279,14 +279,15 @@ class Run:
                 f"SELECT id, time, wall_seconds, kind, text, fields FROM events WHERE {where} ORDER BY id DESC{limit}",
                 values,
             ).fetchall()[::-1]
-        columns: dict[str, Array] = {"id": np.array([row[0] for row in rows], np.int64)}
-        for index, name in ((1, "time"), (2, "wall_seconds")):
-            columns[name] = np.array([row[index] for row in rows], np.float64)
-        for index, name in ((3, "kind"), (4, "text")):
-            columns[name] = np.array([row[index] for row in rows], object)
-        columns["fields"] = np.empty(len(rows), object)
+        columns: dict[str, Array] = {}
         with self._plainly():
-            columns["fields"][:] = [json.loads(row[5]) for row in rows]
+            columns["id"] = np.array([row[0] for row in rows], np.int64)
+            for index, name in ((1, "time"), (2, "wall_seconds")):
+                columns[name] = np.array([row[index] for row in rows], np.float64)
+            for index, name in ((3, "kind"), (4, "text")):
+                columns[name] = np.array([str(row[index]) for row in rows], object)
+            columns["fields"] = np.empty(len(rows), object)
+            columns["fields"][:] = [dict(json.loads(row[5])) for row in rows]
         return Table(columns, rows[-1][0] + 1 if rows else since)
 
     def snapshot(self, kind: str) -> dict[str, Any] | None:
@@ -296,7 +297,7 @@ class Run:
             if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'snapshots'").fetchone():
                 return None
             row = self._db.execute("SELECT time, fields FROM snapshots WHERE kind = ?", (kind,)).fetchone()
-            return None if row is None else {"time": row[0], **json.loads(row[1])}
+            return None if row is None else {"time": float(row[0]), **json.loads(row[1])}
 
     def close(self) -> None:
         """Let go of the file."""
@@ -327,7 +328,7 @@ class Run:
         """SQLite's errors in the words of the user."""
         try:
             yield
-        except (sqlite3.Error, KeyError, TypeError, *DAMAGE) as error:
+        except (sqlite3.Error, KeyError, TypeError, OverflowError, *DAMAGE) as error:
             if not self.path.is_dir():
                 raise RunDirError(f"the run directory {self.path} was deleted while it was read") from None
             raise RunDirError(

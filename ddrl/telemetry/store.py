@@ -119,7 +119,7 @@ def open_to_write(
         if any(part.is_symlink() or (part.exists() and not part.is_file()) for part in _parts(path)):
             raise _Unusable("it is a link, or no file")
         return _open(path, metrics, base, same_job=same_job)
-    except (_Unusable, sqlite3.Error, ValueError, TypeError) as error:
+    except (_Unusable, sqlite3.Error, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED:
             raise RunDirError(f"cannot write {path} ({error}): choose another run.dir") from None
         aside = _set_aside(path)

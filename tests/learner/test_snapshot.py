@@ -116,9 +116,10 @@ def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(
             learner.load(bad)
         assert str(bad) in str(caught.value)
         assert "\n" not in str(caught.value)
-    save_file({"weight": np.zeros(3, np.float32)}, bad, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="ddrl's learner did not write"):
-        learner.load(bad)
+    for header in ({"format": "pt"}, *({"ddrl": text} for text in ("[" * 100_000, "1" * 5000, "[]", "{"))):
+        save_file({"weight": np.zeros(3, np.float32)}, bad, metadata=header)
+        with pytest.raises(CheckpointError, match="ddrl's learner did not write"):
+            learner.load(bad)
     with pytest.raises(CheckpointError, match="there is no learner's state"):
         learner.load(tmp_path / "absent")
     assert np.array_equal(learner.parameters.numpy(), before)

@@ -1,11 +1,12 @@
 """Whatever arrives can at most be refused: messages and files with bytes changed, cut off, doubled or made up."""
 
 import random
+import sqlite3
 
 import pytest
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.core.errors import DdrlError, MessageError
+from ddrl.core.errors import DdrlError, MessageError, RunDirError
 from ddrl.telemetry import Evaluation, Event, Record, Run
 from ddrl.telemetry.control import decode_item, encode_item, read_request
 from tests.mutated import mutate, mutated_parts
@@ -76,3 +77,29 @@ def test_telemetry_files(tmp_path, count):
         except DdrlError:
             refused += 1
     assert refused > 0
+
+
+@pytest.mark.parametrize(
+    ("statement", "read"),
+    [
+        ("UPDATE events SET time = 'a'", Run.events),
+        ("UPDATE events SET wall_seconds = x'00ff'", Run.events),
+        ("UPDATE events SET fields = '[1]'", Run.events),
+        ("UPDATE events SET fields = x'ff'", Run.events),
+        ("UPDATE events SET fields = '" + "[" * 100_000 + "'", Run.events),
+        ("UPDATE evaluations SET time = 'a'", Run.evaluations),
+        ("UPDATE evaluations SET mean = x'ff'", Run.evaluations),
+        ("UPDATE snapshots SET time = 'a'", lambda run: run.snapshot("values")),
+        ("UPDATE snapshots SET fields = '[1]'", lambda run: run.snapshot("values")),
+    ],
+)
+def test_values_of_another_type_are_damage(tmp_path, statement, read):
+    record_run(tmp_path, records=3)
+    with sqlite3.connect(tmp_path / "telemetry.sqlite") as db:
+        db.execute("INSERT INTO events VALUES (1000, 1.0, 1.0, 'note', 'text', '{}')")
+        db.execute("INSERT INTO evaluations VALUES (1000, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1.0)")
+        db.execute("INSERT INTO snapshots VALUES ('values', 1.0, '{}')")
+        db.execute(statement)
+    db.close()
+    with Run(tmp_path) as run, pytest.raises(RunDirError, match=r"telemetry\.sqlite cannot be read"):
+        read(run)
