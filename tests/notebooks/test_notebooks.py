@@ -91,7 +91,7 @@ bars, diamonds = beside.data
 assert list(bars.x) == list(diamonds.x) and len(bars.x) == 7
 ratios = np.divide(diamonds.y, bars.y)
 assert (ratios > 0.7).all() and (ratios < 1.7).all() and np.median(ratios) < 1.1, ratios
-np.testing.assert_allclose(bars.y[:2], [20 * 3.2, 10.9 * 3.2], rtol=0.02)
+np.testing.assert_allclose(bars.y[:2], [19 * 3.2, 10.9 * 3.2], rtol=0.02)
 names = ["root out", "host 1", "host 2", "host 3"]
 for scheme, bars in zip(counted, links.data):
     assert bars.name == scheme and list(bars.x) == names
