@@ -275,6 +275,12 @@ class LearnerConfig:
         "[learner.NAME]. Empty: dqn for discrete actions, td3 for continuous ones.",
         plugin="ddrl.learner.algorithms",
     )
+    init: str = setting(
+        "",
+        "path",
+        "Run whose newest checkpoint gives the first weights, of the same algorithm and networks; empty: drawn from "
+        "run.seed.",
+    )
     device: str = setting("auto", "", "torch device of the learner; auto: cuda where there is one, else cpu.")
     network: str = setting(
         "auto",

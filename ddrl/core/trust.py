@@ -28,7 +28,7 @@ from ddrl.core.errors import RunDirError, shortened
 from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular
 
 NOT_CODE = ("learner.device", "pool.devices")  # settings of the form a:b that nothing is imported by
-PATHS = ("replay.file", "balance.ddqn.network")
+PATHS = ("replay.file", "learner.init", "balance.ddqn.network")
 ADDRESSES = ("telemetry.bind",)
 MAX_ARGUMENT = 1e5  # of the library's factories without a question; beyond it they can take all memory
 _WORD = re.compile(r"[\w-]*")

@@ -336,6 +336,17 @@ class Learner:
         network."""
         self.load_state(snapshot.read(path, algorithm=self.algorithm.name), source=str(path))
 
+    def begin_from(self, path: Path) -> None:
+        """Take networks and target copies, nothing else, from a file that `save` wrote; CheckpointError as `load`."""
+
+        def networks(state: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            return {name: array for name, array in state.items() if name.split(".")[1:2] in (["online"], ["target"])}
+
+        own = self.state()
+        theirs = networks(snapshot.read(path, algorithm=self.algorithm.name))
+        snapshot.check_fits(theirs, networks(own), optional=(), source=str(path))
+        self.load_state({**own, **theirs})
+
     def check(self) -> None:
         """Assert the invariants between updates."""
         for part in self.parts.values():

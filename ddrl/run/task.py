@@ -34,7 +34,7 @@ from ddrl.core.trust import is_trusted
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
-from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords
+from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords, newest_checkpoint
 from ddrl.run.directory import Disk, RunDirectory
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
@@ -58,6 +58,8 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     directory = records.directory
     resume = records.resume
     learner, model = build_learner(topology)
+    if config.learner.init and resume is None:
+        learner.begin_from(newest_checkpoint(Path(config.learner.init) / "checkpoints").path / LEARNER)
     counters = channels.counters_row(topology.trainer)
     counters["model_nbytes"].set(model.layout.nbytes)
     if records.same_job and config.replay.file:  # which goes with a replay, but not with a process that was killed
