@@ -11,17 +11,21 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.background import checked_output, keep_streams
-from ddrl.core.errors import CheckpointError, DdrlError, user_error, user_frame
+from ddrl.core.config import Config
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, user_error, user_frame
 from ddrl.core.generators import seed_generators
 from ddrl.core.plugins import code_name, import_code
+from ddrl.core.settings import apply_overrides
 from ddrl.envs import make_vector_env
 from ddrl.rollout.evaluation import EvaluationResult, evaluation_envs, play_episodes
 
@@ -32,10 +36,10 @@ def evaluate(saved: SavedPolicy, episodes: int, seed: int) -> EvaluationResult:
     seed_generators(seed)  # constructors may draw from them
     env = make_vector_env(saved.env, evaluation_envs(saved.env, episodes))
     try:
-        if env.spec != saved.model.spec:
+        if replace(env.spec, env_id=saved.model.spec.env_id) != saved.model.spec:
             raise CheckpointError(
-                f"the policy was trained in {_describe(saved.model.spec)}, but env.id = {saved.env.id} now makes "
-                f"{_describe(env.spec)}: install the version of the environment it was trained in"
+                f"the policy was trained in {_describe(saved.model.spec)}, but env.id = {saved.env.id} makes "
+                f"{_describe(env.spec)}: install the version of the environment it was trained in, or leave out --set"
             )
         return play_episodes(env, ActingPolicy(saved.model, outputs=()), saved.vector, episodes, seed)
     finally:
@@ -74,6 +78,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--episodes", type=_positive, metavar="N", help="episodes to play (100; 1 with --video)")
     parser.add_argument("--seed", type=_seed, default=0, metavar="S", help="seed of the episodes (%(default)s)")
     parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="env.NAME=VALUE",
+        help="play in another environment of the same observations and actions: env.id=..., env.kwargs.length=2.0",
+    )
+    parser.add_argument(
         "--trust", action="store_true", help="run the code that the run names, though the run was not started here"
     )
     parser.add_argument(
@@ -98,6 +110,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         saved = load_trusted_policy(options.run, trust=options.trust)
+        if wrong := [override for override in options.overrides if not override.startswith("env.")]:
+            raise ConfigError(f"--set {wrong[0]}: an evaluation takes settings of [env] alone, such as env.id")
+        if options.overrides:
+            saved = msgspec.structs.replace(saved, env=apply_overrides(Config(env=saved.env), options.overrides).env)
         if options.days:
             return _account(saved, options)
         begin = time.perf_counter()

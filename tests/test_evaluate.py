@@ -76,6 +76,24 @@ def test_the_same_seed_gives_the_same_returns(tmp_path: Path, capsys: pytest.Cap
     assert returns[0] == returns[1] != returns[2]
 
 
+def test_it_plays_in_another_environment_of_the_same_observations_and_actions(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run), "--episodes", "3", "--json", "--set", "env.kwargs={max_episode_steps = 7}"]) == 0
+    assert json.loads(capsys.readouterr().out)["returns"] == [7.0, 7.0, 7.0]
+    assert main([str(run), "--episodes", "3", "--json", "--set", "env.id=CartPole-v0"]) == 0
+    assert json.loads(capsys.readouterr().out)["env"] == "CartPole-v0"
+    for override, words in (
+        ("env.id=Acrobot-v1", "but env.id = Acrobot-v1 makes"),
+        ("learner.lr=1", "settings of [env] alone"),
+        ("env.nosuch=1", "nosuch"),
+    ):
+        assert main([str(run), "--set", override]) == 1
+        text = capsys.readouterr().err
+        assert words in text
+        assert text.count("\n") == 1
+
+
 def test_trouble_is_one_line_and_a_nonzero_status(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "policy.onnx").write_bytes(b"broken")
     for arguments, words in (

@@ -13,6 +13,7 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ from ddrl.learner.devices import (
 from ddrl.learner.engine import Engine, draws_nothing, launches_alike
 from ddrl.learner.export import check_acting, export_model
 from ddrl.learner.networks import as_tensors
-from ddrl.learner.own_networks import Standardize
+from ddrl.learner.own_networks import begin_means
 from ddrl.learner.part import FlatParameters, Part
 
 OBSERVED = 64  # observations of a run with which its acting is checked
@@ -377,7 +378,7 @@ class Learner:
         key = name, statistics, tensors.layout
         with self._own_random(name), self._way(name):
             if self.config.normalize and self.updates == 0:
-                self._begin_means(tensors)
+                begin_means(self.parts, partial(self.algorithm.evaluations, tensors))
             if self._observed is None:
                 self._observed = []
                 self._check_acting(getattr(tensors, "s_tm1", getattr(tensors, "state", None)))
@@ -388,18 +389,6 @@ class Learner:
                 gradient = self._passes(tensors, name, statistics)
                 keep(gradient)
         return gradient
-
-    def _begin_means(self, tensors: TensorBatch) -> None:
-        """Take the means of observations from the first batch, before anything is computed by them (learner.normalize);
-        target copies have them too."""
-        for name, part in self.parts.items():
-            fresh = any(isinstance(module, Standardize) and not module.count for module in part.module.modules())
-            for evaluation in self.algorithm.evaluations(tensors, name) if fresh else ():
-                if evaluation.training:
-                    with torch.no_grad():
-                        part.module.train()(*evaluation.inputs)
-            if fresh and part.target is not None:
-                part.target.vector.copy_(part.online.vector)
 
     def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         """Forward, loss and backward."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,9 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import NetworkError, first_line, user_error
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner.algorithm import Evaluation
 from ddrl.learner.export import random_inputs, variants
+from ddrl.learner.part import Part
 
 ROWS = 2  # observations that a network is checked with
 Shapes = Sequence[tuple[int, ...]]
@@ -275,6 +277,19 @@ class StandardInputs(nn.Module):
         for name, standard in zip(self._names, self.standards, strict=True):
             seen[name] = standard(seen[name].flatten(1)).view(seen[name].shape)
         return self.network(seen if self._record else seen["observation"], *further)
+
+
+def begin_means(parts: Mapping[str, Part], evaluations: Callable[[str], Sequence[Evaluation]]) -> None:
+    """Take the means of observations from the evaluations of the first batch, before anything is computed by them;
+    target copies have them too."""
+    for name, part in parts.items():
+        fresh = any(isinstance(module, Standardize) and not module.count for module in part.module.modules())
+        for evaluation in evaluations(name) if fresh else ():
+            if evaluation.training:
+                with torch.no_grad():
+                    part.module.train()(*evaluation.inputs)
+        if fresh and part.target is not None:
+            part.target.vector.copy_(part.online.vector)
 
 
 # -- parts of one's own networks ---------------------------------------------------------------------------------------
