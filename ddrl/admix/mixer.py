@@ -40,7 +40,7 @@ _Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 MAX_REMEMBERED = 1 << 16  # decisions by which a request that is sent again is known
 _Money = Annotated[float, Meta(ge=0, le=1e30)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
-_Count = Annotated[int, Meta(ge=0)]
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Listed = Meta(max_length=MAX_CANDIDATES)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ddrl.admix.serving import App, open_mixer
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import ConfigError
 from tests.admix.material import env_config, request_of, save_run, small_mixer
+from tests.mutated import mutate
 
 
 def _app(**settings: Any) -> App:
@@ -190,3 +193,29 @@ def test_more_connections_than_allowed_get_json_and_a_time_to_come_back() -> Non
 def test_an_empty_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="every interface"):
         ServeConfig(host="")
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.long)])
+def test_mutated_requests_are_answered_in_json_and_refused_ones_change_nothing(count: int) -> None:
+    draw = random.Random(4)
+    app = _app()
+    app.mixer.rate[:] = 0.5
+    ids = app.mixer.book.contracts.ad_id.tolist()
+    statuses: Counter[int] = Counter()
+    for number in range(count):
+        sound = {
+            "/v1/decide": msgspec.json.encode(request_of(app.mixer.book, number, explain=True)),
+            "/v1/billing": msgspec.json.encode({"ad": ids[:2], "shown": [0, 0], "billed": [0, 0]}),
+            "/v1/control": msgspec.json.encode({"ad": ids[:2], "rate": [0.5, 0.25], "theta": [0.5, 1]}),
+        }
+        path = draw.choice(list(sound))
+        before = snapshot.encode(app.mixer)
+        body = mutate(sound[path], draw) if draw.random() < 0.9 else sound[path]
+        status, _, answer = ask(app, body, path=path)
+        statuses[status] += 1
+        assert status in (200, 413, 422)
+        if status != 200:
+            assert list(answer) == ["error"]
+            assert snapshot.encode(app.mixer) == before
+    assert statuses[422] > count / 4
+    assert statuses[200] > count / 20
