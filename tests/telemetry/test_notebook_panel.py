@@ -2,7 +2,9 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import xml.etree.ElementTree as ElementTree
+from html import escape
 
 import numpy as np
 import pytest
@@ -11,13 +13,14 @@ pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.config import Config, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
 from ddrl.plots.runs import sketch
-from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry import Recorder, Run, causes_of
+from ddrl.telemetry.sinks import count_text, duration_text, value_text
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 
 
@@ -54,6 +57,53 @@ def test_the_panel_shows_the_newest_evaluation(tmp_path):
         shown = panel_html(run)
     assert "<b>195.5</b>" in shown
     assert "<b>120.5</b>" not in shown
+
+
+def test_every_number_of_the_panel_and_its_curve_are_of_the_series_that_they_name(tmp_path, monkeypatch):
+    config = Config(run=RunConfig(target_return=150.0), telemetry=TelemetryConfig(period=0.001, live=False))
+    (tmp_path / "config.toml").write_text(config_to_toml(config))
+    cluster = FakeCluster()
+    recorded = threading.Event()
+    end = cluster.now + 20
+
+    def table():
+        if cluster.now < end:
+            cluster.advance(1.0)
+        else:
+            recorded.set()
+        return cluster.table()
+
+    with Recorder(tmp_path, table, config, clock=lambda: cluster.now) as recorder:
+        recorder.record_evaluation(Evaluation(0, 1000, Returns(120.5, 3.0, 20)), updates=100)
+        assert recorded.wait(PATIENCE)
+    drawn = {}
+
+    def sketch(lines, **names):
+        drawn.update({name: (x, y) for name, x, y in lines}, **names)
+        return ""
+
+    monkeypatch.setattr("ddrl.plots.runs.sketch", sketch)
+    with Run(tmp_path) as run:
+        shown = panel_html(run)
+        series = run.series(points=300)
+        newest = run.series(since=run.cursor - 1)
+        first = causes_of(run)[0].sentence
+    for label, text in (
+        ("steps", count_text(newest["env_steps"][-1])),
+        ("steps/s", count_text(newest["env_steps_per_s"][-1])),
+        ("updates/s", count_text(newest["updates_per_s"][-1])),
+        ("return", value_text(newest["return_mean"][-1])),
+        ("evaluation", "120.5"),
+        ("left", duration_text(newest["seconds_left"][-1])),
+    ):
+        assert f"<small>{label}</small><br><b>{text}</b>" in shown
+    assert count_text(newest["env_steps_per_s"][-1]) != count_text(newest["updates_per_s"][-1])
+    assert duration_text(newest["wall_seconds"][-1]) != duration_text(newest["seconds_left"][-1])
+    assert escape(first) in shown
+    np.testing.assert_array_equal(drawn["training"], (series["env_steps"], series["return_mean"]))
+    np.testing.assert_array_equal(drawn["evaluation"], ([1000.0], [120.5]))
+    np.testing.assert_array_equal(drawn["target"], (series["env_steps"][[0, -1]], [150.0, 150.0]))
+    assert (drawn["x_name"], drawn["y_name"]) == ("environment steps", "return")
 
 
 def test_the_panel_of_a_directory_that_is_no_run_says_so_and_a_command_to_it_is_answered_in_words(tmp_path):
