@@ -89,7 +89,9 @@ def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Mo
     try:
         network = made(spec, **{key: value for key, value in told.items() if _accepts(made, key)})
     except Exception as error:
-        raise NetworkError(f"{what}: {class_name}(spec) fails: {user_error(error)}") from error
+        offered = ", ".join(f"{key}={value!r}" for key, value in told.items())
+        hint = f"; it may take {offered}" if isinstance(error, TypeError) else ""
+        raise NetworkError(f"{what}: {class_name}(spec) fails: {user_error(error)}{hint}") from error
     if not isinstance(network, nn.Module):
         raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
     return _uncompiled(network)
