@@ -355,12 +355,18 @@ class App:
         return await self._take(lambda: self._versions.choose(change.version, pin=change.pin))
 
     async def _take(self, choose: Callable[[], object]) -> PolicyInfo:
-        """Serve what `choose`, called in a thread, has chosen."""
+        """Serve what `choose`, called in a thread, has chosen; what was chosen before where that is refused."""
         if isinstance(self.mixer.policy, RulePolicy):
             raise MessageError(f"the rule {self.mixer.policy.version} is served: start without --policy to change it")
         async with self._loading:
-            await asyncio.to_thread(choose)
-            self.mixer.use(await asyncio.to_thread(self._newest, self.mixer.policy))
+            before = self._versions.choice()
+            try:
+                await asyncio.to_thread(choose)
+                self.mixer.use(await asyncio.to_thread(self._newest, self.mixer.policy))
+            except DdrlError:
+                if self._versions.choice() != before:
+                    self._versions.restore(before)
+                raise
             self._policy_seen = self._policy_stamp()
         return self.mixer.policy_info()
 

@@ -102,12 +102,15 @@ class Versions:
         if version:
             self.load(version)
         own = load_policy(self._run)
-        choice = Choice(version, pin and bool(version), version_of(own.model, own.vector))
+        self.restore(Choice(version, pin and bool(version), version_of(own.model, own.vector)))
+
+    def restore(self, choice: Choice) -> None:
+        """Choose as before."""
         try:
             self._folder.mkdir(exist_ok=True)
             write_atomically(self._folder / CHOICE, msgspec.json.encode(choice))
         except OSError as error:
-            raise RunDirError(f"cannot choose the version {version} in {self._folder}: {error}") from None
+            raise RunDirError(f"cannot choose the version {choice.version} in {self._folder}: {error}") from None
 
     def choice(self) -> Choice:
         """What was chosen last; CheckpointError for a damaged file."""

@@ -26,7 +26,7 @@ from ddrl.admix.retrain import main, retrain
 from ddrl.admix.serving import App, day_begin, open_mixer, requests_of
 from ddrl.admix.settings import ServeConfig
 from ddrl.admix.versions import Versions
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, MessageError
 from ddrl.run.__main__ import main as train
 from tests.admix.material import afresh, request_of
 from tests.admix.test_app import ask
@@ -213,6 +213,17 @@ def test_parameters_that_were_sent_are_served_after_a_restart(loop: Loop) -> Non
     status, _, answer = ask(loop.app, safetensors.numpy.save(tensors), path="/v1/policy")
     assert status == 200
     assert open_mixer(loop.run).policy.version == answer["version"] != version_of(own.model, own.vector)
+
+
+def test_parameters_that_cannot_be_served_are_not_chosen_either(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(policy: object) -> None:
+        raise MessageError("it is of another market")
+
+    own = load_policy(loop.run)
+    tensors = {name: view + 0.5 for name, view in own.model.layout.views(own.vector).items()}
+    monkeypatch.setattr(loop.app.mixer, "use", refuse)
+    assert ask(loop.app, safetensors.numpy.save(tensors), path="/v1/policy")[0] == 422
+    assert open_mixer(loop.run).policy.version == version_of(own.model, own.vector)
 
 
 def test_a_day_begins_at_its_hour_whatever_the_clock_does(loop: Loop) -> None:
