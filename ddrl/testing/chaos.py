@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -41,6 +41,7 @@ LOOK_PERIOD = 0.5  # [s] between two looks at the run
 NO_MEMORY = 1 << 18  # [B] of a control group in which nothing more can be had
 OOM_TIMEOUT = 3.0  # [s] until a process in it needs memory
 ACTIVE = ("running", "paused", "ending")
+CHANNEL = re.compile(rb"/dev/shm/ddrl-(\w+)-")  # of one job
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,21 @@ class Victim:
     name: str
 
 
-def processes_of(run_id: str) -> list[Victim]:
-    """The processes of a run on this machine that have a role. They are named "ddrl RANK ROLE", cut to 15 letters, or
-    "ddrl keeper HOST", and have channels of the run mapped."""
-    mark = f"/dev/shm/ddrl-{run_id}-".encode()
+def job_of(run: Path) -> str:
+    """The id by which the channels of a run's present job are named, "" where there is none: a run that was continued
+    has channels of another name than before."""
+    status = run_status(run)
+    for process in (status.keeper, status.pid):
+        with contextlib.suppress(OSError):  # it has ended, or there is none
+            if named := CHANNEL.search(Path(f"/proc/{process}/maps").read_bytes()):
+                return named[1].decode()
+    return ""
+
+
+def processes_of(job: str) -> list[Victim]:
+    """The processes of a job on this machine that have a role. They are named "ddrl RANK ROLE", cut to 15 letters, or
+    "ddrl keeper HOST", and have channels of the job mapped."""
+    mark = f"/dev/shm/ddrl-{job}-".encode()
     found: list[Victim] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
@@ -153,7 +165,8 @@ def torment(
     path: Path, roles: Sequence[str], ways: Sequence[str], every: float, kills: int, rng: random.Random
 ) -> Watch:
     """Kill processes of the run until it ends, or so many were killed."""
-    run_id = json.loads((path / "run.json").read_text())["run_id"]
+    if not (path / "run.json").exists():
+        raise RunDirError(f"{path} holds no run.json: it is no run directory")
     watch = Watch(path)
     with contextlib.ExitStack() as stack:
         group = stack.enter_context(group_without_memory()) if "oom" in ways else None
@@ -165,7 +178,7 @@ def torment(
             if time.monotonic() < next_kill:
                 continue
             next_kill = time.monotonic() + every * rng.uniform(0.5, 1.5)
-            victims = [one for one in processes_of(run_id) if one.role in roles]
+            victims = [one for one in processes_of(job_of(path)) if one.role in roles]
             if not victims or run_status(path).state != "running":
                 continue
             victim = rng.choice(victims)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ddrl.telemetry import attach
-from ddrl.testing.chaos import Watch, processes_of
+from ddrl.testing.chaos import Watch, job_of, processes_of
 from tests.run.launch import TINY, UNTIL_STOPPED, segments_of, settings, summary, wait_for_checkpoint
 from tests.sources import environment
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 CHAOS = [sys.executable, "-m", "ddrl.testing.chaos"]
 
@@ -60,5 +60,16 @@ def test_what_chaos_cannot_do_is_refused(words: list[str], error: str, tmp_path:
     assert "Traceback" not in done.stderr
 
 
-def test_processes_of_other_runs_are_left_alone() -> None:
-    assert processes_of("no such run") == []
+def test_processes_of_other_runs_are_left_alone_and_those_of_a_run_that_was_continued_are_found(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first = [*TINY, *settings(f"run.dir={run}", "run.max_env_steps=600")]
+    subprocess.run([sys.executable, "-m", "ddrl.run", *first], env=environment(), timeout=PATIENCE, check=True)
+    assert job_of(run) == ""
+    words = ["--resume", str(run), *settings("run.max_env_steps=100000000")]
+    job = subprocess.Popen([sys.executable, "-m", "ddrl.run", *words], env=environment())
+    try:
+        wait_until(lambda: "rollout" in {one.role for one in processes_of(job_of(run))}, "a rollout of the run")
+        assert processes_of("no such run") == []
+    finally:
+        job.terminate()
+        job.wait(PATIENCE)
