@@ -10,6 +10,7 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Generator
@@ -41,6 +42,8 @@ STATE_WORDS = {
     "failed": ":red-badge[:material/error: failed]",
     "dead": ":red-badge[:material/error: dead]",
 }
+PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")  # of ASCII: what a backslash makes plain in markdown
+ADDRESS = re.compile(r"://?|www|@", re.IGNORECASE)
 AXES = {"env_steps": "steps", "updates": "updates", "wall_seconds": "time"}
 Runs = dict[str, Run]
 
@@ -183,7 +186,7 @@ def opened(paths: list[Path]) -> Generator[Runs]:
             try:
                 runs[path.name] = stack.enter_context(Run(path))
             except DdrlError as error:
-                st.warning(str(error), icon=":material/folder_off:")
+                st.warning(literal(str(error)), icon=":material/folder_off:")
         yield runs
 
 
@@ -197,7 +200,7 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
             try:
                 render(runs)
             except DdrlError as error:
-                st.warning(str(error), icon=":material/folder_off:")
+                st.warning(literal(str(error)), icon=":material/folder_off:")
 
     running = any(run_status(path).is_active for path in selection())
     st.fragment(body, run_every=period if running else None)()
@@ -209,6 +212,12 @@ def chart(place: Any, figure: Any, key: str) -> None:
     drawing.draw(place, plots.fit_legend(figure), key)
 
 
+def literal(text: str) -> str:
+    """What a run, an environment or a name says, as text: no markdown, links or pictures of a stranger's."""
+    # Addresses become links also where they are escaped, unless a character that is not seen parts them.
+    return PUNCTUATION.sub(r"\\\g<0>", ADDRESS.sub("\\g<0>\u2060", text))
+
+
 def headline() -> None:
     """The line on top: state of the main run, and its bottleneck in words."""
 
@@ -216,10 +225,10 @@ def headline() -> None:
         name, run = next(iter(runs.items()))
         series = run.series(["env_steps"], since=max(run.cursor - 1, 0))
         status = run.status
-        line = f"**{name}** {STATE_WORDS[status.state]} "
+        line = f"**{literal(name)}** {STATE_WORDS[status.state]} "
         place = st.container(key="headline")  # of two lines at least: a longer sentence must not move the page
         sentence, _, more = status.reason.partition("\n")
-        line += f"{sentence}. " if sentence else ""
+        line += f"{literal(sentence)}. " if sentence else ""
         if not len(series):
             place.markdown(line + "No record has been written yet.")
             return
@@ -230,7 +239,9 @@ def headline() -> None:
             before = st.session_state.get("cause", "")
             causes = causes_of(run, before)
             st.session_state["cause"] = causes[0].kind
-            line += f"{causes[0].sentence} *{causes[0].remedy}*" if causes[0].remedy else causes[0].sentence
+            line += literal(causes[0].sentence)
+            if causes[0].remedy:
+                line += f" *{literal(causes[0].remedy)}*"
         elif status.state == "paused":
             line += "Rollouts and learner wait for the command to go on."
         else:

@@ -434,3 +434,16 @@ def test_a_crash_is_one_sentence_with_a_fold_and_marks_its_rank(tmp_path, dashbo
     go_to(browser, "Ranks")
     browser.wait_for("Rank 7 ended the run", "All of it")
     assert "most recent call last" not in browser.text
+
+
+def test_what_an_error_says_is_text(tmp_path, dashboard, browser):
+    said = "rank 7: ValueError: no *such* room ![x](http://stranger.invalid/x.png) www.stranger.invalid $a$ :red[b]"
+    with LiveRun(tmp_path / "runs" / "al_pha_*b*") as run:
+        run.recorder.record_event("error", said)
+    browser.open(dashboard)
+    browser.wait_for("al_pha_*b*", "failed")
+    wait_until(lambda: said in browser.text.replace("\u2060", ""), "the error on top")
+    go_to(browser, "Ranks")
+    browser.wait_for("Rank 7 ended the run")
+    wait_until(lambda: browser.text.replace("\u2060", "").count(said) >= 2, "the error on the page of ranks")
+    assert browser.find("[src*='stranger.invalid'], [href*='stranger.invalid']") == []

@@ -27,7 +27,7 @@ def charts(runs: watch.Runs) -> None:
     watch.chart(st, plots.version_age_heatmap(processes), "ages")
     plans = run.events(kinds=["plan"], newest=1)
     if len(plans):
-        st.caption(f"Plan in use: {plans['text'][-1]}")
+        st.caption(f"Plan in use: {watch.literal(plans['text'][-1])}")
 
 
 watch.live(charts)

@@ -45,7 +45,7 @@ def happened(runs: watch.Runs) -> None:
     errors = run.events(kinds=["error", "alarm"], newest=20)
     for text, fields in zip(errors["text"][::-1], errors["fields"][::-1], strict=True):
         sentence, _, more = text.partition("\n")
-        st.error(sentence, icon=":material/error:")
+        st.error(watch.literal(sentence), icon=":material/error:")
         if more:
             with st.expander("All of it"):
                 st.code(more, language=None, wrap_lines=True)

@@ -14,7 +14,7 @@ with watch.opened(watch.selection()) as opened:
         try:
             settings[name] = run.settings
         except DdrlError as error:
-            st.warning(str(error), icon=":material/folder_off:")
+            st.warning(watch.literal(str(error)), icon=":material/folder_off:")
 table = plots.settings_table(settings, differing=differing)
 if len(table["setting"]):
     st.dataframe(

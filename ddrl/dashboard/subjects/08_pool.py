@@ -82,7 +82,7 @@ def show() -> None:
         if record.leases:
             simulated(record)
     except DdrlError as error:
-        st.warning(str(error), icon=":material/folder_off:")
+        st.warning(watch.literal(str(error)), icon=":material/folder_off:")
 
 
 watch.selection()
@@ -91,7 +91,7 @@ if pools:
     chosen = st.selectbox("Pool", pools, format_func=lambda path: path.name, key="pool")
     st.fragment(show, run_every=None if (chosen / "summary.json").exists() else watch.PERIOD)()
 else:
-    st.info(f"There is no pool in {watch.folder()}. Start one:")
+    st.info(f"There is no pool in {watch.literal(str(watch.folder()))}. Start one:")
     st.code(
         "python -m ddrl.run --tasks a.toml b.toml c.toml --set pool.devices=cpu:0,cpu:1",
         language="bash",

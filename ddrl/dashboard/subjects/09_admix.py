@@ -23,7 +23,7 @@ def charts(runs: watch.Runs) -> None:
     """The main run's account and critic; the swings of all chosen runs of ad mixing."""
     run = next(iter(runs.values()))
     if not is_admix(run):
-        st.info(f"This run is not of ad mixing: its environment is {run.config.env.id}.")
+        st.info(f"This run is not of ad mixing: its environment is {watch.literal(run.config.env.id)}.")
         return
     file = run.path / NAME
     account = account_of(run.path, file.stat().st_mtime if file.exists() else 0.0)

@@ -24,7 +24,7 @@ def charts(runs: watch.Runs) -> None:
     nodes = course.sizes.shape[1]
     if nodes < 2:
         have = "one gradient node, which computes whole batches" if nodes else "no gradient nodes (learner.nodes)"
-        st.info(f"{name} has {have}: there are no sizes to compare.")
+        st.info(f"{watch.literal(name)} has {have}: there are no sizes to compare.")
         return
     st.dataframe(pd.DataFrame(plots.node_table(processes)), hide_index=True, key="nodes")
     left, right = st.columns(2)
