@@ -199,16 +199,18 @@ def mortal(who: str, signals: Sequence[int], folder: str, at: int = 20, forever:
 
 class Doomed(Walk):
     """A corridor that waits for the file `after` at its tenth step and then kills its process, where its episodes begin
-    with the seed `victim` (0: any) and no file `mark` is there, which it leaves."""
+    with the seed `victim` (0: any, of a rollout's process) and no file `mark` is there, which it leaves."""
 
     def __init__(self, victim: int, mark: str, after: str) -> None:
         super().__init__()
         self._victim, self._mark, self._after = victim, Path(mark or "none"), Path(after or "none")
         self._doomed = False
+        self._is_rollout = Path("/proc/self/comm").read_text().strip().endswith("rollout")
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            self._doomed = self._victim in (0, seed) and not self._mark.exists()
+            chosen = seed == self._victim if self._victim else self._is_rollout
+            self._doomed = chosen and not self._mark.exists()
         return super().reset(seed=seed)
 
     def step(self, action):
