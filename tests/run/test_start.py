@@ -108,9 +108,14 @@ def test_a_directory_made_for_another_run_is_still_refused(tmp_path: Path) -> No
     assert "holds a run already" in done.stderr
 
 
-@pytest.mark.parametrize(("given", "used"), [("", "^ofi"), ("self,tcp", "self,tcp")])
-def test_a_users_choice_of_mpis_transports_is_kept(given: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+USUAL = {"OMPI_MCA_btl": "^ofi", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("given", [{}, {"OMPI_MCA_btl": "self,tcp"}, {"OMP_NUM_THREADS": "3"}])
+def test_a_users_choice_of_transports_and_threads_is_kept(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slot, "set_timer_slack", lambda nanoseconds: None)
-    monkeypatch.setattr(os, "environ", {"OMPI_MCA_btl": given} if given else {})
+    monkeypatch.setattr(os, "environ", dict(given))
     slot.prepare_mpi(2)
-    assert os.environ == {"OMPI_MCA_btl": used}
+    assert os.environ == {**USUAL, **given}
