@@ -14,11 +14,15 @@ from tests.sources import ROOT
 from tests.waiting import PATIENCE
 
 
-def listening() -> set[str]:
-    """Addresses at which children of this process listen."""
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def listening(others: set[psutil.Process]) -> set[str]:
+    """Addresses at which children of this process listen, but for those of other tests."""
     return {
         connection.laddr.ip
-        for child in psutil.Process().children(recursive=True)
+        for child in children() - others
         for connection in child.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
     }
@@ -30,8 +34,9 @@ def test_from_any_folder_it_listens_on_loopback_alone_and_sends_no_statistics(tm
     words = ("-m", "ddrl.dashboard", runs)
     if command.startswith("streamlit"):
         words = ("-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py"), runs)
+    others = children()
     with dashboard_of(tmp_path, *words) as url:
-        assert listening() == {"127.0.0.1"}
+        assert listening(others) == {"127.0.0.1"}
         with urllib.request.urlopen(f"{url}/_stcore/health", timeout=PATIENCE) as answer:
             assert answer.read() == b"ok"
     assert "usage statistics" not in (tmp_path / "streamlit.log").read_text()
