@@ -190,7 +190,7 @@ def test_a_run_that_was_paused_and_then_failed_says_so(tmp_path, dashboard, brow
         run.recorder.record_event("error", "rank 3 was killed by SIGKILL")
     browser.wait_for("failed", "rank 3 was killed by SIGKILL")
     go_to(browser, "Ranks")
-    browser.wait_for("had reported when the last record was written")
+    browser.wait_for("Rank 3 ended the run")
     assert "ranks are alive" not in browser.text
 
 
