@@ -58,7 +58,7 @@ class Journal:
         except OSError as error:
             raise RunDirError(f"cannot write the log to {folder}: {error.strerror or error}") from None
         self._schema = self._extended("track_log", "asked", "version", "score", "ad_shown", "kind_shown", "ecpm_shown")
-        self._parts, self._count, self._time = 0, 0, 0.0
+        self._begin_day()
         for path in self._today():
             table = self._arrow.parquet.read_table(path, columns=["time"])
             self._parts = int(path.stem)
@@ -89,8 +89,13 @@ class Journal:
         """Make a day of the log of all that was added, and begin the next. `known`: by contract, the impressions whose
         billing is known, and how many of them count."""
         self.flush()
-        self._parts, self._count, self._time = 0, 0, 0.0
+        self._begin_day()
         return self._thread.submit(self._finish, known)
+
+    def _begin_day(self) -> None:
+        self._parts = 0
+        self._count = 0
+        self._time = 0.0
 
     def close(self) -> None:
         """Write what waits; the day remains open."""

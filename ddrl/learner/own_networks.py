@@ -178,7 +178,8 @@ def _run(network: nn.Module, given: tuple[Any, ...], spec: EnvSpec, what: str, n
         seen = f" on observations {describe(spec.observation)} as {spec.env_id} gives them"
         hint = ""
         if isinstance(error, TypeError):  # of arguments, most likely
-            seen, hint = "", f"; {needed}"
+            seen = ""
+            hint = f"; {needed}"
         raise NetworkError(f"{what} fails{seen}: {user_error(error)}{hint}") from error
     finally:
         network.train(training)

@@ -148,10 +148,13 @@ class _Curves:
         end = min(x[-1] for x, _ in lines)
         grid = np.linspace(begin, max(begin, end), 200)
         values = np.array([np.interp(grid, x, y) for x, y in lines])
-        low, high = values.min(axis=0), values.max(axis=0)
         if self._interval:
             mean, half = interval_of_mean(values)
-            low, high = mean - half, mean + half
+            low = mean - half
+            high = mean + half
+        else:
+            low = values.min(axis=0)
+            high = values.max(axis=0)
         color = COLORS[index % len(COLORS)]
         figure.add_scatter(
             x=np.concatenate([grid, grid[::-1]]),
