@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl.pool.page import pool_bounds, pool_gantt, pool_waits
-from ddrl.pool.records import read_pool
+from ddrl.pool.records import Lease, read_pool
 from tests.pool.recorded import write_pool
 
 
@@ -38,6 +38,16 @@ def test_a_pool_of_many_leases_is_drawn_with_bounded_data(tmp_path):
     write_pool(tmp_path / "p", rounds=300)
     figure = pool_gantt(read_pool(tmp_path / "p"))
     assert max(len(trace.x) for trace in figure.data) < 1000
+
+
+def test_a_wait_counts_for_each_task_that_held_the_device_meanwhile_by_its_seconds(tmp_path):
+    write_pool(tmp_path / "p", devices=("cpu:0",))
+    held = [("task0", 0.0, 0.0, 2.0), ("task1", 1.0, 2.0, 3.5), ("task2", 1.5, 3.5, 4.0), ("task0", 3.75, 4.0, 5.0)]
+    leases = tuple(Lease(task, 0, 0, asked, granted, released, 0.1) for task, asked, granted, released in held)
+    record = dataclasses.replace(read_pool(tmp_path / "p"), leases=leases)
+    (waits,) = pool_waits(record).data
+    assert [list(row) for row in waits.z] == [[0, 0, 0.25], [1, 0, 0], [0.5, 1.5, 0]]
+    assert list(waits.x) == list(waits.y) == ["task0", "task1", "task2"]
 
 
 def test_a_pool_without_a_lease_says_so(tmp_path):
