@@ -527,8 +527,9 @@ class Comparison:
         return table_text([("settings", "runs", "return", "+-"), *rows])
 
     def _ipython_display_(self) -> None:
+        shown: Any = import_module("IPython.display")  # which has no types
         print(self)
-        self.figure.show()
+        shown.display(self.figure)
 
 
 def compare(runs: Sequence[StartedRun | Attached | str | Path]) -> Comparison:

@@ -1,11 +1,13 @@
 """Films of a saved policy at play: greedy episodes as a GIF or an MP4, which dashboard and notebook show.
 
-Used by `ddrl.evaluate` and notebooks; imageio is imported only where a film is made. The environment is made with
-render_mode = "rgb_array"; one of the user's own needs a `render()` that gives uint8 [height, width, 3]."""
+Used by `ddrl.evaluate` and notebooks; Pillow and imageio are imported only where a film is made. The environment is
+made with render_mode = "rgb_array"; one of the user's own needs a `render()` that gives uint8 [height, width, 3]."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import ctypes
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -50,13 +52,14 @@ def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> Evaluati
     """Play `episodes`, one after the other, and write them to `path` (.gif or .mp4), whole or not at all.
 
     Raises EnvError where the environment cannot be drawn or an episode is longer than MOST_FRAMES, MissingExtraError
-    without imageio, RunDirError where the file cannot be written."""
+    without what writes films, RunDirError where the file cannot be written."""
     if path.suffix not in FILMS:
         raise ConfigError(f"--video {path}: name a file that ends in {' or '.join(FILMS)}")
+    module = "PIL.Image" if path.suffix == ".gif" else "imageio.v2"
     try:
-        imageio: Any = import_module("imageio.v2")  # without types
+        films: Any = import_module(module)  # without types
     except ImportError:
-        raise MissingExtraError("imageio", "video", "ddrl.evaluate --video") from None
+        raise MissingExtraError(module.partition(".")[0], "video", "ddrl.evaluate --video") from None
     config = replace(saved.env, kwargs={**saved.env.kwargs, "render_mode": "rgb_array"})
     env: Any = make_vector_env(config, 1)
     frames = 0
@@ -72,16 +75,45 @@ def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> Evaluati
         writer.append_data(_small(np.asarray(picture)))
         return False
 
-    options: dict[str, Any] = {"duration": 1000 / FRAMES_PER_SECOND, "loop": 0}
-    if path.suffix == ".mp4":
+    def open_writer(temporary: Path) -> Any:
+        if path.suffix == ".gif":
+            return _Gif(temporary, films)
         options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2, "output_params": ["-f", "mp4"]}
+        return films.get_writer(temporary, format=path.suffix, **options)
+
     try:
-        with replacement(path) as temporary, imageio.get_writer(temporary, format=path.suffix, **options) as writer:
+        with replacement(path) as temporary, open_writer(temporary) as writer:
             return play_episodes(env, ActingPolicy(saved.model, outputs=()), saved.vector, episodes, seed, look)
     except OSError as error:
         raise RunDirError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         env.close()
+
+
+class _Gif:
+    """Writes its frames at the end of a `with` block; until then each is kept with a palette, a third of its bytes."""
+
+    def __init__(self, path: Path, images: Any) -> None:
+        self._path = path
+        self._images = images
+        self._frames: list[Any] = []
+
+    def append_data(self, picture: np.ndarray) -> None:
+        """One frame more."""
+        self._frames.append(self._images.fromarray(picture).quantize(256))
+
+    def __enter__(self) -> _Gif:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            first, *others = self._frames
+            timing = {"duration": 1000 / FRAMES_PER_SECOND, "loop": 0}
+            first.save(self._path, format="GIF", save_all=True, append_images=others, **timing)
+            del first, others
+        self._frames.clear()
+        with contextlib.suppress(AttributeError):  # glibc alone, which otherwise keeps 30 KB a frame in this process
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _small(picture: np.ndarray) -> np.ndarray:

@@ -5,7 +5,11 @@ on black; lines of one figure also differ in dash. Background and text are left 
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +25,15 @@ except ImportError:
 COLORS = ("#0072B2", "#C77800", "#008F68", "#B8578F", "#2E93CC", "#D55E00", "#808080")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
+FIGURE = "application/vnd.plotly.v1+json"  # MIME type of a live figure
+_WHITE: dict[str, Any] = {  # what notebooks add to every figure's layout
+    "paper_bgcolor": "white",
+    "plot_bgcolor": "white",
+    "font": {"color": "#2a3f5f"},
+    "hoverlabel": {"align": "left"},
+    "xaxis": {"automargin": True, "zerolinewidth": 2},
+    "yaxis": {"automargin": True, "zerolinewidth": 2},
+}
 
 
 def new_figure(title: str, x: str, y: str, *, height: int = 300, legend: bool = True) -> go.Figure:
@@ -94,27 +107,38 @@ def add_heatmap(figure: go.Figure, x: Array, y: Sequence[Any] | Array, z: Array,
     figure.update_layout(hovermode="closest")
 
 
-def set_up_notebook(*, pictures: bool = False) -> str:
-    """Show figures in a notebook as live plotly figures and, with `pictures` and where kaleido finds a browser, as
-    pictures too: what code-hosting sites show of a saved notebook, at the cost of a browser.
+def set_up_notebook(*, pictures: bool = False) -> None:
+    """Show figures in a notebook on white: live and, with `pictures` and where kaleido finds a browser, as pictures
+    too, which code-hosting sites show of a saved notebook, at the cost of a browser.
 
-    Returns the renderer chosen.
-    """
+    Plotly's renderers would do it, but they load nbformat and its schemas: 23 MB of a kernel's memory."""
     import plotly.io as pio
 
-    renderer = "plotly_mimetype"
     if pictures:
         try:
             go.Figure().to_image("png", width=16, height=16)
-            renderer += "+png"
         except Exception:  # no kaleido, or no browser that it can drive: whatever the cause, there are no pictures
-            pass
-    pio.renderers.default = renderer
-    pio.templates.default = "plotly_white"
-    if "png" in renderer:
-        pio.renderers["png"].width = 900
-        pio.renderers["png"].height = None
-    return renderer
+            pictures = False
+    pio.templates["ddrl"] = {"layout": _WHITE}
+    pio.templates.default = "ddrl"
+    os.environ.setdefault("PLOTLY_RENDERER", "plotly_mimetype")  # of figure.show(), which is plotly's own
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.display_formatter.ipython_display_formatter.for_type(go.Figure, partial(_show, pictures=pictures))
+
+
+def _show(figure: go.Figure, *, pictures: bool) -> None:
+    """Display a figure in the cell that runs; a widget of plotly's displays itself."""
+    from IPython.display import display
+
+    if type(figure) is not go.Figure:
+        figure._ipython_display_()  # pyright: ignore[reportPrivateUsage]
+        return
+    document = json.loads(str(figure.to_json()))
+    shown: dict[str, Any] = {FIGURE: document, "text/plain": figure.layout.title.text or "figure"}
+    if pictures:
+        shown["image/png"] = figure.to_image("png", width=900)
+    display(shown, raw=True)
 
 
 def legend_below(figure: go.Figure, lines: int) -> go.Figure:

@@ -12,16 +12,15 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat.v4 import new_code_cell, new_notebook
 
 from notebooks.execute import REPLY_LIMIT, Client, execute, look, notebooks
-from notebooks.photograph import draw
+from notebooks.photograph import FIGURE, draw
 
 FOLDER = notebooks()
 
 # Less than a reader's budget of each notebook (its cell "parameters").
 SMALL = {
-    "00_quickstart": {"SECONDS": 25},
     "01_replay": {"K": (5, 7), "S": (6, 8), "REPEATS": 2},
     "02_distribution": {"SECONDS": 3, "SCHEMES": ("sharded", "direct")},
-    "03_microbatch": {"SECONDS": 12, "EPISODES": 3},
+    "03_microbatch": {"STEPS": 60_000, "EPISODES": 3},
     "04_admix": {"STEPS": 900, "DAYS": 2},
     "05_gpu_pool": {"STEPS": 40_000},
 }
@@ -47,8 +46,9 @@ assert film.path.stat().st_size > 1000
 assert "torch" not in sys.modules and "onnx" not in sys.modules
 import psutil
 pss = psutil.Process().memory_full_info().pss / 1e6
-assert pss < (215 if "pyarrow" in sys.modules else 195), f"{pss:.0f} MB with plots, a frame, ONNX Runtime and a film"
-assert "kaleido" not in sys.modules
+# pandas alone imports pyarrow, where it is installed.
+assert pss < (185 if "pyarrow" in sys.modules else 150), f"{pss:.0f} MB with plots, a frame, ONNX Runtime and a film"
+assert not {"kaleido", "jsonschema", "imageio"} & set(sys.modules)
 """,
     "01_replay": """
 assert available == [0, 0, 1, 2, 3, 4]
@@ -74,6 +74,7 @@ assert plain_get > 5 * np.median(grid[..., 1])
 assert [array.shape for array in plain.get_batch(7)] == [(7, 8, 8), (7, 8), (7, 8)]
 """,
     "02_distribution": """
+import pathlib
 assert sent["trainer"] == len(model) and sum(sent.values()) == hosts * len(model) and refused
 assert all(np.array_equal(each, model) for each in joined.values()) and len(joined) == hosts
 assert plan.messages == hosts * hosts
@@ -95,7 +96,11 @@ np.testing.assert_allclose(bars.y[:2], [19 * 3.2, 10.9 * 3.2], rtol=0.02)
 names = ["root out", "host 1", "host 2", "host 3"]
 for scheme, bars in zip(counted, links.data):
     assert bars.name == scheme and list(bars.x) == names
-    np.testing.assert_allclose(bars.y, [3 if scheme == "direct" else 1, 1, 1, 1], atol=0.15)
+    (file,) = [file for file in pathlib.Path("runs").glob("*/config.toml") if f'"{scheme}"' in file.read_text()]
+    with ddrl.Run(file.parent) as one:
+        versions = one.processes(points=60).column("versions_sealed")[-1]
+    # At the moment of the record one version is under way, and may be that much of all, where the machine is slow.
+    np.testing.assert_allclose(bars.y, [3 if scheme == "direct" else 1, 1, 1, 1], rtol=0.05 + 2 / np.nanmax(versions))
 for child, value in zip(sliders.children[:4], (4, 2, 100, 500)):  # what they draw: tests/plots/test_explore.py
     child.value = value
 assert sliders.kwargs == {"hosts": 4, "m": 2, "megabits": 100, "microseconds": 500}
@@ -189,6 +194,9 @@ def test_a_notebook_runs_from_top_to_bottom_and_its_figures_show_its_data(path, 
         pytest.fail(str(error)[-3000:])
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
+    live = [output.data[FIGURE] for cell in code for output in cell.outputs if FIGURE in output.get("data", {})]
+    assert len(live) >= 3
+    assert {figure["layout"]["template"]["layout"]["plot_bgcolor"] for figure in live} == {"white"}
     # Kaleido's and Jupyter's notes on standard error are no outputs of ours; a traceback would be.
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
 
