@@ -454,7 +454,7 @@ _NAMED = {
             "np.interp(grid, x, y) for x, y in lines",
             "np.interp(np.linspace(0, 1, 200), np.linspace(0, 1, len(y)), y) for x, y in lines",
         ),
-        ("the range is that of one run", "values.min(axis=0), values.max(axis=0)", "values[0], values[0]"),
+        ("the range is that of one run", "high = values.max(axis=0)", "high = values[0]"),
         (
             "memory in GiB is in GB",
             'processes.column("memory_bytes") / 2**30',
