@@ -84,39 +84,29 @@ def run_ddrl(
     overrides: Sequence[str] = (),
     *,
     episodes: int = 100,
-    launcher: Sequence[str] = (),
-    curve: bool = False,
-    kept: Path | None = None,
 ) -> dict[str, Any]:
     """Run `task` with `overrides` (settings, or options such as --serial) until its evaluation reaches `target`, then
     judge the saved policy by `episodes` episodes (not timed).
 
     Returns seconds of the whole process, those of processors that it and its children took, env_steps, updates,
-    whether the target was `reached`, the `confirmed_mean`, the trainer's shares of wall time, and with `curve` the
-    evaluations. A long run may be `kept` in a folder and be continued there; it shows its progress, and both kinds of
-    seconds are those of its last part."""
+    whether the target was `reached`, the `confirmed_mean`, the trainer's shares of wall time, and the evaluations."""
     with tempfile.TemporaryDirectory() as folder:
-        run = kept or Path(folder) / "run"
-        begun = (run / "run.json").exists()
-        settings = [f"run.target_return={target}", *overrides]
-        if not begun:
-            settings += [f"run.seed={seed}", f"run.dir={run}"]
-        command = [*launcher, sys.executable, "-m", "ddrl.run", *(["--resume", str(run)] if begun else [task])]
-        for setting in settings:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "ddrl.run", task]
+        for setting in (f"run.target_return={target}", *overrides, f"run.seed={seed}", f"run.dir={run}"):
             command += [setting] if setting.startswith("--") else ["--set", setting]
         begin = time.perf_counter()
         processor = _processor_seconds()
-        shown = None if kept else subprocess.PIPE
-        done = subprocess.run(command, stdout=shown, stderr=shown, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
         seconds = time.perf_counter() - begin
         processor = _processor_seconds() - processor
         if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr or ''}")
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
         summary = json.loads((run / "summary.json").read_text())
         judge = [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", str(episodes), "--json"]
         judge += ["--seed", str(CONFIRMING_SEED + seed)]
         judged = subprocess.run(judge, capture_output=True, text=True, check=True)
-        evaluations = _evaluations(run) if curve else []
+        evaluations = _evaluations(run)
     result = {
         "seed": seed,
         "seconds": seconds,
@@ -125,7 +115,7 @@ def run_ddrl(
         "confirmed_mean": json.loads(judged.stdout)["mean"],
     }
     result |= {name: summary[name] for name in ("env_steps", "updates", "policy_lag", "trainer_shares", "wall_seconds")}
-    return result | ({"evaluations": evaluations} if curve else {})
+    return {**result, "evaluations": evaluations}
 
 
 def run_peer(python: str, command: Sequence[str], seed: int, target: float) -> dict[str, Any]:
@@ -170,7 +160,7 @@ def run_contender(
     algorithm = [] if file in ("acrobot", "mountaincar", "cartpole_pqn") else [f"learner.algorithm={name}"]
     if name == "td3":
         algorithm.append("learner.loss=mse")
-    return run_ddrl(file, seed, case.target, [*case.options, *algorithm, *settings], curve=True)
+    return run_ddrl(file, seed, case.target, [*case.options, *algorithm, *settings])
 
 
 def saved(path: Path) -> dict[str, list[dict[str, Any]]]:

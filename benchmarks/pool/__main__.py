@@ -1,8 +1,7 @@
 """A pool of tasks on fewer devices, beside what no order of their rounds can beat.
 
 `--part utilisation`, `exponential`, `policies`, `collectors` and `hosts` run real pools
-(benchmarks.pool.real); `replay` compares the makespan of pools that were run with the simulator's for their rounds.
-`simulated` and `simulated_starts` are the simulator's alone (benchmarks.pool.simulated)."""
+(benchmarks.pool.real); `replay` compares the makespan of pools that were run with the simulator's for their rounds."""
 
 from __future__ import annotations
 
@@ -12,26 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import arguments, print_rows, save
-from benchmarks.pool import real, simulated
+from benchmarks.pool import bounds, real
 
 UPDATES = 69  # a round of the real pools: a second of half a core
-
-
-def drawn(chosen: Namespace) -> dict[str, Any]:
-    """All figures of the simulator but the starts."""
-    rounds = 200 if chosen.short else 600
-    seeds = 2 if chosen.short else 5
-    return {
-        "busy": simulated.busy(seeds, rounds),
-        "makespan": simulated.makespans(20 if chosen.short else 100),
-        "held": [simulated.held(rounds)],
-        "between_gradients": simulated.between_gradients(seeds, rounds),
-    }
-
-
-def drawn_starts(chosen: Namespace) -> dict[str, Any]:
-    """The simulator's collectors: cold, alive, predicted."""
-    return {"prewarming": simulated.prewarming(*((60, 20) if chosen.short else (200, 40)))}
 
 
 def utilisation(chosen: Namespace) -> dict[str, Any]:
@@ -68,7 +50,7 @@ def hosts(chosen: Namespace) -> dict[str, Any]:
 
 def replayed(chosen: Namespace) -> dict[str, Any]:
     """Real pools of a folder, and the simulator on the rounds of their leases."""
-    rows = simulated.replay(chosen.folder)
+    rows = bounds.replay(chosen.folder)
     errors = [abs(row["error"]) for row in rows]
     within = {"pools": len(rows), "within_10_percent": sum(error <= 0.1 for error in errors), "most": max(errors)}
     return {"within": [within], "pools": rows}
@@ -80,8 +62,6 @@ def numbers(chosen: Namespace) -> list[int]:
 
 
 PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
-    "simulated": drawn,
-    "simulated_starts": drawn_starts,
     "utilisation": utilisation,
     "exponential": exponential,
     "policies": policies,
@@ -93,7 +73,7 @@ PARTS: dict[str, Callable[[Namespace], dict[str, Any]]] = {
 
 def main() -> None:
     parser = arguments("pool", __doc__ or "")
-    parser.add_argument("--part", choices=sorted(PARTS), default="simulated", help="which figures (%(default)s)")
+    parser.add_argument("--part", choices=sorted(PARTS), default="utilisation", help="which figures (%(default)s)")
     parser.add_argument("--folder", type=Path, help="where the pools' directories are, at any depth")
     parser.add_argument("--tasks", default="8,10", help="tasks of the real pools, one after another (%(default)s)")
     parser.add_argument("--policies", default="fair,exclusive", help="policies to compare (%(default)s)")
@@ -102,7 +82,7 @@ def main() -> None:
     for title, rows in figures.items():
         print(f"\n{title}")
         print_rows(rows)
-    save(chosen.json, {"simulated": chosen.part.startswith("simulated"), "devices": real.slots(), **figures})
+    save(chosen.json, {"devices": real.slots(), **figures})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import mpi_environment, mpirun
-from benchmarks.pool.simulated import hindsight, repairman_share
+from benchmarks.pool.bounds import hindsight, repairman_share
 from ddrl.pool.prewarm import DELAY_COST, Round
 from ddrl.pool.records import Collector, Lease, PoolRecord, jain_index, read_pool
 

@@ -19,7 +19,7 @@ TIMEOUT = 1200  # [s]; the smallest forms take at most about a minute each on tw
 FORMS = {
     "benchmarks.distribution": ["schemes", "scale", "tuned"],
     "benchmarks.learning.solve": ["cartpole"],
-    "benchmarks.pool": ["", "--part utilisation --tasks 3"],
+    "benchmarks.pool": ["--tasks 3"],
     "tests.mutations": ["--random 1 --only balance/sizes.py"],
     "benchmarks.stability": ["tests/core/test_plugins.py --no-load"],
 }
