@@ -366,8 +366,9 @@ def panel_html(run: Run) -> str:
     steps = series["env_steps"]
     lines = [("training", steps, series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])]
     target = run.config.run.target_return
-    if np.isfinite(target):
-        lines.append(("target", steps[[0, -1]], np.repeat(target, 2)))
+    known = steps[np.isfinite(steps)]
+    if np.isfinite(target) and len(known) and any(np.isfinite(y).any() for _, _, y in lines):
+        lines.append(("target", known[[0, -1]], np.repeat(target, 2)))
     curve = sketch(lines, x_name="environment steps", y_name="return")
     return f"<div>{head}. {escape(causes_of(run)[0].sentence)}</div><table><tr>{cells}</tr></table>{curve}"
 

@@ -461,9 +461,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 632, 18, 166  # [px], edges of the drawing
 
 
 def sketch(lines: Sequence[tuple[str, Floats, Floats]], *, x_name: str = "", y_name: str = "") -> str:
-    """SVG of (name, x [N], y [N]) lines on common axes; NaN points are left out. Colors follow the page's text, light
-    or dark."""
-    kept = [(name, x[np.isfinite(y)], y[np.isfinite(y)]) for name, x, y in lines]
+    """SVG of (name, x [N], y [N]) lines on common axes; points that are no numbers are left out. Colors follow the
+    page's text, light or dark."""
+    kept = [(name, x[known], y[known]) for name, x, y in lines for known in [np.isfinite(x) & np.isfinite(y)]]
     xs = np.concatenate([x for _, x, _ in kept])
     ys = np.concatenate([y for _, _, y in kept])
     parts = [f"<title>{escape(y_name or 'curve')}</title>"]

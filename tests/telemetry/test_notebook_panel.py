@@ -106,6 +106,19 @@ def test_every_number_of_the_panel_and_its_curve_are_of_the_series_that_they_nam
     assert (drawn["x_name"], drawn["y_name"]) == ("environment steps", "return")
 
 
+def test_a_panel_before_the_first_episodes_end_says_so_instead_of_drawing_the_target_alone(tmp_path, monkeypatch):
+    config = Config(run=RunConfig(target_return=150.0), telemetry=TelemetryConfig(period=1000.0, live=False))
+    (tmp_path / "config.toml").write_text(config_to_toml(config))
+    cluster = FakeCluster()
+    with Recorder(tmp_path, cluster.table, config, clock=lambda: cluster.now):
+        pass
+    with Run(tmp_path) as run:
+        series = run.series(points=300)
+        series.columns["return_mean"][:] = np.nan
+        monkeypatch.setattr(run, "series", lambda *_, **__: series)
+        assert "no episode has ended yet" in panel_html(run)
+
+
 def test_the_panel_of_a_directory_that_is_no_run_says_so_and_a_command_to_it_is_answered_in_words(tmp_path):
     panel = Panel(tmp_path / "absent", period=1000.0)
     assert "there is no run directory" in panel._html.value
@@ -177,7 +190,9 @@ def test_a_sketch_is_well_formed_and_leaves_out_what_is_not_a_number():
     text = sketch([("a <b>", x, np.array([1.0, np.nan, 3.0, 4.0, np.nan])), ("b", x[:0], x[:0])], x_name="steps")
     lines = [element for element in ElementTree.fromstring(text) if element.tag == "polyline"]
     assert len(lines[0].get("points").split()) == 3
-    assert "no episode" in sketch([("a", x, np.full(5, np.nan))])
+    unknown = np.full(5, np.nan)
+    assert "no episode" in sketch([("a", x, unknown)])
+    assert "no episode" in sketch([("a", unknown, x)])
     ElementTree.fromstring(sketch([("flat", x, np.zeros(5))]))
 
 
