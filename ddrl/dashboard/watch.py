@@ -27,6 +27,7 @@ from ddrl.telemetry import Run, Status, causes_of, find_runs, run_status
 from ddrl.telemetry.sinks import duration_text
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
+MAX_ROWS = 100_000  # of a file of all series
 FRAMES = 60  # moments of all counters
 MOST_RUNS = 200  # runs offered for choice
 PERIOD = float(
@@ -235,15 +236,13 @@ def headline() -> None:
         silent = time.time() - float(series["time"][-1])
         if status.state == "running" and silent > 15:
             line += f":orange-badge[:material/hourglass: no record for {silent:.0f} s] "
-        if status.state == "running":
+        if status.is_active:
             before = st.session_state.get("cause", "")
             causes = causes_of(run, before)
             st.session_state["cause"] = causes[0].kind
             line += literal(causes[0].sentence)
             if causes[0].remedy:
                 line += f" *{literal(causes[0].remedy)}*"
-        elif status.state == "paused":
-            line += "Rollouts and learner wait for the command to go on."
         else:
             line += f"After {duration_text(float(series['wall_seconds'][-1]))}."
         place.markdown(line)

@@ -34,7 +34,7 @@ MIN_PEERS = 3  # rollouts below which none is compared with the others
 IDLE = 0.25  # share of its time that the trainer may wait before it counts as starved
 FULL = 0.10  # share of their time that rollouts may wait at full lanes
 TOO_OLD = 0.25  # share of the rows that may be left out for their age
-RARE = 1.0  # replay.samples_per_insert below which the trainer is expected to wait
+RARE = 0.25  # replay.samples_per_insert below which the trainer is expected to wait
 DEFERRED = 0.5  # share of versions put off because earlier ones were still on their way
 
 Kind = Literal[
@@ -117,7 +117,7 @@ def find_causes(frames: Processes, config: Config, *, state: State = "running", 
     if state == "paused":
         return [Cause("paused", "Paused: rollouts and learner wait for the command to go on.")]
     if state == "ending":
-        return [Cause("evaluation", "Ending: a limit was reached; the best policy is evaluated and saved.")]
+        return [Cause("evaluation", "Evaluation: the run is ending; its best policy is evaluated and saved.")]
     window = _Window(frames)
     if window.seconds < MIN_SPAN:
         return [Cause("unknown", "Not known yet: fewer than three seconds have been recorded.")]
@@ -147,11 +147,12 @@ class _Window:
         self.seconds = 0.0
         if len(frames) < 2:
             return
-        began = int(np.count_nonzero(frames.time < frames.time[-1] - SPAN))
+        began = min(int(np.count_nonzero(frames.time < frames.time[-1] - SPAN)), len(frames) - 2)
         self.seconds = float(frames.time[-1] - frames.time[began])
         self._began = began
         role = self.now("role")
         self.trainer = role == ROLES.index(Role.TRAINER)
+        self.hosts = np.nan_to_num(self.now("host"))
         self.rollouts = (role == ROLES.index(Role.ROLLOUT)) & (self.now("ended") != 1.0)
 
     def now(self, name: str) -> Floats:
@@ -167,6 +168,22 @@ class _Window:
     def of_trainer(self, name: str) -> float:
         """A second of the trainer's: a share of its time where the counter holds seconds."""
         return float(self.rate(name)[self.trainer].sum())
+
+    def most(self, name: str) -> float:
+        """The most that a gauge of the trainer's was within the window; 0 where it was not reported."""
+        return float(np.nan_to_num(self.frames.column(name)[self._began :, self.trainer]).max(initial=0.0))
+
+    def fullest_host(self) -> tuple[float, float]:
+        """Of the hosts without the trainer that whose rollouts wait most at full lanes, and their mean share of time
+        there."""
+        waiting = self.rate("wait_seconds")
+        shares = {
+            float(host): float(waiting[self.rollouts & (self.hosts == host)].mean())
+            for host in np.unique(self.hosts[self.rollouts])
+            if host not in self.hosts[self.trainer]
+        }
+        host = max(shares, key=shares.__getitem__, default=0.0)
+        return host, shares.get(host, 0.0)
 
     def of_rollouts(self, name: str) -> float:
         """The same, mean over the rollouts."""
@@ -308,21 +325,16 @@ def _feeding(window: _Window, config: Config, wait: float, before: str) -> list[
     """Why rows come too slowly to a trainer that waits."""
     environments = window.of_rollouts("env_seconds")
     policy = window.of_rollouts("act_seconds")
-    standing = window.rate("wait_seconds")
-    full = window.of_rollouts("wait_seconds")
-    paced = np.nan_to_num(window.now("rollout_wait")[window.trainer]).max(initial=0.0) > 0
     waits = f"the trainer waits for data {wait:.0%} of its time"
-    if full > FULL and not paced:
-        place = int(np.argmax(np.where(window.rollouts, standing, -1.0)))
-        host = np.nan_to_num(window.now("host"))[place]
-        relays = np.flatnonzero(
-            (window.now("role") == ROLES.index(Role.RELAY)) & (np.nan_to_num(window.now("host")) == host)
-        )
-        link = _rate_of(window, int(relays[0])) if relays.size else ""
-        words = f"rollouts of host {host:.0f} wait {standing[place]:.0%} of theirs at full lanes{link}"
-        return [Cause("network", f"Network: {waits} while {words}.", full)]
-    queued = min(window.of_rollouts("queued_seconds"), environments + policy)
-    own = 1 - queued / max(environments + policy, 1e-9)
+    if not window.most("rollout_wait"):  # else the trainer leaves rows where they are, for replay.samples_per_insert
+        host, full = window.fullest_host()
+        if full > FULL:
+            is_relay = (window.now("role") == ROLES.index(Role.RELAY)) & (window.hosts == host)
+            link = _rate_of(window, int(np.argmax(is_relay))) if is_relay.any() else ""
+            words = f"rollouts of host {host:.0f} wait {full:.0%} of theirs at full lanes{link}"
+            return [Cause("network", f"Network: {waits} while {words}.", full)]
+    queued = min(window.of_rollouts("queued_seconds") + window.of_trainer("queued_seconds"), wait)
+    own = 1 - min(window.of_rollouts("queued_seconds") / max(environments + policy, 1e-9), 1.0)
     parts = [
         Cause(
             "environments",
@@ -332,7 +344,7 @@ def _feeding(window: _Window, config: Config, wait: float, before: str) -> list[
         Cause("policy", f"Policy: {waits}, and rollouts spend {policy:.0%} of theirs choosing actions.", policy * own),
         Cause(
             "processor",
-            f"Processor: {waits}, and rollouts are ready to run {queued:.0%} of theirs and get no core.",
+            f"Processor: {waits}, and {queued:.0%} pass while rollouts or trainer are ready to run and get no core.",
             queued,
         ),
     ]

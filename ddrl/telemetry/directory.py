@@ -129,6 +129,18 @@ class Status(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(Status)
 
 
+def state_after(state: State, event: Event) -> State | None:
+    """The state that an event brings about; None where it says nothing of it."""
+    if event.kind == "error":
+        return "failed"
+    if event.kind in ("stop", "end") and state != "failed":
+        return "ending"
+    if event.kind == "command" and event.fields.get("ok"):
+        states: dict[str, State] = {"pause": "paused", "resume": "running", "stop": "ending"}
+        return states.get(str(event.fields.get("command")))
+    return None
+
+
 class StatusFile:
     """The writer: follows a run's events."""
 
@@ -145,15 +157,9 @@ class StatusFile:
 
     def follow(self, event: Event) -> None:
         """Note what an event says of the run's state."""
-        state = self._status.state
-        command = event.fields.get("command")
-        if event.kind == "error":
-            self._write("failed", event.text)
-        elif (event.kind == "stop" and state != "failed") or (event.kind == "end" and state != "failed"):
-            self._write("ending", event.text)
-        elif event.kind == "command" and event.fields.get("ok") and command in ("pause", "resume", "stop"):
-            states: dict[str, State] = {"pause": "paused", "resume": "running", "stop": "ending"}
-            self._write(states[command], "by command")
+        state = state_after(self._status.state, event)
+        if state is not None:
+            self._write(state, "by command" if event.kind == "command" else event.text)
 
     def close(self) -> None:
         """The run's last word."""

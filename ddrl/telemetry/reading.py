@@ -186,7 +186,8 @@ class Run:
         """Run-level series by name (default all of `about`) with tick, time and wall_seconds.
 
         `since`: first tick wanted (a cursor). `points`: about at most so many rows (and at least a quarter of it, where
-        there are that many); each then covers several records: totals are its last, gauges its mean."""
+        there are that many); each then covers several records: totals are its last, gauges its mean, those
+        named *_max its greatest."""
         wanted = list(self.about if names is None else names)
         unknown = [name for name in wanted if name not in self.about]
         if unknown:
@@ -251,15 +252,16 @@ class Run:
     def evaluations(self, *, since: int = 0, points: int | None = None) -> Table:
         """Evaluations in order: id, time, wall_seconds, env_steps, updates, mean, std, episodes, policy_version.
 
-        `since`: a cursor. `points`: at most so many, evenly spread, the newest always among them.
+        `since`: a cursor. `points`: about so many, evenly spread, the newest and the best always among them.
         """
         names = ("id", "time", "wall_seconds", "env_steps", "updates", "mean", "std", "episodes", "policy_version")
         with self._plainly(), self._snapshot():
             (last,) = self._db.execute("SELECT max(id) FROM evaluations").fetchone()
             stride = 1 if points is None or last is None else -(-(last + 1 - since) // max(points, 1))
             rows = self._db.execute(
-                f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND (? - id) % ? = 0 ORDER BY id",
-                (since, last, max(stride, 1)),
+                f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND ((? - id) % ? = 0 OR id = "
+                "(SELECT id FROM evaluations WHERE id >= ? ORDER BY mean DESC LIMIT 1)) ORDER BY id",
+                (since, last, max(stride, 1), since),
             ).fetchall()
         with self._plainly():  # values of other types, and ids that are no numbers
             data = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))

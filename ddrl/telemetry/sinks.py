@@ -23,6 +23,7 @@ from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import SPAN, between, find_causes
+from ddrl.telemetry.directory import State, state_after
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 # events printed above it. Elsewhere (a file, a pipe, mpirun's output) a plain line is printed every `plain_period`
 # seconds. Numbers keep their columns, so that changes are easy to see.
 
-CAUSE_PERIOD = 60.0  # [s] between two causes that are said
+CAUSE_PERIOD = 10.0  # [s] after a cause was said until another one may be
+CAUSE_LOOK_PERIOD = 2.0  # [s] between looks for what limits the run
 START_PERIOD = 2.0  # [s] between lines while ranks start
 _QUIET_EVENTS = ("start", "plan", "stop", "error", "disk")  # errors and trouble with the disk are printed elsewhere
 
@@ -126,6 +128,8 @@ class ProgressLine:
         self._goal = config.run.max_env_steps
         self._recent: deque[Record] = deque()  # over which causes are looked for
         self._cause = ""
+        self._sick: int | None = None  # the rank that the cause named
+        self._state: State = "running"
         self._cause_due = 0.0  # [s] of wall time, when a cause may be said
         self._stream = stream or sys.stderr
         self._live = self._stream.isatty() if live is None else live
@@ -155,15 +159,20 @@ class ProgressLine:
             self._recent.popleft()
         if record.wall_seconds < self._cause_due or record.time - self._recent[0].time < 0.9 * SPAN:
             return
-        self._cause_due = record.wall_seconds + CAUSE_PERIOD / 6
-        cause = find_causes(between(self._recent[0], record), self._config, before=self._cause)[0]
-        if cause.kind != self._cause and cause.kind not in ("unknown", "other"):
+        self._cause_due = record.wall_seconds + CAUSE_LOOK_PERIOD
+        moments = between(self._recent[0], record)
+        cause = find_causes(moments, self._config, state=self._state, before=self._cause)[0]
+        is_new = (cause.kind, cause.rank) != (self._cause, self._sick)
+        if is_new and cause.kind not in ("unknown", "other"):
             self._cause = cause.kind
+            self._sick = cause.rank
             self._cause_due = record.wall_seconds + CAUSE_PERIOD
             self.say(f"limit: {cause.sentence} {cause.remedy}".rstrip())
 
     def event(self, event: Event) -> None:
         """Print an event above the panel."""
+        self._state = state_after(self._state, event) or self._state
+        self._cause_due = self._cause_due if event.kind != "command" else 0.0
         if event.kind not in _QUIET_EVENTS:
             self.say(event.text)
 

@@ -346,8 +346,12 @@ class Store:
         self.notes = opened.notes
         self._names = [series.name for series in opened.series]
         names = ", ".join(["level", "tick", "time", "wall_seconds", *map(quoted, self._names)])
-        # A total keeps its last value, a gauge its mean; SQL's aggregates skip NULL.
-        folded = [f"{'max' if series.kind == 'total' else 'avg'}({quoted(series.name)})" for series in opened.series]
+        # A total keeps its last value, a gauge its mean, the greatest of something its greatest; SQL's aggregates skip
+        # NULL.
+        folded = [
+            f"{'max' if series.kind == 'total' or series.name.endswith('_max') else 'avg'}({quoted(series.name)})"
+            for series in opened.series
+        ]
         self._insert = f"INSERT OR REPLACE INTO series ({names}) VALUES (0, ?, ?, ?{', ?' * len(folded)})"
         self._fold_rows = (
             f"INSERT OR REPLACE INTO series ({names}) SELECT ?, min(tick), max(time), max(wall_seconds), "

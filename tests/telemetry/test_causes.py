@@ -62,9 +62,17 @@ def first(trainer=None, rollout=None, config=None, **more):
     [
         ({}, {}, {}, "environments", ["waits for data 60%", "60% of theirs inside"]),
         ({}, {"env_seconds": 0.1, "act_seconds": 0.85}, {}, "policy", ["waits for data 60%", "85%"]),
-        ({}, {"queued_seconds": 0.5}, {}, "processor", ["ready to run 50%", "no core"]),
+        ({}, {"queued_seconds": 0.5}, {}, "processor", ["50% pass while", "no core"]),
+        ({"queued_seconds": 0.2}, {"queued_seconds": 0.3}, {}, "processor", ["50% pass while"]),
+        (
+            {},
+            {"queued_seconds": 0.4, "wait_seconds": 0.9, "env_seconds": 0.05, "act_seconds": 0.05},
+            {},
+            "processor",
+            [],
+        ),
         ({}, {"queued_seconds": 0.2}, {}, "environments", ["60%"]),
-        ({}, {"wait_seconds": 0.5, "env_seconds": 0.3}, {}, "network", ["waits for data 60%", "wait 50%", "host 0"]),
+        ({}, {"wait_seconds": 0.5, "env_seconds": 0.3, "act_seconds": 0.2}, {}, "environments", []),  # its own host
         (BUSY, {"wait_seconds": 0.8}, {}, "learner", ["85%", "updates", "rollouts wait"]),
         (BUSY, {}, {}, "learner", ["85%", "rollouts keep up"]),
         (BUSY | {"queued_seconds": 0.6}, {}, {}, "processor", ["trainer is ready to run 60%"]),
@@ -94,7 +102,31 @@ def test_the_cause_is_named_from_measured_shares_with_its_remedy(trainer, rollou
     assert found.remedy
 
 
-def test_a_ratio_below_one_is_why_a_trainer_waits():
+def test_rollouts_that_wait_at_full_lanes_of_another_host_wait_for_its_link():
+    full = frames({}, {"wait_seconds": 0.5, "env_seconds": 0.3})
+    full.values[:, -1, COLUMNS.index("host")] = 1.0
+    found = find_causes(full, Config())[0]
+    assert found.kind == "network"
+    assert all(word in found.sentence for word in ("waits for data 60%", "host 1", "wait 50%"))
+    full.values[4, 0, COLUMNS.index("rollout_wait")] = 1.0  # rows were left where they were, if only for a moment
+    assert find_causes(full, Config())[0].kind != "network"
+
+
+def test_two_moments_that_are_further_apart_than_the_span_are_a_window():
+    """The terminal keeps one record that is older than the span: it had found nothing then."""
+    moments = frames(BUSY, seconds=14)
+    apart = Processes(
+        moments.tick[[0, -1]],
+        moments.time[[0, -1]],
+        moments.wall_seconds[[0, -1]],
+        moments.values[[0, -1]],
+        COLUMNS,
+        14,
+    )
+    assert find_causes(apart, Config())[0].kind == "learner"
+
+
+def test_a_ratio_far_below_one_is_why_a_trainer_waits():
     found = first(config=Config(replay=ReplayConfig(samples_per_insert=0.05, samples_tolerance=1e5)))
     assert (found.kind, found.share) == ("pacing", pytest.approx(0.6))
 

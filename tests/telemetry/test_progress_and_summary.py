@@ -157,6 +157,19 @@ def test_elsewhere_plain_lines_come_every_so_often_and_the_last_is_printed(monke
     assert "left" in lines[-1]
 
 
+def test_a_pause_and_what_follows_are_named_as_causes_within_seconds():
+    stream = io.StringIO()
+    line = ProgressLine(Config(), stream)
+    for record in records(40):
+        line.record(record)
+        if record.tick in (14, 20):
+            command = "pause" if record.tick == 14 else "resume"
+            line.event(Event(0, 0, "command", f"{command}: ok", {"command": command, "ok": True}))
+    line.close()
+    limits = [text.split()[1] for text in stream.getvalue().splitlines() if text.startswith("limit: ")]
+    assert limits == ["Learner:", "Paused:", "Learner:"]
+
+
 def test_numbers_are_short():
     assert [count_text(value) for value in (0, 950, 12_345, 456_789, 4_560_000, 7.8e9, NAN)] == [
         "0",

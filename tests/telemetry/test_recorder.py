@@ -293,18 +293,30 @@ def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_p
                     reader.receive(timeout=PATIENCE)
 
 
-def test_evaluations_are_thinned_to_so_many_and_the_newest_stays(tmp_path):
+def test_evaluations_are_thinned_to_so_many_and_the_newest_and_the_best_stay(tmp_path):
     feed = Feed(FakeCluster(), 1)
     with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
         for number in range(1000):
-            recorder.record_evaluation(Judged(0, number, Returns(float(number), 1.0, 20)), updates=number)
+            mean = 5000.0 if number == 457 else float(number)
+            recorder.record_evaluation(Judged(0, number, Returns(mean, 1.0, 20)), updates=number)
     with Run(tmp_path) as run:
         assert len(run.evaluations()) == 1000
+        assert run.evaluations(points=7)["mean"].max() == 5000
         few = run.evaluations(points=30)
-        assert 15 <= len(few) <= 30
+        assert 15 <= len(few) <= 31
         assert few["mean"][-1] == 999
         assert len(run.evaluations(since=few.cursor, points=30)) == 0
         assert run.evaluations(since=995, points=30)["mean"].tolist() == [994.0, 995.0, 996.0, 997.0, 998.0, 999.0]
+
+
+def test_the_greatest_of_a_span_stays_where_rows_are_folded(tmp_path):
+    """The mean of the slowest rollout's ages, or of signs of life that are missed, would hide each."""
+    record_run(tmp_path, records=64)
+    with Run(tmp_path) as run:
+        whole = run.series(["version_age_max"])["version_age_max"][:64].reshape(16, 4)
+        folded = run.series(["version_age_max"], points=20)["version_age_max"][:16]
+    assert (whole.max(axis=1) != whole.mean(axis=1)).any()
+    assert folded.tolist() == whole.max(axis=1).tolist()
 
 
 def test_damage_inside_the_file_is_told_in_plain_words(tmp_path):

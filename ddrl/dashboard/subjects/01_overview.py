@@ -102,13 +102,16 @@ def downloads() -> None:
     """All series of each chosen run. The files stay the same while they are shown, whatever is drawn anew: one that had
     been replaced would be gone when a slow browser asks for it."""
     files: dict[str, str] = st.session_state.setdefault("csv files", {})
-    if not st.toggle("Download all series as CSV", help="As they are now; off and on again makes later ones."):
+    if not st.toggle(
+        "Download all series as CSV",
+        help=f"Every record as it is now, or {watch.MAX_ROWS:,} rows of a longer run; off and on again: later ones.",
+    ):
         files.clear()
         return
     with watch.opened(watch.selection()) as readable:
         for name, run in readable.items():
             if name not in files:
-                files[name] = run.series(points=watch.POINTS).to_pandas().to_csv(index=False)
+                files[name] = run.series(points=watch.MAX_ROWS).to_pandas().to_csv(index=False)
             st.download_button(f"{name}.csv", files[name], f"{name}.csv", "text/csv", on_click="ignore")
 
 

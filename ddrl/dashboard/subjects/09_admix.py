@@ -36,7 +36,7 @@ def charts(runs: watch.Runs) -> None:
     critic(run, names)
     compared = {name: one for name, one in runs.items() if is_admix(one)}
     labels = plots.differing_labels({name: one.settings for name, one in compared.items()})
-    tables = {name: one.evaluations(points=watch.POINTS) for name, one in compared.items()}
+    tables = {name: one.evaluations() for name, one in compared.items()}
     watch.chart(st, plots.revenue_swings(tables, labels), "swings")
     st.caption(
         "How much a run swings: the standard deviation of its evaluations in the second half of training about a "
