@@ -414,7 +414,7 @@ _NAMED = {
         ),
     ),
     "telemetry/causes.py": (
-        ("full lanes are not seen", "if full > FULL and not paced:", "if False:"),
+        ("full lanes are not seen", "if full > FULL:", "if False:"),
         ("time without a core is not seen", "own = 1 - queued / max(sum(work.values()), 1e-9)", "own = 1.0"),
         ("a slow rank is not compared", "if steps[place] < SLOW * usual and busy[place] > 0.5:", "if False:"),
         (
