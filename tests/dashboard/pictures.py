@@ -1,11 +1,12 @@
 """The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts real runs, one of them under
 mpirun, and photographs every page. `--every FOLDER` photographs every page at 400, 900 and 1440 px, light and dark,
-for somebody to look at."""
+for somebody to look at. `--film` makes the moving picture of README alone: the overview while CartPole is learned."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 
 import psutil
+from PIL import Image
 
 import ddrl
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
@@ -26,6 +28,10 @@ IN_DOCS = ("overview", "distribution", "replay", "ranks", "runs")
 NAME = "cartpole-4-hosts"
 WIDTHS = (400, 900, 1440)
 HEIGHT = 1300
+FILM = (960, 760)  # [px] width and height of the moving picture
+FRAME = 250  # [ms] that the moving picture shows each frame; the last one for LAST_FRAME
+LAST_FRAME = 4000
+COLOURS = 64
 
 
 def make_runs() -> ddrl.notebook.StartedRun:
@@ -68,19 +74,43 @@ def photograph(browser: Browser, url: str, page: str, path: Path) -> None:
     print(f"{path.name}: {browser.console_errors()[-1:] or 'no console errors'}", flush=True)
 
 
+def film(driver: str, url: str, path: Path) -> None:
+    """The overview from a run's start until its target is reached, a frame for each change, as a GIF."""
+    window = Browser(driver, width=FILM[0], height=FILM[1])
+    window.open(f"{url}/overview")
+    wait_until(lambda: "no run" in window.text.lower(), "the page without a run")
+    run = ddrl.start("cartpole", {"run.dir": "runs/cartpole", "telemetry.period": 0.25})
+    wait_until(lambda: window.find(".js-plotly-plot .main-svg"), "charts")
+    pictures = [window.picture()]
+    shown = ""
+    while not (run.summary and "ended" in shown):
+        time.sleep(FRAME / 1000)  # [s] the film's own clock
+        shown = window.text
+        picture = window.picture()
+        if picture != pictures[-1]:
+            pictures.append(picture)
+    window.close()
+    frames = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in pictures]
+    # One table of colours for all frames, so that what does not change costs nothing.
+    colours = frames[-1].quantize(COLOURS)
+    frames = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
+    times = [FRAME] * (len(frames) - 1) + [LAST_FRAME]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)
+    print(f"{path.name}: {len(frames)} frames, {path.stat().st_size} bytes", flush=True)
+
+
 def main() -> None:
     """Start, wait until there is something to see, photograph, stop."""
     if missing_browser():
         raise SystemExit(missing_browser())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=Path, metavar="FOLDER")
-    every = parser.parse_args().every
-    every = every.absolute() if every else None
+    parser.add_argument("--film", action="store_true")
+    arguments = parser.parse_args()
+    every = arguments.every.absolute() if arguments.every else None
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         os.chdir(name)  # so that pages show runs/..., not this folder's name
         os.environ["PYTHONPATH"] = str(ROOT)
-        run = make_runs()
-        stack.callback(run.stop)
         port, driver_port = free_port(), free_port()
         command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "dashboard" / "app.py"), "--server.port"]
         command += [str(port), "--server.address", "127.0.0.1", "--server.headless", "true"]
@@ -90,6 +120,12 @@ def main() -> None:
         stack.enter_context(
             serving(["chromedriver", f"--port={driver_port}"], f"{driver}/status", stdout=subprocess.DEVNULL)
         )
+
+        if arguments.film:
+            film(driver, url, FOLDER / "dashboard.gif")
+            return
+        run = make_runs()
+        stack.callback(run.stop)
 
         def evaluated() -> bool:
             with run.open() as tables:

@@ -214,10 +214,14 @@ class Browser:
         self._network_changed()  # reads what the page has written as it was left
         self._errors.clear()
 
+    def picture(self) -> bytes:
+        """What is seen, as PNG."""
+        return base64.b64decode(self._call("GET", "/screenshot"))
+
     def screenshot(self, path: Path) -> None:
         """Save what is seen as PNG."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(self._call("GET", "/screenshot")))
+        path.write_bytes(self.picture())
 
     def close(self) -> None:
         """Close the window."""
