@@ -272,6 +272,34 @@ class Kernel:
             self._networks.bounds(*rows, *map(_numpy, (layer.low, layer.high, noise)))
 
 
+class Inference:
+    """A network's outputs outside of an update: without a gradient, in evaluation mode."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        self._kernels: dict[Any, Kernel] = {}  # by what their memory depends on
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """The output for inputs [B, ...] on the network's device; valid until the next call."""
+        network = self._network
+        plain = plain_of(network, (x,)) if devices.has_kernel(x.device) and gemm_of_torch() and len(x) else None
+        if plain is None:
+            training = network.training
+            network.eval()
+            with torch.no_grad():
+                output: torch.Tensor = network(x)
+            network.train(training)
+            return output
+        evaluation = Evaluation("output", "", (x,))
+        key = x.shape, *[parameter.data_ptr() for parameter in network.parameters()]
+        if key not in self._kernels:
+            self._kernels.clear()
+            self._kernels[key] = Kernel([Batch(plain, 0, [(0, evaluation, len(x))])], set(), lambda _: None)
+        outputs: dict[str, torch.Tensor] = {}
+        self._kernels[key].forward([evaluation], outputs)
+        return outputs["output"]
+
+
 RowsOf = tuple[torch.Tensor, torch.Tensor | None]  # values [rows, width] and derivatives [back, width]
 
 

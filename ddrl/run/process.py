@@ -6,6 +6,7 @@ a random state of its own.)
 
 from __future__ import annotations
 
+import _signal  # pyright: ignore[reportMissingImports]
 import ctypes
 import gc
 import os
@@ -51,9 +52,11 @@ class Interrupts:
         return self
 
     def hold(self) -> None:
-        """Take the handlers back where code of the user has set others."""
+        """Take the handlers back where code of the user has set others. `_signal`: this is looked at after each turn, and
+        signal's own function takes 100 times as long."""
         for number in self._previous:
-            if signal.getsignal(number) != self._note:
+            handler = _signal.getsignal(number)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            if handler != self._note:
                 signal.signal(number, self._note)
 
     def __exit__(self, *_: object) -> None:

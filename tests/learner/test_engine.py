@@ -21,7 +21,7 @@ from ddrl.learner import make_network
 from ddrl.learner.actor_critic import Actor, Critics
 from ddrl.learner.algorithm import Evaluation, Loss
 from ddrl.learner.devices import without_kernel
-from ddrl.learner.engine import MAX_ARRANGEMENTS, Autograd, Engine, Kernel, gemm_of_torch
+from ddrl.learner.engine import MAX_ARRANGEMENTS, Autograd, Engine, Inference, Kernel, gemm_of_torch
 from ddrl.learner.networks import NormalizedMLP
 from ddrl.learner.part import Part
 from tests.learner.continuous_cases import BOX, SEVERAL_AXES
@@ -378,3 +378,24 @@ def test_the_kernel_refuses_layers_that_do_not_fit_each_other() -> None:
         networks.columns(rows(5, 3), rows(5, 4), 2)
     with pytest.raises(ValueError, match="address of a BLAS"):
         _kernel.PlainNetworks(0)
+
+
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_an_inference_is_the_network_s_output_in_evaluation_mode_as_its_parameters_are(by_kernel: bool) -> None:
+    network: nn.Module = NormalizedMLP(VECTOR, (24, 16))
+    if not by_kernel:
+        network = nn.Sequential(network, nn.Dropout(0.5))
+    network.train()
+    infer = Inference(network)
+    for rows in (5, 1, 0, 5):
+        for _ in range(2):
+            x = torch.randn(rows, *VECTOR.observation.shape)
+            with torch.no_grad():
+                expected = network.eval()(x)
+            network.train()
+            torch.testing.assert_close(infer(x), expected)
+            assert network.training
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter.add_(0.1)  # in place: the next output is by the new ones
+    assert bool(infer._kernels) == by_kernel

@@ -93,6 +93,7 @@ class PQN(ValueAlgorithm):
 
     def __init__(self, config: Config, spec: EnvSpec, settings: PQNSettings) -> None:
         from ddrl.learner import losses
+        from ddrl.learner.engine import Inference
         from ddrl.learner.networks import NormalizedMLP, make_network
 
         self._settings = settings
@@ -101,6 +102,7 @@ class PQN(ValueAlgorithm):
         self._seed = config.run.seed
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
+        self._infer = Inference(self.network)
 
     def prepare(self, source: Any) -> Iterable[Any]:
         """The minibatches of every epoch over one draw."""
@@ -141,14 +143,9 @@ class PQN(ValueAlgorithm):
         """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation], in evaluation mode."""
         import torch
 
-        training = self.network.training
         device = next(self.network.parameters()).device
-        self.network.eval()
-        with torch.no_grad():
-            flat = torch.from_numpy(state.reshape(-1, *state.shape[2:])).to(device)
-            best = self.network(flat).amax(dim=1).cpu().numpy()
-        self.network.train(training)
-        return best.reshape(state.shape[:2])
+        flat = torch.from_numpy(state.reshape(-1, *state.shape[2:])).to(device)
+        return self._infer(flat).amax(dim=1).cpu().numpy().reshape(state.shape[:2])
 
 
 def lambda_returns(
