@@ -38,50 +38,12 @@ from ddrl.learner.plain import (
     Linear,
     Norm,
     Plain,
-    layers_of,
-    leaves_of,
-    linears,
+    has_hooks,
+    plain_of,
 )
 
 MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 DRAWS_NOTHING = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)
-
-# -- networks of plain layers ------------------------------------------------------------------------------------------
-
-
-def plain_of(module: nn.Module, inputs: Sequence[Any]) -> Plain | None:
-    """The module as a network of plain layers for these inputs of an evaluation (tensors, names or numbers); None where
-    it is none."""
-    if has_hooks(module):
-        return None
-    given = [each for each in inputs if not isinstance(each, int)]
-    numbers = [each for each in inputs if isinstance(each, int)]
-    if type(module) is nn.Sequential:
-        return None if numbers else _plain_sequence(module, given)
-    if not type(module).__module__.startswith("ddrl.learner.") or not hasattr(module, "plain"):
-        return None  # a subclass may compute anything
-    describe: Callable[..., Plain | None] = module.plain  # type: ignore[assignment]
-    return describe(len(given), *numbers)
-
-
-def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None:
-    (x,) = given if len(given) == 1 else (None,)
-    layers = layers_of(module)
-    if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
-        return None
-    flat = isinstance(leaves_of(module)[0], nn.Flatten)
-    if isinstance(x, torch.Tensor) and (x.dtype != torch.float32 or not (x.dim() == 2 or (flat and x.dim() > 1))):
-        return None
-    (width,) = (len(layer.weight) for layer in [*linears(layers)][-1:])
-    return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called when the module, or one in it, computes."""
-    return any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for part in module.modules()
-    )
 
 
 def draws_nothing(module: nn.Module) -> bool:

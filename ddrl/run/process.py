@@ -52,8 +52,8 @@ class Interrupts:
         return self
 
     def hold(self) -> None:
-        """Take the handlers back where code of the user has set others. `_signal`: this is looked at after each turn, and
-        signal's own function takes 100 times as long."""
+        """Take the handlers back where code of the user has set others. Called after each turn: signal's own function
+        takes 100 times as long as the one below it."""
         for number in self._previous:
             handler = _signal.getsignal(number)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
             if handler != self._note:
