@@ -3,10 +3,12 @@ that never change are launched at once."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,6 +54,15 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
 
 
 _torch_alone = False  # set by `without_kernel`
+
+
+@cache
+def gemm_of_torch() -> int:
+    """The address of the matrix product in the BLAS library that torch itself calls; 0 where it shows none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(torch._C.__file__).sgemm_, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:

@@ -14,11 +14,9 @@ There are two ways through a network:
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,39 +37,41 @@ from ddrl.learner.plain import (
     Norm,
     Plain,
     has_hooks,
-    plain_of,
+    layers_of,
+    leaves_of,
+    linears,
 )
 
 MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
-DRAWS_NOTHING = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)
-
-
-def draws_nothing(module: nn.Module) -> bool:
-    """Whether it is known that `module` draws no random numbers: it consists of the library's own modules and of
-    torch's plain layers, without hooks."""
-    kinds = {type(part) for part in module.modules()}
-    return not has_hooks(module) and all(
-        kind in DRAWS_NOTHING or kind.__module__.startswith("ddrl.learner.") for kind in kinds
-    )
-
-
-def launches_alike(module: nn.Module) -> bool:
-    """Whether it is known that `module` launches the same operations in every pass: it consists of the library's and of
-    torch's modules, without hooks."""
-    libraries = ("torch.nn.modules.", "torch.nn.utils.", "ddrl.")
-    return not has_hooks(module) and all(type(part).__module__.startswith(libraries) for part in module.modules())
-
-
-@cache
-def gemm_of_torch() -> int:
-    """The address of the matrix product in the BLAS library that torch itself calls; 0 where it shows none."""
-    try:
-        return ctypes.cast(ctypes.CDLL(torch._C.__file__).sgemm_, ctypes.c_void_p).value or 0
-    except (AttributeError, OSError):
-        return 0
-
 
 # -- networks in the kernel --------------------------------------------------------------------------------------------
+
+
+def plain_of(module: nn.Module, inputs: Sequence[Any]) -> Plain | None:
+    """The module as a network of plain layers for these inputs of an evaluation (tensors, names or numbers); None where
+    it is none."""
+    if has_hooks(module):
+        return None
+    given = [each for each in inputs if not isinstance(each, int)]
+    numbers = [each for each in inputs if isinstance(each, int)]
+    if type(module) is nn.Sequential:
+        return None if numbers else _plain_sequence(module, given)
+    if not type(module).__module__.startswith("ddrl.learner.") or not hasattr(module, "plain"):
+        return None  # a subclass may compute anything
+    describe: Callable[..., Plain | None] = module.plain  # type: ignore[assignment]
+    return describe(len(given), *numbers)
+
+
+def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None:
+    (x,) = given if len(given) == 1 else (None,)
+    layers = layers_of(module)
+    if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
+        return None
+    flat = isinstance(leaves_of(module)[0], nn.Flatten)
+    if isinstance(x, torch.Tensor) and (x.dtype != torch.float32 or not (x.dim() == 2 or (flat and x.dim() > 1))):
+        return None
+    (width,) = (len(layer.weight) for layer in [*linears(layers)][-1:])
+    return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Kernel:
         self._slopes: list[tuple[torch.Tensor, torch.Tensor]] = []  # (output, memory of the derivative by it)
         self._inputs: list[_Input] = []
         self._places: dict[str, RowsOf] = {}  # of each evaluation's output; of several nets, the first one's
-        self._networks: Any = _kernel.PlainNetworks(gemm_of_torch(), add)
+        self._networks: Any = _kernel.PlainNetworks(devices.gemm_of_torch(), add)
         for batch in batches:
             self._add_batch(batch)
 
@@ -244,7 +244,7 @@ class Inference:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The output for inputs [B, ...] on the network's device; valid until the next call."""
         network = self._network
-        plain = plain_of(network, (x,)) if devices.has_kernel(x.device) and gemm_of_torch() and len(x) else None
+        plain = plain_of(network, (x,)) if devices.has_kernel(x.device) and devices.gemm_of_torch() and len(x) else None
         if plain is None:
             training = network.training
             network.eval()
@@ -424,7 +424,7 @@ class Engine:
     def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
         self._part = part
         self._parts = parts
-        self._by_kernel = devices.has_kernel(part.online.vector.device) and gemm_of_torch() != 0
+        self._by_kernel = devices.has_kernel(part.online.vector.device) and devices.gemm_of_torch() != 0
         learning = part.online.parameters()
         self._parameters = list(learning.values())
         self._gradient = part.learned(part.gradient)  # what `backward` gives

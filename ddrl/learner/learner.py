@@ -40,11 +40,12 @@ from ddrl.learner.devices import (
     set_random_states,
     without_kernel,
 )
-from ddrl.learner.engine import Engine, draws_nothing, launches_alike
+from ddrl.learner.engine import Engine
 from ddrl.learner.export import check_acting, export_model
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.own_networks import begin_means
 from ddrl.learner.part import FlatParameters, Part
+from ddrl.learner.plain import draws_nothing, launches_alike
 
 OBSERVED = 64  # observations of a run with which its acting is checked
 

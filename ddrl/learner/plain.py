@@ -5,11 +5,13 @@ torch.nn.Sequential makes of plain layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
+
+DRAWS_NOTHING = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.ReLU, nn.Tanh, nn.Flatten, nn.Sequential, nn.ParameterList)
 
 
 class Linear(NamedTuple):
@@ -132,36 +134,25 @@ def linears(layers: Iterable[Layer]) -> Iterator[Linear]:
     return (layer for layer in layers if isinstance(layer, Linear))
 
 
-def plain_of(module: nn.Module, inputs: Sequence[Any]) -> Plain | None:
-    """The module as a network of plain layers for these inputs of an evaluation (tensors, names or numbers); None where
-    it is none."""
-    if has_hooks(module):
-        return None
-    given = [each for each in inputs if not isinstance(each, int)]
-    numbers = [each for each in inputs if isinstance(each, int)]
-    if type(module) is nn.Sequential:
-        return None if numbers else _plain_sequence(module, given)
-    if not type(module).__module__.startswith("ddrl.learner.") or not hasattr(module, "plain"):
-        return None  # a subclass may compute anything
-    describe: Callable[..., Plain | None] = module.plain  # type: ignore[assignment]
-    return describe(len(given), *numbers)
-
-
-def _plain_sequence(module: nn.Sequential, given: Sequence[Any]) -> Plain | None:
-    (x,) = given if len(given) == 1 else (None,)
-    layers = layers_of(module)
-    if not layers or not isinstance(layers[0], Linear) or isinstance(x, dict):
-        return None
-    flat = isinstance(leaves_of(module)[0], nn.Flatten)
-    if isinstance(x, torch.Tensor) and (x.dtype != torch.float32 or not (x.dim() == 2 or (flat and x.dim() > 1))):
-        return None
-    (width,) = (len(layer.weight) for layer in [*linears(layers)][-1:])
-    return Plain([Columns(layers[0].weight.shape[1])], [layers], (width,))
-
-
 def has_hooks(module: nn.Module) -> bool:
     """Whether something is called when the module, or one in it, computes."""
     return any(
         part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
         for part in module.modules()
     )
+
+
+def draws_nothing(module: nn.Module) -> bool:
+    """Whether it is known that `module` draws no random numbers: it consists of the library's own modules and of
+    torch's plain layers, without hooks."""
+    kinds = {type(part) for part in module.modules()}
+    return not has_hooks(module) and all(
+        kind in DRAWS_NOTHING or kind.__module__.startswith("ddrl.learner.") for kind in kinds
+    )
+
+
+def launches_alike(module: nn.Module) -> bool:
+    """Whether it is known that `module` launches the same operations in every pass: it consists of the library's and of
+    torch's modules, without hooks."""
+    libraries = ("torch.nn.modules.", "torch.nn.utils.", "ddrl.")
+    return not has_hooks(module) and all(type(part).__module__.startswith(libraries) for part in module.modules())

@@ -22,9 +22,9 @@ from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
 from ddrl.learner.devices import move
-from ddrl.learner.engine import launches_alike
 from ddrl.learner.export import random_observations
 from ddrl.learner.part import FlatParameters
+from ddrl.learner.plain import launches_alike
 from ddrl.pool.devices import parse_devices
 from ddrl.pool.task import Lender
 from ddrl.run.__main__ import main

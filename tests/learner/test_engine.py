@@ -20,8 +20,8 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import make_network
 from ddrl.learner.actor_critic import Actor, Critics
 from ddrl.learner.algorithm import Evaluation, Loss
-from ddrl.learner.devices import without_kernel
-from ddrl.learner.engine import MAX_ARRANGEMENTS, Autograd, Engine, Inference, Kernel, gemm_of_torch
+from ddrl.learner.devices import gemm_of_torch, without_kernel
+from ddrl.learner.engine import MAX_ARRANGEMENTS, Autograd, Engine, Inference, Kernel
 from ddrl.learner.networks import NormalizedMLP
 from ddrl.learner.part import Part
 from tests.learner.continuous_cases import BOX, SEVERAL_AXES
