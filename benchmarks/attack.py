@@ -1,9 +1,7 @@
-"""An attack on whole runs: `python -m benchmarks.attack --part signals --count 300`. Long; it ends sooner by --seconds.
+"""An attack on whole runs: `python -m benchmarks.attack --count 300`. Long; it ends sooner by --seconds.
 
-signals  each run is met by a random signal to a random one of its processes at a random moment
-starts   short runs from their start to their end
-
-Does anything hang, stay, or say too much? A run's processes are found by a variable of their environment, wherever they
+Each run is met by a random signal to a random one of its processes at a random moment. Does anything hang, stay, or say
+too much? A run's processes are found by a variable of their environment, wherever they
 went. The exit status is 1 where anything went wrong."""
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +132,7 @@ def _lives(seen: tuple[int, int]) -> bool:
     return False
 
 
-def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals | None) -> dict[str, Any]:
+def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: signal.Signals) -> dict[str, Any]:
     """What went wrong with one run after `number`; empty where nothing did."""
     found: dict[str, Any] = {}
     seconds = gone(mark, process)
@@ -180,65 +178,6 @@ def signals(count: int, seed: int, seconds: float) -> dict[str, Any]:
     sent: Counter[str] = Counter()
     resumes: list[str] = []
     left = 0
-
-    def attack(draw: random.Random, mode: str, run: Path, mark: str) -> dict[str, Any]:
-        nonlocal left
-        process = start(mode, run, draw.choice((1500, 10**9)), mark)
-        time.sleep(draw.uniform(0.0, LONGEST_START))
-        number = draw.choice(SIGNALS)
-        if living := processes(mark):
-            victim = draw.choice(sorted(living))
-            met = role(victim, living)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, number)
-            sent[f"{mode} {met} {number.name}"] += 1
-            if met != "launcher" and number in CLEAN and victim != process.pid:
-                time.sleep(0.3)  # members leave it to the trainer, which is asked now
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
-        found = trouble(run, mark, process, number)
-        sweep_dead()  # what the next start does
-        left += len([name for name in segments() if _of(run, name)])
-        if any((run / "checkpoints").glob("0*")) and draw.random() < 0.2:
-            resumes.append(resume(run))
-            found |= {"resume": resumes[-1]} if resumes[-1] else {}
-        return found and {"signal": number.name, **found}
-
-    troubles = campaign(count, seed, seconds, attack)
-    return {
-        "signals": sum(sent.values()),
-        "by_kind": dict(sorted(sent.items())),
-        "hangs": sum("hang" in item for item in troubles),
-        "segments_left": left,
-        "resumes": f"{resumes.count('')} of {len(resumes)}",
-        "troubles": troubles,
-    }
-
-
-def starts(count: int, seed: int, seconds: float) -> dict[str, Any]:
-    """`count` short runs from their start to their end, or as many as `seconds` allow."""
-    ended: Counter[str] = Counter()
-
-    def attack(draw: random.Random, mode: str, run: Path, mark: str) -> dict[str, Any]:
-        process = start(mode, run, 400, mark)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(120)
-        found = trouble(run, mark, process, None)
-        ended[f"{mode} {process.returncode}"] += 1
-        if found or process.returncode:
-            log = run.with_suffix(".log").read_text(errors="replace")[-1500:]
-            return {"status": process.returncode, "log": log, **found}
-        return {}
-
-    troubles = campaign(count, seed, seconds, attack)
-    return {"starts": sum(ended.values()), "ended": dict(ended), "troubles": troubles}
-
-
-Attack = Callable[[random.Random, str, Path, str], dict[str, Any]]
-
-
-def campaign(count: int, seed: int, seconds: float, attack: Attack) -> list[dict[str, Any]]:
-    """Attack `count` runs, or as many as `seconds` allow: the troubles."""
     draw = random.Random(seed)
     end = time.monotonic() + seconds
     troubles: list[dict[str, Any]] = []
@@ -247,12 +186,40 @@ def campaign(count: int, seed: int, seconds: float, attack: Attack) -> list[dict
             if time.monotonic() > end:
                 break
             mode = draw.choices(list(MODES), list(MODES.values()))[0]
-            if found := attack(draw, mode, Path(folder) / f"run-{turn}", f"{os.getpid()}-{turn}"):
-                troubles.append({"turn": turn, "mode": mode, **found})
+            run = Path(folder) / f"run-{turn}"
+            mark = f"{os.getpid()}-{turn}"
+            process = start(mode, run, draw.choice((1500, 10**9)), mark)
+            time.sleep(draw.uniform(0.0, LONGEST_START))
+            number = draw.choice(SIGNALS)
+            if living := processes(mark):
+                victim = draw.choice(sorted(living))
+                met = role(victim, living)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, number)
+                sent[f"{mode} {met} {number.name}"] += 1
+                if met != "launcher" and number in CLEAN and victim != process.pid:
+                    time.sleep(0.3)  # members leave it to the trainer, which is asked now
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGTERM)
+            found = trouble(run, mark, process, number)
+            sweep_dead()  # what the next start does
+            left += len([name for name in segments() if _of(run, name)])
+            if any((run / "checkpoints").glob("0*")) and draw.random() < 0.2:
+                resumes.append(resume(run))
+                found |= {"resume": resumes[-1]} if resumes[-1] else {}
+            if found:
+                troubles.append({"turn": turn, "mode": mode, "signal": number.name, **found})
                 print(f"{turn}: {troubles[-1]}", flush=True)
             if turn % 20 == 19:
                 print(f"{turn + 1} runs, {len(troubles)} troubles", flush=True)
-    return troubles
+    return {
+        "signals": sum(sent.values()),
+        "by_kind": dict(sorted(sent.items())),
+        "hangs": sum("hang" in item for item in troubles),
+        "segments_left": left,
+        "resumes": f"{resumes.count('')} of {len(resumes)}",
+        "troubles": troubles,
+    }
 
 
 def resume(run: Path) -> str:
@@ -274,25 +241,17 @@ def _of(run: Path, segment: str) -> bool:
     return False
 
 
-PARTS = {"signals": (signals, 300, 2), "starts": (starts, 1_000, 2)}  # how many; with --short
-
-
 def main() -> int:
     """Attack, print and save; 1 where anything went wrong."""
-    parser = arguments("attack", (__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
-    parser.add_argument("--count", type=int, default=0, help="how many; 0: the part's own number")
-    parser.add_argument("--seconds", type=float, default=1e9, help="end a part after so long")
+    parser = arguments("attack_signals", (__doc__ or "").splitlines()[0])
+    parser.add_argument("--count", type=int, default=300, help="how many runs (%(default)s; --short: 2)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    figures: dict[str, Any] = {}
-    for name in options.part:
-        attack, many, few = PARTS[name]
-        figures[name] = attack(options.count or (few if options.short else many), options.seed, options.seconds)
-        shown = {key: value for key, value in figures[name].items() if key not in ("troubles", "by_kind")}
-        print(f"{name}: {shown}", flush=True)
-    save(options.json, figures)
-    return int(any(part["troubles"] or part.get("segments_left") for part in figures.values()))
+    found = signals(2 if options.short else options.count, options.seed, options.seconds)
+    print({key: value for key, value in found.items() if key not in ("troubles", "by_kind")}, flush=True)
+    save(options.json, {"signals": found})
+    return int(bool(found["troubles"] or found["segments_left"]))
 
 
 if __name__ == "__main__":

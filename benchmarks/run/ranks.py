@@ -5,10 +5,7 @@ Start-up is from starting mpirun until every rollout has taken a step; memory is
 the job; steps/s is over the time from then to the end. The trainer learns all the while; samples_per_insert is left
 free so that rollouts are not held back. A reported loop: the trainer has published a version, and from then on until
 every rollout of every host has reported that one or a newer one in its counters (which it stores ten times a second);
-the next loop begins with the version that is newest then.
-
-`--learn` is the other half: the task's own settings, which hold rollouts back to what the trainer learns from, until
-its target, beside a job of few ranks. Training seconds are those of the run's summary, without start-up and end."""
+the next loop begins with the version that is newest then."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, print_table, save
-from benchmarks.run.starts import Marked
+from benchmarks.run.starts import ROLLOUT, Marked, when_all_have_stepped
 from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name
 from ddrl.core.errors import DdrlError
@@ -33,42 +30,24 @@ from ddrl.core.roles import Role
 from ddrl.telemetry import Run
 
 LAUNCHER = Path(__file__).parents[2] / "mpi_launch" / "local"
-TRAINER, ROLLOUT = (float(list(Role).index(role)) for role in (Role.TRAINER, Role.ROLLOUT))
+TRAINER = float(list(Role).index(Role.TRAINER))
 LOOK = 0.02  # s between looks at the counters
+MEMORY_PERIOD = 10.0  # s
 
 
-class Watch(threading.Thread):
-    """Samples the newest table of counters until every rollout has stepped, then the memory now and then."""
+class Memory(threading.Thread):
+    """Samples the memory of a job now and then until `ended` is set."""
 
-    def __init__(self, job: Marked, run: Path, rollouts: int) -> None:
+    def __init__(self, job: Marked) -> None:
         super().__init__(daemon=True)
         self.job = job
-        self.run_path = run
-        self.rollouts = rollouts
-        self.begin = time.perf_counter()
-        self.startup: float | None = None
-        self.memory: list[dict[str, float]] = []
-        self.rates: list[tuple[float, float]] = []
+        self.samples: list[tuple[float, dict[str, float]]] = []  # (Unix s, GiB)
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Until `ended` is set."""
-        while not self.ended.wait(1.0):
-            try:
-                with Run(self.run_path) as recorded:
-                    latest = recorded.latest()
-            except DdrlError:
-                continue  # the job has not come so far
-            if not len(latest):
-                continue
-            steps = latest.column("env_steps")[-1][latest.column("role")[-1] == ROLLOUT]
-            if self.startup is None and np.count_nonzero(steps > 0) == self.rollouts:
-                self.startup = time.perf_counter() - self.begin
-            if self.startup is not None:
-                if not self.rates or np.nansum(steps) > self.rates[-1][1]:  # the end of a job is no rolling
-                    self.rates.append((time.perf_counter(), float(np.nansum(steps))))
-                if len(self.rates) % 10 == 1:
-                    self.memory.append(self.job.memory())
+        """See the class."""
+        while not self.ended.wait(MEMORY_PERIOD):
+            self.samples.append((time.time(), self.job.memory()))
 
 
 class Loops(threading.Thread):
@@ -138,27 +117,39 @@ def measure(ranks: int, relays: int, settings: list[str]) -> dict[str, Any]:
         settings = [f"run.dir={run}", f"cluster.relays={relays}", *settings]
         command = [str(LAUNCHER), str(ranks), "cartpole", *(word for text in settings for word in ("--set", text))]
         with Marked(command) as job:
-            watch = Watch(job, run, rollouts)
+            memory = Memory(job)
             loops = Loops(run, rollouts)
-            watch.start()
+            memory.start()
             loops.start()
             status = job.process.wait()
-            total = time.perf_counter() - watch.begin
-            for thread in (watch, loops):
+            total = time.time() - job.begin
+            for thread in (memory, loops):
                 thread.ended.set()
                 thread.join()
         if status:
             sys.exit(f"the job ended with status {status}")
         summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    rates = watch.rates
-    steps_per_s = (rates[-1][1] - rates[0][1]) / (rates[-1][0] - rates[0][0]) if len(rates) > 1 else None
+        with Run(run) as recorded:
+            records = recorded.processes()
+    started = when_all_have_stepped(rollouts, records)
+    figures: dict[str, Any] = {"startup_seconds": None, "env_steps_per_s": None, "memory": None}
+    if started is not None:
+        rolling = records.column("role") == ROLLOUT
+        steps = np.where(rolling, np.nan_to_num(records.column("env_steps")), 0.0).sum(axis=1)
+        first = int(np.searchsorted(records.time, started))
+        last = int(steps.argmax())  # the end of a job is no rolling
+        seconds = float(records.time[last] - records.time[first])
+        samples = [sample for at, sample in memory.samples if at >= started]
+        figures = {
+            "startup_seconds": started - job.begin,
+            "env_steps_per_s": float(steps[last] - steps[first]) / seconds if seconds else None,
+            "memory": max(samples, key=lambda sample: sample["pss_gib"], default=None),
+        }
     return {
         "ranks": ranks,
         "relays": relays,
-        "startup_seconds": watch.startup,
         "total_seconds": total,
-        "env_steps_per_s": steps_per_s,
-        "memory": max(watch.memory, key=lambda sample: sample["pss_gib"], default=None),
+        **figures,
         **loops.figures(),
         "summary": summary,
     }
@@ -204,62 +195,16 @@ def rolling(ranks: int, relays: int, seconds: float, overrides: list[str]) -> di
     return figures
 
 
-def learning(ranks: int, relays: int, few: int, overrides: list[str]) -> dict[str, Any]:
-    """CartPole by its own settings to its target: with `ranks` ranks over `relays` relays, then with `few` over one."""
-    jobs = {
-        "many": measure(ranks, max(1, relays), overrides),
-        "few": measure(few, 1, overrides),
-    }
-    rows: list[list[object]] = []
-    for job in jobs.values():
-        summary = job["summary"]
-        memory = job["memory"]
-        rows.append(
-            [
-                f"{job['ranks']} over {job['relays']}",
-                job["startup_seconds"] or float("nan"),
-                memory["pss_gib"] if memory else float("nan"),
-                summary["wall_seconds"],
-                job["total_seconds"],
-                summary["trainer_shares"]["learn"],
-                summary["publishes"] / summary["wall_seconds"],
-                min((host["versions_sealed"] for host in summary["hosts"] if host["host"]), default=0),
-                summary["env_steps"],
-                f"{summary['evaluation']['mean']:.0f}, {summary['reason']}",
-            ]
-        )
-    print_table(
-        [
-            "ranks, relays",
-            "start-up s",
-            "PSS GiB",
-            "training s",
-            "whole job s",
-            "learning share",
-            "versions/s",
-            "sealed at each host",
-            "env steps",
-            "return",
-        ],
-        rows,
-    )
-    return jobs
-
-
 def main() -> None:
     parser = arguments("ranks", (__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, help="ranks to start (300; --short: 40)")
     parser.add_argument("--relays", type=int, default=0, help="hosts that the machine stands for (1)")
     parser.add_argument("--seconds", type=float, help="run.max_seconds (120; --short: 20)")
-    parser.add_argument("--learn", action="store_true", help="the task's own settings to its target, beside 8 ranks")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
     options = parser.parse_args()
     ranks = options.ranks or (40 if options.short else 300)
     seconds = options.seconds or (20 if options.short else 120)
-    if options.learn:
-        save(options.json, learning(ranks, options.relays, 8, options.overrides))
-    else:
-        save(options.json, rolling(ranks, options.relays, seconds, options.overrides))
+    save(options.json, rolling(ranks, options.relays, seconds, options.overrides))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""What telemetry costs: a counter in the hot loop, the recorder with 300 ranks at 10 Hz, reading 10^7 stored points,
-and a whole run with everything on."""
+"""What telemetry costs (a counter in the hot loop: benchmarks.run.channels): the recorder with 300 ranks at 10 Hz,
+reading 10^7 stored points, and a whole run with everything on."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import socket
 import statistics
 import subprocess
@@ -21,47 +20,10 @@ import numpy as np
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
 from benchmarks.learning.loop import run_loop
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.channels.board import Counters
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
-
-
-def counter_cost(calls: int) -> dict[str, float]:
-    """Processor nanoseconds of one store from Python, without the loop's turn, beside a plain float addition."""
-    table = Counters.create(f"ddrl-telemetry{os.getpid()}-h0-counters-0", 1)
-    counter = table.row(0)["env_steps"]
-    add = counter.add
-    store = counter.set
-    value = 1.0
-    turns = range(calls)
-
-    def empty() -> None:
-        for _ in turns:
-            pass
-
-    def added() -> None:
-        for _ in turns:
-            add(value)
-
-    def stored() -> None:
-        for _ in turns:
-            store(value)
-
-    def plain() -> None:
-        x = 0.0
-        for _ in turns:
-            x = x + 1.0
-
-    cases = {"empty turn": empty, "counter.add": added, "counter.set": stored, "x = x + 1.0": plain}
-    try:
-        seconds = interleave(cases, 7, clock=time.process_time)
-    finally:
-        table.unlink()
-    nanoseconds = {name: 1e9 * statistics.median(times) / calls for name, times in seconds.items()}
-    turn = nanoseconds["empty turn"]
-    return {name: spent if name == "empty turn" else spent - turn for name, spent in nanoseconds.items()}
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
@@ -196,7 +158,6 @@ def main() -> None:
         return run_cost(1 if options.short else 7, 1_000 if options.short else 6_000)
 
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-        "counter_ns": lambda options: counter_cost(200_000 if options.short else 1_000_000),
         "recorder": lambda options: recorder_cost(5 if options.short else 20),
         "reading": lambda options: reading_cost(10**6 if options.short else 10**7, options.huge),
         "whole_run": run,
