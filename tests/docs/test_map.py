@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 import sys
 from collections import Counter
@@ -42,6 +43,16 @@ def test_every_file_of_the_map_exists_and_stands_there_once() -> None:
     assert len(listed) > 30
     assert [name for name in listed if not (PACKAGE / name).is_file()] == []
     assert [name for name, count in Counter(listed).items() if count > 1] == []
+
+
+def test_the_table_of_packages_is_the_contract_of_imports() -> None:
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    layers = contracts["importlinter:contract:stages"]["layers"].split("\n")
+    expected = [set(re.findall(r"ddrl\.\w+", layer)) for layer in reversed(layers) if layer.strip()]
+    table = (ROOT / "docs" / "architecture.md").read_text().partition("## Packages")[2].partition("## The map")[0]
+    rows = [set(re.findall(r"ddrl\.\w+", line.split("|")[1])) for line in table.splitlines() if line.startswith("| `")]
+    assert rows == [{"ddrl.kernel"}, *expected]
 
 
 def test_what_the_map_calls_a_day_is_one() -> None:
