@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.choosers import Gaussian, chooser_class
+from ddrl.acting.policy import Graph
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import CheckpointError, DdrlError, MissingExtraError
@@ -34,6 +35,7 @@ def standalone(saved: SavedPolicy) -> bytes:
     helper = onnx.helper
     from_array = onnx.numpy_helper.from_array
     model = saved.model
+    Graph(model.onnx)  # says what is wrong with it
     graph = onnx.load_from_string(model.onnx)
     parameters = model.layout.views(saved.vector)
     inputs = [value for value in graph.graph.input if value.name not in parameters]
@@ -64,24 +66,20 @@ def standalone(saved: SavedPolicy) -> bytes:
 
 def _check(made: bytes, saved: SavedPolicy) -> None:
     """Both graphs, with the parameters inside and beside, on the same random numbers."""
-    import onnxruntime
-
-    runtime: Any = onnxruntime
     model = saved.model
-    whole, bare = (runtime.InferenceSession(each, providers=["CPUExecutionProvider"]) for each in (made, model.onnx))
+    whole = Graph(made)
+    bare = Graph(model.onnx)
     greedy = chooser_class(model.chooser)(model.spec, 1, 0, model.settings).greedy
     generator = np.random.default_rng(0)
     feed: dict[str, Any] = dict(model.layout.views(saved.vector))
     arrays = {**model.spec.observation.arrays, **{declared.name: declared for declared in model.inputs}}
-    names = [value.name for value in whole.get_outputs()]
+    names = whole.outputs
     for count in CHECKED_BATCHES:
         for name, array in arrays.items():
             drawn = generator.standard_normal((count, *array.shape))
             feed[name] = (np.abs(drawn) * (1 if np.dtype(array.dtype).kind == "b" else 9)).astype(array.dtype)
-        computed = whole.run(names, {value.name: feed[value.name] for value in whole.get_inputs()})
-        taken = {value.name: feed[value.name] for value in bare.get_inputs()}
-        given = bare.run(list(model.outputs), taken)
-        expected = dict(zip(model.outputs, given, strict=True))
+        computed = whole.compute(names, feed)
+        expected = dict(zip(model.outputs, bare.compute(list(model.outputs), feed), strict=True))
         if ACTION in names and ACTION not in expected:
             expected[ACTION] = greedy(expected)
         for name, array in zip(names, computed, strict=True):

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
+from ddrl.core.files import last_lines
 from ddrl.core.plugins import CELLS
 from ddrl.telemetry import Attached, Run, Table, attach, causes_of, run_status
 from ddrl.telemetry.directory import read_live_file
@@ -110,7 +111,7 @@ class StartedRun:
 
     def last_words(self, lines: int = 12) -> str:
         """The end of what the run printed."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(last_lines(self.log, lines))
 
     def __repr__(self) -> str:
         here = Path.cwd()
@@ -386,10 +387,10 @@ def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: in
 
 def output_html(path: Path, lines: int = 8) -> str:
     """The end of what a run printed, where it was started from a notebook or script."""
-    log = path.with_suffix(".log")
-    if not log.is_file():
+    try:
+        said = last_lines(path.with_suffix(".log"), lines)
+    except OSError:
         return ""
-    said = log.read_text(errors="replace").splitlines()[-lines:]
     return f"<pre>{escape(chr(10).join(said))}</pre>"
 
 

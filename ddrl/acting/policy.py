@@ -9,8 +9,12 @@ state, once the caller knows that the vector was whole. A call repeated with ano
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, Bytes, Flags, allowed_actions
 
+MAX_RUN_SECONDS = 5.0  # of one run of a graph that may be a stranger's
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
 
@@ -35,6 +40,97 @@ def forbid_torch(allowed: bool = False) -> None:
         )
 
 
+class Graph:
+    """A graph in ONNX Runtime. Its runs end after `max_seconds`: a loop in it may have any length. None: whoever made
+    it is trusted."""
+
+    def __init__(self, onnx: bytes, max_seconds: float | None = MAX_RUN_SECONDS, *, flush_denormals: bool = False):
+        """Load it; NetworkError where that cannot be done."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_cpu_mem_arena = False
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)  # none
+        if flush_denormals:
+            options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        try:
+            self._session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # the runtime's own kinds of error share no base class
+            raise NetworkError(f"the acting network cannot be loaded: {first_line(error)}") from None
+        self.inputs: list[str] = [value.name for value in self._session.get_inputs()]
+        self.outputs: list[str] = [value.name for value in self._session.get_outputs()]
+        self._max_seconds = max_seconds
+        self._options: Any = onnxruntime.RunOptions()
+        self._options.log_severity_level = 4  # an end that was asked for is no error
+        self._runs = 0
+        self._runs_now = False
+        self._watched = max_seconds is None
+
+    def binding(self) -> Any:
+        """For `run`: which memory holds inputs and outputs."""
+        return self._session.io_binding()
+
+    def run(self, binding: Any) -> None:
+        """Compute from bound inputs into bound outputs; NetworkError, also after `max_seconds`."""
+        self._begin()
+        try:
+            self._session.run_with_iobinding(binding, self._options)
+        except Exception as error:  # the runtime's own kinds of error share no base class
+            raise self._failed(error) from None
+        finally:
+            self._runs_now = False
+
+    def compute(self, outputs: list[str], inputs: Mapping[str, Array]) -> list[Array]:
+        """The outputs for `inputs`, among which may be further arrays; NetworkError as of `run`."""
+        self._begin()
+        try:
+            return self._session.run(outputs, {name: inputs[name] for name in self.inputs}, self._options)  # pyright: ignore[reportReturnType]
+        except Exception as error:
+            raise self._failed(error) from None
+        finally:
+            self._runs_now = False
+
+    def _begin(self) -> None:
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=_end_long_runs, args=(weakref.ref(self), self._max_seconds), daemon=True).start()
+        self._runs += 1
+        self._runs_now = True
+
+    def _failed(self, error: Exception) -> NetworkError:
+        if not self._options.terminate:
+            return NetworkError(first_line(error))
+        self._options.terminate = False
+        return NetworkError(f"it computes for more than {self._max_seconds:g} s")
+
+    @property
+    def current_run(self) -> int:
+        """The number of the run that is being computed; 0: none is."""
+        return self._runs if self._runs_now else 0
+
+    def end_run(self) -> None:
+        """Let the current run fail."""
+        self._options.terminate = True
+
+
+def _end_long_runs(graph: weakref.ref[Graph], max_seconds: float) -> None:
+    """The thread beside a graph, until that is gone. It compares numbers of runs, so that a run needs no clock."""
+    seen = 0
+    since = 0.0
+    while found := graph():
+        current = found.current_run
+        now = time.monotonic()
+        if current != seen:
+            seen = current
+            since = now
+        elif current and now - since >= max_seconds:
+            found.end_run()
+        del found
+        time.sleep(max_seconds / 4)
+
+
 class ActingPolicy:
     """Outputs of a model whose parameters are in a flat vector. Not for several threads at once."""
 
@@ -44,24 +140,15 @@ class ActingPolicy:
         *,
         outputs: Sequence[str] | None = None,
         seed: int = 0,
+        max_seconds: float | None = MAX_RUN_SECONDS,
         flush_denormals: bool = False,
     ) -> None:
         """Load the graph. `outputs`: those to compute, beside what the model's chooser reads; None: all of them.
 
-        `seed` is that of the noise; `flush_denormals` treats denormal numbers as zero inside the runtime. NetworkError
-        where the graph cannot be loaded or its inputs and outputs are not those of the model."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.enable_cpu_mem_arena = False
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        if flush_denormals:
-            options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        try:
-            self._session = onnxruntime.InferenceSession(model.onnx, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime's own kinds of error share no base class
-            raise NetworkError(f"the acting network cannot be loaded: {first_line(error)}") from None
+        `seed` is that of the noise; `max_seconds` as of `Graph`. `flush_denormals` treats denormal
+        numbers as zero inside the runtime. NetworkError where the graph cannot be loaded or its inputs and outputs are
+        not those of the model."""
+        self._graph = Graph(model.onnx, max_seconds, flush_denormals=flush_denormals)
         self.model = model
         self.spec = model.spec
         self.layout = model.layout
@@ -72,7 +159,7 @@ class ActingPolicy:
         self._check(chooser)
         wanted = model.outputs if outputs is None else (*outputs, *chooser.reads, *self._next_states().values())
         self._wanted = [name for name in model.outputs if name in wanted]
-        inputs = [value.name for value in self._session.get_inputs()]
+        inputs = self._graph.inputs
         known = {entry.name: entry for entry in model.layout.entries}
         self._parameters = [known[name] for name in inputs if name in known]
         self._used = [declared for declared in model.inputs if declared.name in inputs]
@@ -106,11 +193,11 @@ class ActingPolicy:
         if self._noise and not self._drawn:
             self._draw()
         try:
-            self._session.run_with_iobinding(self._binding)
-        except Exception as error:
+            self._graph.run(self._binding)
+        except NetworkError as error:
             self.release()
             raise NetworkError(
-                f"the acting network does not give {self._shapes()} for {self.spec.env_id}: {first_line(error)}"
+                f"the acting network does not give {self._shapes()} for {self.spec.env_id}: {error}"
             ) from None
         if self._masked:
             forbidden = ~allowed_actions(self._observation[ACTION_MASK])
@@ -202,7 +289,7 @@ class ActingPolicy:
         if address not in self._bindings:
             if len(self._bindings) == _KEPT_BINDINGS:
                 self._bindings.clear()
-            binding = self._session.io_binding()
+            binding = self._graph.binding()
             for name, array in {**self._observation, **self._held}.items():
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
             for entry in self._parameters:
@@ -236,8 +323,8 @@ class ActingPolicy:
 
     def _check(self, chooser: Any) -> None:
         """Raise NetworkError where graph, model and chooser do not fit."""
-        inputs = [value.name for value in self._session.get_inputs()]
-        outputs = [value.name for value in self._session.get_outputs()]
+        inputs = self._graph.inputs
+        outputs = self._graph.outputs
         arrays = self.spec.observation.arrays
         known = {*arrays, *self._inputs, *(entry.name for entry in self.model.layout.entries)}
         if (

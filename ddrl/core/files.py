@@ -29,6 +29,8 @@ MAX_STATUS = 1 << 16  # [B] of a status, an address, a key
 MAX_DOCUMENT = 16 << 20  # [B] of settings, a manifest, a summary
 MAX_GRAPH = 256 << 20  # [B] of an ONNX graph, whose parameters are apart
 MAX_ARRAYS = 1 << 32  # [B] of parameters and other arrays
+MAX_NAME = 400  # letters of a name in a document
+MAX_HOLES = 100  # times the data of a file
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -39,21 +41,41 @@ def opened(path: Path) -> Generator[BufferedReader]:
     """A regular file, or one that a link names, to be read; OSError, also for anything else."""
     descriptor = os.open(path, _READ)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a file", str(path))
+        if _is_hollow(descriptor, status):
+            raise OSError(errno.EFBIG, "it is far longer than what it holds", str(path))
         with open(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
         os.close(descriptor)
 
 
+def _is_hollow(descriptor: int, status: os.stat_result) -> bool:
+    """Whether almost all of a file is a hole, which takes no disk but as much memory and time as data."""
+    if status.st_size <= MAX_DOCUMENT + MAX_HOLES * 512 * status.st_blocks:
+        return False
+    hole = os.lseek(descriptor, 0, os.SEEK_HOLE)  # the end, where the file system counts no blocks
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return hole < status.st_size
+
+
 def read_regular(path: Path, max_bytes: int) -> bytes:
     """The bytes of a file as `opened` opens it; OSError also for more than `max_bytes`."""
     with opened(path) as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
+        length = os.fstat(file.fileno()).st_size
+        data = b"" if length > max_bytes else file.read(max_bytes + 1)  # it may grow
+    if max(len(data), length) > max_bytes:
         raise OSError(errno.EFBIG, f"it is longer than {max_bytes / (1 << 20):g} MiB", str(path))
     return data
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The end of a log, as `opened` opens it; at most MAX_STATUS bytes of it are read."""
+    with opened(path) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_STATUS))
+        return file.read(MAX_STATUS).decode(errors="replace").splitlines()[-count:]
 
 
 def digest_of_file(path: Path) -> str:

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from ddrl.core.errors import CheckpointError, ConfigError
-from ddrl.core.files import decode
+from ddrl.core.files import MAX_NAME, decode
 from ddrl.core.specs import Array, ArraySpec, Bytes, Column, ColumnRole, EnvSpec, Ints
 
 HEADER = (
@@ -193,7 +193,7 @@ ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
 class TensorEntry:
     """One tensor of a parameter vector; `offset` in bytes."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     shape: tuple[int, ...]
     dtype: str
     offset: int

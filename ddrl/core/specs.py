@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 NETWORKS = {"queue": "ddrl.admix.networks"}
 ACTION_MASK = "action_mask"  # the array of an observation that says which discrete actions are allowed
 FORBIDDEN = -1e9  # value of an action that is not
+MAX_ELEMENTS = 1 << 28  # of one array
 SMALLEST_SCREEN = 36  # pixels; below it nothing is left after the three convolutions of the Nature network
 # numpy arrays by dtype, as annotations name them; a comment or docstring gives the shape.
 Array = NDArray[Any]
@@ -66,6 +67,8 @@ class ArraySpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
+        if min(self.shape, default=0) < 0 or math.prod(self.shape) > MAX_ELEMENTS:
+            raise ValueError(f"an array of shape {str(self.shape)[:80]} cannot be held")
         # numpy evaluates text before a comma or in brackets, and this may come from a damaged file.
         dtype: Any = self.dtype  # numpy's own types are taken too
         if isinstance(dtype, str) and not _DTYPE.fullmatch(dtype):
@@ -204,6 +207,8 @@ class EnvSpec:
     def __post_init__(self) -> None:
         if self.frame_stack < 1:
             raise ValueError(f"frame_stack ({self.frame_stack}) must be at least 1")
+        if not 0 <= self.num_actions <= MAX_ELEMENTS:
+            raise ValueError(f"there cannot be {self.num_actions} actions")
         for column in self.columns:
             if column.role is ColumnRole.STATE:
                 raise ValueError(

@@ -30,7 +30,7 @@ import numpy as np
 
 from ddrl.acting.policy_file import LONGEST, ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
-from ddrl.core.files import MAX_DOCUMENT, digest_of_file, read_regular, sync, write_json
+from ddrl.core.files import MAX_DOCUMENT, MAX_NAME, digest_of_file, read_regular, sync, write_json
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
 from ddrl.core.settings import config_to_toml
@@ -45,6 +45,7 @@ FORMAT = 3
 STATE = "state.json"
 LEARNER = "learner.safetensors"
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class TrainingCounts(msgspec.Struct, forbid_unknown_fields=True):
@@ -81,10 +82,10 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     training: TrainingCounts
     live: LiveValues
     source: dict[str, Any]
-    layout: str
-    env_id: str
-    algorithm: str
-    run_id: str = ""  # of the run that wrote it; neither it nor the settings in those of earlier versions
+    layout: Name
+    env_id: Name
+    algorithm: Name
+    run_id: Name = ""  # of the run that wrote it; neither it nor the settings in those of earlier versions
     settings: str | None = None  # a whole config.toml
 
 

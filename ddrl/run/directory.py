@@ -23,6 +23,7 @@ import re
 import shlex
 import shutil
 import socket
+import stat
 import sys
 import time
 import weakref
@@ -143,6 +144,9 @@ class RunLock:
 def _open_lock(folder: int, name: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(name, flags, 0o600, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"its {name} is not a file")
     os.fchmod(descriptor, 0o600)  # who can open it can lock it
     return descriptor
 
@@ -379,7 +383,10 @@ class RunDirectory:
                 f"{_as_overrides(text, kept)}"
             )
         if not self.run_id:  # run.json is lost or damaged
-            write_json(self.path / "run.json", {"run_id": header[1], "ddrl": __version__, "began": time.time()})
+            try:
+                write_json(self.path / "run.json", {"run_id": header[1], "ddrl": __version__, "began": time.time()})
+            except OSError as error:
+                raise RunDirError(f"{self.path / 'run.json'} cannot be written: {error.strerror or error}") from None
             _say(f"{self.path / 'run.json'} could not be read and was made anew: when the run began is lost")
         if header[1] != self.run_id:
             raise RunDirError(f"{self.config} is of the run {header[1]}, this is the run {self.run_id}{_remedy(kept)}")

@@ -117,7 +117,7 @@ def make_worker(
     if reader is None:
         reader = mailbox.reader(topology.row_of(assignment))
     recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
-    policy = ActingPolicy(model, outputs=recorded, seed=seed, flush_denormals=True)
+    policy = ActingPolicy(model, outputs=recorded, seed=seed, max_seconds=None, flush_denormals=True)
     place = Place(assignment.index, topology.rollouts, seed)
     return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
 
@@ -149,7 +149,7 @@ class Evaluator:
         """incarnation: of the process; each has seeds of its own."""
         self._config = config
         self._incarnation = incarnation
-        self._policy = ActingPolicy(model, outputs=(), flush_denormals=True)
+        self._policy = ActingPolicy(model, outputs=(), max_seconds=None, flush_denormals=True)
         with generators_kept():
             seed_generators(member_seed(EVALUATION_SEED, 0))
             self._env = make_vector_env(config.env, evaluation_envs(config.env, config.evaluation.episodes))

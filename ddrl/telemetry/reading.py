@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,7 +94,8 @@ class Run:
             )
         # A file without a log that nobody writes is read as it is: SQLite would make an index of the log beside it,
         # which it cannot on a disk that is read-only, and which it would leave there.
-        written = run_status(self.path).is_active and os.access(self.path, os.W_OK)
+        status = run_status(self.path)
+        written = status.is_active and status.host == socket.gethostname() and os.access(self.path, os.W_OK)
         still = not written and not file.with_name(f"{FILE_NAME}-wal").exists()
         mode = "mode=ro&immutable=1" if still else "mode=ro"
         with self._plainly():

@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import RunDirError
-from ddrl.core.files import read_json
+from ddrl.core.files import MAX_NAME, read_json
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
@@ -106,7 +106,7 @@ def run_id_of(run_dir: Path) -> str:
         about = read_json(run_dir / "run.json", dict[str, Any], RunDirError, "run.json")
     except RunDirError:
         return ""
-    return str(about.get("run_id", ""))
+    return str(about.get("run_id", ""))[:MAX_NAME]
 
 
 def open_to_write(

@@ -147,5 +147,5 @@ def test_modes_are_the_umasks(tmp_path: Path) -> None:
 def test_what_is_longer_than_its_kind_may_be_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(OSError, match="longer than 16 MiB"):
+    with pytest.raises(OSError, match="longer than"):
         files.read_regular(tmp_path / "sparse", files.MAX_DOCUMENT)

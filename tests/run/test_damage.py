@@ -16,7 +16,6 @@ import pytest
 
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.errors import CheckpointError, DdrlError, RunDirError
-from ddrl.core.files import MAX_DOCUMENT
 from ddrl.evaluate import main
 from ddrl.run.checkpoint import newest_checkpoint, read_checkpoint
 from ddrl.run.directory import RunDirectory
@@ -151,7 +150,7 @@ def test_every_changed_value_of_a_state_is_refused(whole: Path, tmp_path: Path) 
 def test_a_file_without_end_is_not_read_to_its_end(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path / "run")
     os.truncate(tmp_path / "run" / "config.toml", 1 << 40)
-    with pytest.raises(RunDirError, match=f"longer than {MAX_DOCUMENT >> 20} MiB"):
+    with pytest.raises(RunDirError, match="longer than"):
         RunDirectory.open(tmp_path / "run")
 
 
