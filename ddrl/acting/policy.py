@@ -9,24 +9,19 @@ state, once the caller knows that the vector was whole. A call repeated with ano
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from ddrl.acting.choosers import chooser_class
+from ddrl.acting.graph import MAX_RUN_SECONDS, Graph
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput
-from ddrl.core.errors import NetworkError, first_line
+from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, Bytes, Flags, allowed_actions
 
-MAX_RUN_SECONDS = 5.0  # of one run of a graph that may be a stranger's
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 
 
@@ -38,97 +33,6 @@ def forbid_torch(allowed: bool = False) -> None:
             "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
             "environment imports does that (env.id); import it only where it is needed, or --set rollout.torch=true"
         )
-
-
-class Graph:
-    """A graph in ONNX Runtime. Its runs end after `max_seconds`: a loop in it may have any length. None: whoever made
-    it is trusted."""
-
-    def __init__(self, onnx: bytes, max_seconds: float | None = MAX_RUN_SECONDS, *, flush_denormals: bool = False):
-        """Load it; NetworkError where that cannot be done."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.enable_cpu_mem_arena = False
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)  # none
-        if flush_denormals:
-            options.add_session_config_entry("session.set_denormal_as_zero", "1")
-        try:
-            self._session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the runtime's own kinds of error share no base class
-            raise NetworkError(f"the acting network cannot be loaded: {first_line(error)}") from None
-        self.inputs: list[str] = [value.name for value in self._session.get_inputs()]
-        self.outputs: list[str] = [value.name for value in self._session.get_outputs()]
-        self._max_seconds = max_seconds
-        self._options: Any = onnxruntime.RunOptions()
-        self._options.log_severity_level = 4  # an end that was asked for is no error
-        self._runs = 0
-        self._runs_now = False
-        self._watched = max_seconds is None
-
-    def binding(self) -> Any:
-        """For `run`: which memory holds inputs and outputs."""
-        return self._session.io_binding()
-
-    def run(self, binding: Any) -> None:
-        """Compute from bound inputs into bound outputs; NetworkError, also after `max_seconds`."""
-        self._begin()
-        try:
-            self._session.run_with_iobinding(binding, self._options)
-        except Exception as error:  # the runtime's own kinds of error share no base class
-            raise self._failed(error) from None
-        finally:
-            self._runs_now = False
-
-    def compute(self, outputs: list[str], inputs: Mapping[str, Array]) -> list[Array]:
-        """The outputs for `inputs`, among which may be further arrays; NetworkError as of `run`."""
-        self._begin()
-        try:
-            return self._session.run(outputs, {name: inputs[name] for name in self.inputs}, self._options)  # pyright: ignore[reportReturnType]
-        except Exception as error:
-            raise self._failed(error) from None
-        finally:
-            self._runs_now = False
-
-    def _begin(self) -> None:
-        if not self._watched:
-            self._watched = True
-            threading.Thread(target=_end_long_runs, args=(weakref.ref(self), self._max_seconds), daemon=True).start()
-        self._runs += 1
-        self._runs_now = True
-
-    def _failed(self, error: Exception) -> NetworkError:
-        if not self._options.terminate:
-            return NetworkError(first_line(error))
-        self._options.terminate = False
-        return NetworkError(f"it computes for more than {self._max_seconds:g} s")
-
-    @property
-    def current_run(self) -> int:
-        """The number of the run that is being computed; 0: none is."""
-        return self._runs if self._runs_now else 0
-
-    def end_run(self) -> None:
-        """Let the current run fail."""
-        self._options.terminate = True
-
-
-def _end_long_runs(graph: weakref.ref[Graph], max_seconds: float) -> None:
-    """The thread beside a graph, until that is gone. It compares numbers of runs, so that a run needs no clock."""
-    seen = 0
-    since = 0.0
-    while found := graph():
-        current = found.current_run
-        now = time.monotonic()
-        if current != seen:
-            seen = current
-            since = now
-        elif current and now - since >= max_seconds:
-            found.end_run()
-        del found
-        time.sleep(max_seconds / 4)
 
 
 class ActingPolicy:
