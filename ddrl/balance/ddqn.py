@@ -407,7 +407,6 @@ class Earnings:
         gained = rewards(seconds, reference, finish, sizes, self._total, observation.noise_scale) @ self._weights
         self.earned += self._rate * (gained - gained[0] - self.earned)
 
-    def best(self, margin: float) -> NDArray[np.int64]:
-        """The candidate [...] that earned most; 0 unless that is more than `margin`."""
-        best = self.earned.argmax(0)
-        return np.where(self.earned.max(0) > margin, best, 0)
+    def best(self, margins: Sequence[float]) -> NDArray[np.int64]:
+        """The candidate [...] that earned most above its margin; candidate 0, whose margin is 0, of equal ones."""
+        return (self.earned - np.reshape(margins, (-1, *(1,) * (self.earned.ndim - 1)))).argmax(0)

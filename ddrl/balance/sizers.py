@@ -382,59 +382,87 @@ def hedge_sizes(state: NodeState, strength: float) -> Sizes:
     return sizes_under(state, 1.0 + strength * state.expected_fall)
 
 
+class Choice(Sizer):
+    """In each cluster the one of `affine`, `rhythm`, `hedge` and further candidates whose sizes would have earned most
+    so far (`ddqn.Earnings`), each above its margin."""
+
+    reads_gradients = False
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: HedgeSettings,
+        weights: NDArray[np.floating[Any]],
+        trust: float,
+        margins: tuple[float, ...],
+    ) -> None:
+        self._strength = settings.strength
+        self._margins = margins
+        self._state = NodeState(cluster, settings)
+        self._earnings = Earnings(len(margins), cluster, weights, trust)
+        self._sizes: Sizes | None = None  # the last ones of every candidate [R, ..., N]
+
+    @property
+    def chosen(self) -> NDArray[np.int64]:
+        """The candidate whose sizes are used now in each cluster [...]; 0: the filter."""
+        return self._earnings.best(self._margins)
+
+    def propose(self, observation: Observation) -> Sizes:
+        observation = observation if self.reads_gradients else observation.times_alone()
+        self._state.update(observation)
+        if self._sizes is not None and observation.received.any():
+            self._earnings.update(self._state.filter, observation, self._sizes)
+        self._sizes = np.stack(self._candidates(observation))
+        return np.take_along_axis(self._sizes, self.chosen[None, ..., None], 0)[0]
+
+    def _candidates(self, observation: Observation) -> list[Sizes]:
+        """Sizes [..., N] of each."""
+        state = self._state
+        same = np.ones(state.cluster.speed.shape)
+        return [sizes_under(state, same), rhythm_sizes(state), hedge_sizes(state, self._strength)]
+
+
+RULE_GAIN = 0.003  # iterations that a rule must save on average beside the filter's sizes to be used
+
+
 @dataclass(frozen=True)
 class BothSettings(HedgeSettings):
     """Settings of `both`: those of the rules, and of the choice between them."""
 
     trust: float = setting(0.02, "", "Share of the newest iteration in what each rule earned.", gt=0, le=1)
     margin: float = setting(
-        0.003, "iterations", "What a rule must have saved on average beside the filter's sizes to be used.", ge=0
+        RULE_GAIN, "iterations", "What a rule must have saved on average beside the filter's sizes to be used.", ge=0
     )
 
 
-class Both(Sizer):
+class Both(Choice):
     """In each cluster the one of `affine`, `rhythm` and `hedge` whose sizes would have saved most time so far."""
 
     name: ClassVar[str] = "both"
     Settings = BothSettings
 
     def __init__(self, cluster: Cluster, settings: BothSettings) -> None:
-        self._settings = settings
-        self._state = NodeState(cluster, settings)
-        time_alone = np.eye(len(OBJECTIVES))[0]
-        self._earnings = Earnings(3, cluster, time_alone, settings.trust)
-        self._sizes: Sizes | None = None
-
-    def propose(self, observation: Observation) -> Sizes:
-        state = self._state
-        observation = observation.times_alone()
-        state.update(observation)
-        if self._sizes is not None and observation.received.any():
-            self._earnings.update(state.filter, observation, self._sizes)
-        same = np.ones(state.cluster.speed.shape)
-        self._sizes = np.stack(
-            [sizes_under(state, same), rhythm_sizes(state), hedge_sizes(state, self._settings.strength)]
-        )
-        chosen = self._earnings.best(self._settings.margin)
-        return np.take_along_axis(self._sizes, chosen[None, ..., None], 0)[0]
+        margins = (0.0, settings.margin, settings.margin)
+        super().__init__(cluster, settings, np.eye(len(OBJECTIVES))[0], settings.trust, margins)
 
 
 # -- the learned sizer -------------------------------------------------------------------------------------------------
 
 
-MIN_GAIN = 0.01  # iterations that the agent must save on average beside the filter's sizes for its own to be used
+AGENT_GAIN = 0.01  # the same for the agent
+AGENT = 3  # its place among the candidates
 
 
 @dataclass(frozen=True)
-class DdqnSettings(FilterSettings):
-    """Settings of `ddqn`: the filter's, and the agent's."""
+class DdqnSettings(HedgeSettings):
+    """Settings of `ddqn`: those of the rules, and the agent's."""
 
     weights: list[float] = setting(
         [1.0, 0.0, 0.0, 0.0], "", "Weights of time, statistical efficiency, dropped share and imbalance; they sum to 1."
     )
     margin: float = setting(0.002, "iterations", "What an action must promise above the filter's own size.", ge=0)
     trust: float = setting(
-        0.02, "", "Share of the newest iteration in what the agent earned; 0: its sizes are always used.", ge=0, le=1
+        0.02, "", "Share of the newest iteration in what each candidate earned; 0: always the agent.", ge=0, le=1
     )
     choose_first: bool = setting(False, "", "Also choose K, how many of the N gradients are awaited.")
     gradients: bool = setting(
@@ -443,55 +471,43 @@ class DdqnSettings(FilterSettings):
     network: str = setting("", "path", "Its safetensors file; empty: the one that ships.")
 
 
-class Ddqn(Sizer):
-    """A double DQN over the affine filter: each node's action multiplies the filter's size or chooses another regime; a
-    further action chooses K of N where `choose_first`. Action = argmax of the objectives' weighted values.
+class Ddqn(Choice):
+    """The rules of `both`, and a double DQN: each node's action multiplies the filter's size or chooses another regime;
+    a further action chooses K of N where `choose_first`. Action = argmax of the objectives' weighted values.
 
-    The agent's sizes are used in a cluster while they earn more there than the filter's would (`ddqn.Earnings`); else
-    the filter's are used, and the agent's are compared with them. So where training did not prepare it, this sizer is
-    the affine filter. Trained in the simulator by `python -m benchmarks.microbatch --train`; inference is numpy."""
+    The agent's sizes are used in a cluster while they earn more there than those of the filter and of the rules would.
+    So where training did not prepare it, this sizer is the best of the rules. Trained in the simulator by `python -m
+    benchmarks.microbatch --train`; inference is numpy."""
 
     name: ClassVar[str] = "ddqn"
     Settings = DdqnSettings
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:
-        self._cluster = cluster
-        self._settings = settings
         self._weights = check_weights(settings.weights).astype(np.float32)
+        super().__init__(cluster, settings, self._weights, settings.trust, (0.0, RULE_GAIN, RULE_GAIN, AGENT_GAIN))
+        self._settings = settings
         self.reads_gradients = settings.gradients
         shipped = SHIPPED if settings.gradients else SHIPPED_TIMES
         self._network = ValueNetwork.load(Path(settings.network) if settings.network else shipped)
-        self._state = NodeState(cluster, settings)
-        shape = cluster.speed.shape[:-1]
-        nodes = cluster.nodes
-        self._first = np.full(shape, nodes) if settings.choose_first else None
-        self._earnings = Earnings(2, cluster, self._weights, settings.trust)
-        self._sizes: Sizes | None = None  # the last ones of the filter and of the agent [2, ..., N]
-        self.actions = np.zeros(cluster.speed.shape, np.int64)
+        shape = cluster.speed.shape
+        self._first = np.full(shape[:-1], cluster.nodes) if settings.choose_first else None
+        self.actions = np.zeros(shape, np.int64)
 
     @property
-    def used(self) -> NDArray[np.bool_]:
-        """In which clusters [...] the agent's sizes are used now, rather than the filter's."""
-        earned = self._earnings.earned[1]
-        return earned > MIN_GAIN if self._settings.trust else np.ones(earned.shape, np.bool_)
+    def chosen(self) -> NDArray[np.int64]:
+        """See `Choice`; with `trust` = 0 always the agent."""
+        chosen = super().chosen
+        return chosen if self._settings.trust else np.full_like(chosen, AGENT)
 
-    def propose(self, observation: Observation) -> Sizes:
+    def _candidates(self, observation: Observation) -> list[Sizes]:
         state = self._state
-        nodes = self._cluster.nodes
-        observation = observation if self.reads_gradients else observation.times_alone()
-        state.update(observation)
         if observation.received.any():
-            if self._sizes is not None:
-                self._earnings.update(state.filter, observation, self._sizes)
             values = self._network(state.features(), state.context(self._weights))
             self.actions = best_actions(values.nodes @ self._weights, self._settings.margin)
-            if self._settings.choose_first:
+            if self._first is not None:
                 chosen = best_actions(values.first @ self._weights, self._settings.margin)
-                self._first = first_of(chosen, nodes)
-        own = apply_actions(state, np.zeros_like(self.actions))
-        agent = apply_actions(state, self.actions)
-        self._sizes = np.stack([own, agent])
-        return np.where(self.used[..., None], agent, own)
+                self._first = first_of(chosen, state.cluster.nodes)
+        return [*super()._candidates(observation), apply_actions(state, self.actions)]
 
     def first(self) -> NDArray[np.int64] | None:
         return self._first

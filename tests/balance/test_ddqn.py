@@ -17,7 +17,7 @@ from ddrl.balance.ddqn import (
     ValueNetwork,
 )
 from ddrl.balance.simulator import Simulation, make_scenario, regret, simulate
-from ddrl.balance.sizers import apply_actions, best_actions, first_of
+from ddrl.balance.sizers import AGENT, apply_actions, best_actions, first_of
 from ddrl.balance.sizes import FilterSettings
 from ddrl.core.errors import CheckpointError
 
@@ -184,14 +184,14 @@ def favor_some_nodes():
 def test_what_the_agent_earns_is_counted_in_seconds_not_by_iterations():
     """Its sizes lose a quarter of seven iterations of eight, and win a quarter of one that takes ten times as long."""
     cluster = Cluster.of(32, np.full(2, 16.0))
-    sizer, filters, agents = make_sizer("ddqn", cluster), np.array([16, 16]), np.array([12, 20])
+    sizer, filters, agents = make_sizer("ddqn", cluster), np.array([[16, 16]] * AGENT), np.array([[12, 20]])
     for turn in range(400):
-        sizer._sizes = np.stack([filters, agents])
+        sizer._sizes = np.concatenate([filters, agents])
         slow = 10.0 if turn % 8 == 7 else 1.0
-        observation = Observation.of(cluster, filters, np.array([slow, 1.0]))
+        observation = Observation.of(cluster, filters[0], np.array([slow, 1.0]))
         sizer._state.update(observation)
         sizer._earnings.update(sizer._state.filter, observation, sizer._sizes)
-    assert sizer.used
+    assert sizer.chosen == AGENT
 
 
 def test_the_agent_beats_the_filter_where_slow_downs_are_periodic_and_costs_nothing_where_nothing_changes():
@@ -201,6 +201,14 @@ def test_the_agent_beats_the_filter_where_slow_downs_are_periodic_and_costs_noth
         filter_alone = simulate(scenario, make_sizer("affine", scenario.cluster))
         difference = regret(run(scenario), causal, 20) - regret(filter_alone, causal, 20)
         assert difference.mean() < bound, kind
+
+
+def test_an_agent_that_promises_nothing_leaves_the_best_rule_its_sizes(tmp_path):
+    scenario = make_scenario("periodic", 4, 8, 100, 1)
+    course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()))
+    both = simulate(scenario, make_sizer("both", scenario.cluster))
+    np.testing.assert_array_equal(course.sizes, both.sizes)
+    assert (both.sizes != simulate(scenario, make_sizer("affine", scenario.cluster)).sizes).any()
 
 
 def test_weights_of_the_objectives_change_what_is_dropped():
