@@ -35,7 +35,7 @@ from ddrl.core.specs import Array, Floats, Floats32
 TRAINING_SEED = 5000
 BATCH = 25  # days side by side
 REPEAT = 20  # requests a decision, as of the rules
-PRIORS = {"match": (5.0, 0.7), "rebound": (1.0, 0.35)}  # step and width of `days_alike`, as tuned
+PRIORS = {"match": (5.0, 0.7), "rebound": (5.0, 0.7)}  # step and width of `days_alike`, as tuned
 
 
 class Cell:
