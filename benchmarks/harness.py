@@ -303,6 +303,40 @@ def on_ranks(ranks: int, module: str, *words: str, timeout: float = 600.0, **var
     return done.stdout
 
 
+class Peer:
+    """A program of benchmarks/peers under an interpreter of its own: asked by a line, it answers with one. It ends with
+    its input. name: in tables and messages."""
+
+    def __init__(self, name: str, python: str, program: str, *words: str) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", ROOT / "benchmarks" / "peers" / program, *words],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, line: str) -> str:
+        """Send one line; the peer's answer. SystemExit where it has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return self.answer()
+
+    def answer(self) -> str:
+        """Its next line. SystemExit where it has ended."""
+        assert self._process.stdout is not None
+        found = self._process.stdout.readline().strip()
+        if not found:
+            raise SystemExit(f"the peer {self.name} has ended")
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str] = ()) -> None:
     """A table of rows that are given by name. `columns`: {heading: name}, or names that serve as headings (default:
     those of the first row)."""

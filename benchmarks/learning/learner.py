@@ -9,19 +9,16 @@ the device idle, and the mlp's update on the CPU takes its turn too."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.harness import Peer, Timing, arguments, interleave, print_table, ratios, save
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
@@ -29,7 +26,7 @@ from ddrl.learner.networks import CNN
 from ddrl.replay.batches import Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 
-PEER = Path(__file__).parents[1] / "peers" / "sb3_update.py"
+PEER = "sb3_update.py"
 CPU_CASES = (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2))  # network, batch size, updates a turn
 DEVICE_CASES = (("mlp", 64, 200), ("mlp", 1024, 200), ("nature_cnn", 32, 200), ("nature_cnn", 256, 200))
 VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
@@ -117,38 +114,6 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
     return run
 
 
-class Peer:
-    """The peer's process, told over a pipe how many updates to do."""
-
-    def __init__(self, python: str, network: str, batch_size: int, device: str) -> None:
-        self.seconds = 0.0  # the processor's, of all updates so far
-        self._process = subprocess.Popen(
-            [python, "-W", "ignore", str(PEER), network, str(batch_size), "1", device],
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        if self._read() != "ready":
-            sys.exit(f"{PEER} did not start under {python}")
-
-    def _read(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def run(self, updates: int) -> None:
-        """Do `updates` updates and wait for them."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{updates}\n")
-        self._process.stdin.flush()
-        self.seconds += float(self._read())
-
-    def close(self) -> None:
-        """End the process by the end of its input."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
 def measure(
     network: str, batch_size: int, rounds: int, updates: int, device: str, peer_python: str | None
 ) -> dict[str, Any]:
@@ -167,12 +132,15 @@ def measure(
         cases["ddrl on the CPU"] = learner_case(replace(config, device="cpu"), spec, updates)
     set_torch_threads(1)  # as a run's trainer does, and the peer
     flush_denormals()
-    peer = Peer(peer_python, network, batch_size, device) if peer_python else None
-    if peer is not None:
-        cases["stable-baselines3 (plain)"] = lambda: peer.run(updates)
+    peer = None
+    peer_seconds: list[float] = []  # the processor's, of its updates
+    if peer_python:
+        peer = Peer("stable-baselines3 (plain)", peer_python, PEER, network, str(batch_size), "1", device)
+        peer.answer()  # it is ready
+        cases[peer.name] = lambda: peer_seconds.append(float(peer.ask(str(updates))))
 
     def processor_seconds() -> float:
-        return time.process_time() + (peer.seconds if peer else 0.0)
+        return time.process_time() + sum(peer_seconds)
 
     clock = processor_seconds if device == "cpu" else time.perf_counter
     seconds = interleave(cases, rounds, clock=clock)
@@ -200,8 +168,8 @@ def measure(
         "limit_over_measured": efficiency,
     }
     if peer is not None:
-        figures["peer_over_ddrl_plain"] = ratios(seconds["stable-baselines3 (plain)"], seconds["ddrl, plain"])
-        figures["peer_over_ddrl"] = ratios(seconds["stable-baselines3 (plain)"], seconds["ddrl"])
+        figures["peer_over_ddrl_plain"] = ratios(seconds[peer.name], seconds["ddrl, plain"])
+        figures["peer_over_ddrl"] = ratios(seconds[peer.name], seconds["ddrl"])
         print(
             f"the peer's update takes {figures['peer_over_ddrl_plain'].median:.2f} times ddrl's plain one, "
             f"{figures['peer_over_ddrl'].median:.2f} times its double dueling one"

@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.harness import mpi_environment, mpirun
 from benchmarks.pool.bounds import hindsight, repairman_share
 from ddrl.pool.prewarm import DELAY_COST, Round
-from ddrl.pool.records import Collector, Lease, PoolRecord, jain_index, read_pool
+from ddrl.pool.records import Collector, Lease, PoolRecord, busy_between, jain_index, read_pool
 
 SLOTS = 2  # halves of the last core
 MODES = ("cold", "alive", "prewarm")
@@ -117,7 +117,7 @@ def shares(policy: str, tasks: int, rounds: int, updates: int, **more: Any) -> d
     by_task = {name: [lease for lease in record.leases if lease.task == name] for name in record.tasks}
     begin = max(own[1].granted for own in by_task.values())
     end = min(own[-1].released for own in by_task.values())
-    busy = sum(_busy_within(lease, begin, end) for lease in record.leases)
+    busy = busy_between(record.leases, begin, end)
     duties = [_duty(own, record.collectors) for own in by_task.values()]
     rounds_done = len({(lease.task, lease.round) for lease in record.leases})
     bound = min(1.0, sum(duties) / SLOTS)
@@ -159,13 +159,6 @@ def _duty(leases: Sequence[Lease], collectors: Sequence[Collector]) -> float:
     counted = [number for number in works if number in arrivals and number + 1 in arrivals]
     seconds = sum(arrivals[number + 1] - arrivals[number] - waits[number] for number in counted)
     return sum(works[number] for number in counted) / seconds
-
-
-def _busy_within(lease: Lease, begin: float, end: float) -> float:
-    """Busy seconds of a lease between two times, in proportion."""
-    held = lease.released - lease.granted
-    part = min(end, lease.released) - max(begin, lease.granted)
-    return lease.busy * max(0.0, part) / held if held > 0 else 0.0
 
 
 def starts(

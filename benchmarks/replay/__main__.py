@@ -23,15 +23,15 @@ import time
 from functools import partial
 from typing import Any
 
-from benchmarks.harness import arguments, run_parts
+from benchmarks.harness import Peer, arguments, run_parts
 from benchmarks.replay.cases import PARTS
-from benchmarks.replay.peers import Peer
 
 
 def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """A part's figures, with the versions of the peers."""
     print(f"\n== {name}", flush=True)
-    peers = [Peer(*text.split("=", 1)) for text in options.peer]
+    interpreters = (text.split("=", 1) for text in options.peer)
+    peers = [Peer(peer, python, "replay_buffers.py", peer) for peer, python in interpreters]
     begin = time.perf_counter()
     figures = PARTS[name](options.short, peers)
     gc.collect()

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import ratios
+from benchmarks.harness import Peer, ratios
 from benchmarks.replay.limit import Limit
-from benchmarks.replay.peers import MICROSECONDS, Cases, Peer, alternate, show, summarize, timed
+from benchmarks.replay.peers import MICROSECONDS, Cases, alternate, show, summarize, timed
 from ddrl.core.specs import ArraySpec
 from ddrl.replay import ExperienceReplay
 

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.harness import ROOT, Timing, print_table, ratios
+from benchmarks.harness import Peer, Timing, print_table, ratios
 
 MICROSECONDS = 1e6
 PEER_ROUNDS = 60  # at most; some peers take a thousand times as long
 
 Cases = dict[str, Callable[[], object]]
-
-
-class Peer:
-    """A peer in a process of its own (benchmarks/peers/replay_buffers.py): asked for a case by a line, it answers with
-    the seconds that one call took."""
-
-    def __init__(self, name: str, python: str) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            [python, "-W", "ignore", "benchmarks/peers/replay_buffers.py", name],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def ask(self, line: str) -> str:
-        """Send one line; the peer's answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline().strip()
-        if not answer:
-            raise RuntimeError(f"the peer {self.name} ended at '{line}'")
-        return answer
 
 
 def alternate(cases: Cases, rounds: int, peers: list[Peer] | None = None, case: str = "") -> dict[str, list[float]]:

@@ -2,17 +2,13 @@
 
 lane              rows pushed and popped, against the two copies no lane can do without
 drain             many lanes emptied by one call
-publish           a mailbox publishes 20 MB, checksum included, against one memcpy, with and without 36 processes that
-                  read it (they share the cores with the writer, so its own processor time is taken too)
 seconds_per_call  counters, pins and the step writer
-"""
+
+What a mailbox takes to publish is measured by benchmarks.distribution.inside."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,34 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_rows, ratios, run_parts
-from ddrl.channels import Counters, Lane, LaneSet, Mailbox, StepWriter, checksum, segment_name, sweep_dead, unlink_run
+from ddrl.channels import Counters, Lane, LaneSet, Mailbox, StepWriter
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 
 CARTPOLE = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 ATARI = EnvSpec("ALE/Pong-v5", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
-
-READER = """
-import sys, time
-from ddrl.channels import Mailbox, checksum
-mailbox = Mailbox.attach(sys.argv[1])
-reader = mailbox.reader(int(sys.argv[2]))
-print("up", flush=True)
-version, lags, wrong = -1, [], 0
-while True:
-    newest = mailbox.wait_newer(version, None)
-    begin = time.time_ns()
-    pin = reader.pin()
-    version = pin.version
-    if pin.values[0]:
-        break
-    lags.append((begin - pin.time_ns) * 1e-9)
-    if len(lags) % 8 == 1:
-        total = checksum(pin.data)
-        wrong += pin.valid() and total != pin.checksum
-lags.sort()
-print(len(lags), lags[len(lags) // 2] if lags else 0.0, wrong, flush=True)
-"""
 
 
 def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
@@ -131,58 +105,6 @@ def step_writer(spec: EnvSpec, num_envs: int, rounds: int) -> Timing:
     return per_call(lambda: writer.write(state, action, reward, no, no, state, 1), calls, rounds, lambda: lane.pop(out))
 
 
-def publish(nbytes: int, readers: int, rounds: int) -> dict[str, Any]:
-    """Publish vectors, checksum included, against one memcpy; `readers` processes wait for each, pin it, and sum every
-    eighth."""
-    run_id = f"bench{os.getpid()}"
-    name = segment_name(run_id, 0, "mailbox")
-    mailbox = Mailbox.create(name, nbytes, 4, max(readers, 1))
-    children = [
-        subprocess.Popen([sys.executable, "-c", READER, name, str(i)], stdout=subprocess.PIPE, text=True)
-        for i in range(readers)
-    ]
-    try:
-        for child in children:
-            assert child.stdout is not None
-            assert child.stdout.readline() == "up\n"
-        vector = np.random.default_rng(1).integers(0, 256, nbytes, np.uint8)
-        target = np.ones_like(vector)
-        version = -1
-        cpu: list[float] = []
-
-        def send() -> None:
-            nonlocal version
-            version += 1
-            begin = time.thread_time()
-            assert mailbox.publish(vector, version)
-            cpu.append(time.thread_time() - begin)
-
-        seconds = interleave(
-            {"publish": send, "memcpy": lambda: np.copyto(target, vector), "checksum": lambda: checksum(vector)},
-            rounds,
-            warmup=5,
-        )
-        mailbox.publish(vector, version + 1, (1.0,))
-        reports = [child.communicate()[0].split() for child in children]
-    finally:
-        for child in children:
-            child.kill()
-        unlink_run(run_id)
-    assert not any(int(wrong) for _, _, wrong in reports)
-    return {
-        "nbytes": nbytes,
-        "readers": readers,
-        "publish": Timing.of(seconds["publish"]),
-        "memcpy": Timing.of(seconds["memcpy"]),
-        "checksum": Timing.of(seconds["checksum"]),
-        "publish_over_memcpy": ratios(seconds["publish"], seconds["memcpy"]),
-        "publish_cpu_over_memcpy": ratios(cpu[-rounds:], seconds["memcpy"]),
-        "versions_read": sum(int(read) for read, _, _ in reports),
-        "slots_taken_away": mailbox.revoked,
-        "seal_to_pin_seconds": Timing.of([float(lag) for _, lag, _ in reports]) if reports else None,
-    }
-
-
 def lanes(rounds: int) -> list[dict[str, Any]]:
     """Rows of CartPole and of Atari through a lane."""
     return [lane_moves(spec, count, rounds) for spec, count in ((CARTPOLE, 1024), (CARTPOLE, 8), (ATARI, 64))]
@@ -206,14 +128,12 @@ def calls(rounds: int) -> list[dict[str, Any]]:
 PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
     "lane": lanes,
     "drain": lambda rounds: [drain(count, 5 * rounds) for count in (36, 300)],
-    "publish": lambda rounds: [publish(20_000_000, readers, rounds) for readers in (0, 36)],
     "seconds_per_call": calls,
 }
 
 
 def main() -> None:
     parser = arguments("channels", __doc__ or "")
-    sweep_dead()
 
     def measured(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         rows = PARTS[name](15 if options.short else 60)

@@ -4,7 +4,6 @@ reading 10^7 stored points, and a whole run with everything on."""
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
+from tests.dashboard.webdriver import free_port
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
@@ -141,13 +141,6 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
     for name, found in ratio.items():
         print(f"a run's loop, {name} / least: {found}")
     return {"cpu_seconds": {name: Timing.of(taken) for name, taken in seconds.items()}, "ratio": ratio}
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def main() -> None:

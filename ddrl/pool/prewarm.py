@@ -387,16 +387,15 @@ class Planner:
     """Orders the collectors of a task's rounds from what its rounds have measured, and counts how well they were timed.
     Knows no clock: a trainer and the simulator call it alike.
 
-    mode: as pool.collectors; uncounted: rounds after the first that `warmth` and `predicted` leave out."""
+    mode: as pool.collectors."""
 
-    def __init__(self, workers: int, mode: str, delay_cost: float = DELAY_COST, uncounted: int = 0) -> None:
+    def __init__(self, workers: int, mode: str, delay_cost: float = DELAY_COST) -> None:
         self.history = History(delay_cost)
         self.warmth = Warmth()  # of all rounds but the first
         self.predicted = Warmth()  # of those with a predicted start
         self.measured: Round | None = None  # the newest round that has ended
         self._workers = range(workers)
         self._mode = mode
-        self._uncounted = uncounted
         self._orders: dict[int, Order] = {}  # of this round and later ones
         self._courses: dict[int, _Course] = {}  # this round and the one before
         self._ends: dict[int, float] = {}  # by worker, of its newest process that has ended
@@ -434,7 +433,7 @@ class Planner:
         course.starts[worker] = start
         course.sent[worker] = sent
         course.startup[worker] = math.nan if stayed else ready - start
-        if before is not None and round > self._uncounted:
+        if before is not None:
             order = self._orders.get(round)
             has_time = order is not None and order.starts[worker].at is not None
             for warmth in [self.warmth, self.predicted] if has_time else [self.warmth]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import PoolError
 from ddrl.pool.policies import DeviceQueue, Fair, Grant, Policy, Request
-from ddrl.pool.prewarm import DELAY_COST, Planner, Round, Schedule, Warmth
+from ddrl.pool.prewarm import Planner, Round, Schedule, Warmth
 from ddrl.pool.records import Lease, PoolRecord, busy_between
 
 # -- traces ------------------------------------------------------------------------------------------------------------
@@ -285,9 +285,7 @@ class _Task:
 class Simulator:
     """One run, by `simulate`."""
 
-    def __init__(
-        self, traces: Sequence[TaskTrace], devices: int, policy: Policy, start: Start, delay_cost: float, uncounted: int
-    ) -> None:
+    def __init__(self, traces: Sequence[TaskTrace], devices: int, policy: Policy, start: Start) -> None:
         if not traces:
             raise PoolError("a pool without tasks has nothing to simulate")
         self._start_mode = start
@@ -298,7 +296,7 @@ class Simulator:
         self._tenants: dict[int, str] = {}  # whose state a device holds
         self.outcome = Outcome(devices)
         for trace in traces:
-            planner = Planner(trace.workers, start, delay_cost, uncounted)
+            planner = Planner(trace.workers, start)
             planner.warmth = self.outcome.all_warmth
             planner.predicted = self.outcome.warmth
             self._tasks[trace.name] = _Task(trace, planner)
@@ -429,13 +427,9 @@ def simulate(
     devices: int,
     policy: Policy,
     start: Start = "prewarm",
-    delay_cost: float = DELAY_COST,
-    uncounted: int = 0,
 ) -> Outcome:
-    """Run `traces` on `devices` devices under a fresh `policy`. start: how collectors start, as pool.collectors.
-
-    uncounted: rounds of each task, after its first, whose collectors `warmth` leaves out."""
-    return Simulator(traces, devices, policy, start, delay_cost, uncounted).run()
+    """Run `traces` on `devices` devices under a fresh `policy`. start: how collectors start, as pool.collectors."""
+    return Simulator(traces, devices, policy, start).run()
 
 
 # -- other numbers of tasks --------------------------------------------------------------------------------------------

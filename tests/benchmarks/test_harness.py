@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -31,3 +32,16 @@ def test_a_command_is_recorded_without_places_of_the_machine(
 def test_the_command_of_a_results_file_names_no_place_of_the_machine_that_measured(file) -> None:
     command = json.loads(file.read_text()).get("command", "")
     assert not re.findall(r"(?<![\w.])/(?:tmp|home|root|work)/", command)
+
+
+def test_a_peer_answers_line_by_line_until_it_ends(tmp_path) -> None:
+    program = tmp_path / "divides.py"
+    program.write_text(
+        "import sys\nprint('ready', flush=True)\nfor line in sys.stdin: print(12 // int(line), flush=True)\n"
+    )
+    peer = harness.Peer("divides", sys.executable, str(program))
+    assert peer.answer() == "ready"
+    assert [peer.ask("3"), peer.ask("4")] == ["4", "3"]
+    with pytest.raises(SystemExit, match="divides has ended"):
+        peer.ask("0")
+    peer.close()
