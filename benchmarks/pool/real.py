@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.harness import mpi_environment, mpirun
 from benchmarks.pool.bounds import hindsight, repairman_share
-from ddrl.pool.prewarm import DELAY_COST, Round
+from ddrl.pool.prewarm import Round, Warmth
 from ddrl.pool.records import Collector, Lease, PoolRecord, busy_between, jain_index, read_pool
 
 SLOTS = 2  # halves of the last core
@@ -215,7 +215,7 @@ def _starts_row(record: PoolRecord, orders: dict[int, dict[str, Any]], task: str
     counted = own[1:]
     predicted = [one for one in counted if one.round in orders and orders[one.round]["start"][worker] is not None]
     shown = predicted or counted
-    cost = sum(_idle(one) + DELAY_COST * _late(one) for one in counted) / len(counted)
+    warmth = _warmth(shown)
     absent = [max(0.0, later.start - one.end) for one, later in pairwise(counted) if one.end is not None]
     first_sent: dict[int, float] = {}
     for one in everyone:
@@ -230,10 +230,10 @@ def _starts_row(record: PoolRecord, orders: dict[int, dict[str, Any]], task: str
         "round_variation": statistics.stdev(round.seconds for round in rounds[1:]) / seconds,
         "startup_seconds": statistics.median(round.startup[0] for round in rounds[1:]),
         "predicted": len(predicted),
-        "hit_rate": sum(one.ready <= _at(one) for one in shown) / len(shown),
-        "idle_share": sum(map(_idle, shown)) / len(shown) / seconds,
-        "late_share": sum(map(_late, shown)) / len(shown) / seconds,
-        "cost": cost,
+        "hit_rate": warmth.hit_rate,
+        "idle_share": warmth.idle_seconds / len(shown) / seconds,
+        "late_share": warmth.late_seconds / len(shown) / seconds,
+        "cost": _warmth(counted).cost() / len(counted),
         "hindsight": best.cost,
         "hindsight_idle_share": later_best.idle / seconds,
         "least_idle_share": later_best.least_idle / seconds,
@@ -245,14 +245,14 @@ def _starts_row(record: PoolRecord, orders: dict[int, dict[str, Any]], task: str
     }
 
 
+def _warmth(collectors: Sequence[Collector]) -> Warmth:
+    """How well the starts of these were timed."""
+    found = Warmth()
+    for one in collectors:
+        found.count(one.ready, _at(one))
+    return found
+
+
 def _at(one: Collector) -> float:
     assert one.parameters is not None
     return one.parameters
-
-
-def _idle(one: Collector) -> float:
-    return max(0.0, _at(one) - one.ready)
-
-
-def _late(one: Collector) -> float:
-    return max(0.0, one.ready - _at(one))

@@ -200,27 +200,6 @@ def size_curve(short: bool, peers: list[Peer]) -> dict[str, Any]:
     return figures
 
 
-def record(short: bool, peers: list[Peer]) -> dict[str, Any]:
-    """100 single rows and 256 rows at once through Python while eviction runs."""
-    figures: dict[str, Any] = {}
-    for exponent in (11, 17) if short else (11, 13, 15, 17, 19, 21, 23):
-        size = 2**exponent
-        replay = filled((4,), "float32", max(2, size // 512), 512)
-        replay.new_pick_selector("uniform")
-        one, many = adders(replay, 4)
-
-        def hundred(call: Callable[[], None] = one) -> None:
-            for _ in range(100):
-                call()
-
-        limit = Limit(size, (4,), "float32").append(256)
-        figures[str(size)] = summarize(
-            alternate({"100 rows": hundred, "256 rows": many, "limit, 256 rows": limit}, 300)
-        )
-    show(figures)
-    return figures
-
-
 def file_tier(short: bool, peers: list[Peer]) -> dict[str, Any]:
     """The buffer in a file against the buffer in RAM, both hot."""
     episodes = 64 if short else 4096
@@ -301,7 +280,6 @@ PARTS: dict[str, Callable[[bool, list[Peer]], Any]] = {
     "rows": rows,
     "atari": atari,
     "size": size_curve,
-    "record": record,
     "file": file_tier,
     "save": snapshots,
     "trainer": trainer,
