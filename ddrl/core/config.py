@@ -382,8 +382,8 @@ class RunConfig:
         300.0,
         "s",
         "After so long without a sign of life a rollout, evaluator or trainer is ended and started again "
-        "(rollout.restarts); a silent relay or gradient node ends the run. A warning comes at a tenth of it. More "
-        "where one environment step or gradient takes longer.",
+        "(rollout.restarts); a silent gradient node ends the run, and so does a silent relay (but see "
+        "cluster.host_limit). A warning comes at a tenth of it. More where one environment step or gradient takes longer.",
         gt=0,
     )
 
@@ -479,6 +479,13 @@ class ClusterConfig:
         False,
         "",
         "Send a version to the other hosts only when every rollout acts with the last one sent; else newest wins.",
+    )
+    host_limit: float = setting(
+        120.0,
+        "s",
+        "After so long without a sign of life from another host the job continues without it, where MPI reports deaths "
+        "(mpirun --with-ft ulfm); else a silent host ends the run at run.silence_limit. More than a link is ever down.",
+        gt=0,
     )
 
 

@@ -30,6 +30,7 @@ from ddrl.distribution.membership import (
     TAG_BLOCK,
     Finished,
     Goodbye,
+    HostLeftOut,
     MemberFailed,
     Membership,
     Message,
@@ -344,18 +345,40 @@ class TablesUp(Duty):
 class TablesIn(Duty):
     """Loads the table that host i + 1 sends into `mirrors[i]`; read by telemetry on the trainer's host."""
 
-    def __init__(self, membership: Membership, mirrors: Sequence[Counters], own: CounterRow, rows: RowsIn) -> None:
-        """own: this relay's row."""
+    def __init__(
+        self, membership: Membership, mirrors: Sequence[Counters], own: CounterRow, rows: RowsIn, host_limit: float
+    ) -> None:
+        """own: this relay's row; host_limit: a host that is silent for longer [s] is left out, where MPI can."""
         super().__init__(membership)
         self._mirrors = list(mirrors)
         self._own = own
         self._rows = rows
+        self._host_limit = host_limit if membership.shrinks else math.inf
+        self._silence: dict[int, float] = {}  # of each host that has sent a table: since the last one [s]
+        self._watched_at = 0.0
         membership.beat = self._beat
 
     def _beat(self) -> None:
         self._own["heartbeat"].set(time.time())
         for host, table in self._membership.take(Table):  # the other relays' signs of life
             self._load(host, table)
+        self.progress()
+
+    def progress(self) -> bool:
+        """HostLeftOut where a host was silent for too long, and the others are to continue without it. Time in which
+        this process itself did not run does not count."""
+        now = time.monotonic()
+        passed = now - self._watched_at
+        if passed < TABLE_PERIOD:
+            return False
+        self._watched_at = now
+        for host in self._silence:
+            self._silence[host] += min(passed, 2 * TABLE_PERIOD)
+            if self._silence[host] > self._host_limit and self._membership.leave_out(host):
+                raise HostLeftOut(
+                    f"host {host} has shown no sign of life for {self._silence[host]:.0f} s (cluster.host_limit)"
+                )
+        return False
 
     def reset(self, membership: Membership) -> None:
         """Continue with the hosts that are left. Nobody waits for a process of another one; its relay's row says how
@@ -364,6 +387,7 @@ class TablesIn(Duty):
         membership.beat = self._beat
         for host, mirror in enumerate(self._mirrors, start=1):
             if host not in membership.ids:
+                self._silence.pop(host, None)
                 received = self._rows.received(host)
                 for row in range(len(mirror.table())):
                     values = mirror.row(row)
@@ -377,6 +401,7 @@ class TablesIn(Duty):
         return {Table: self._load}
 
     def _load(self, host: int, message: Table) -> None:
+        self._silence[host] = 0.0
         self._mirrors[host - 1].load(message.values)
 
 

@@ -13,6 +13,7 @@ replaced by one of fewer hosts or in another order (`withdraw`, then `Relay.rese
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 TAG_MESSAGE = 1
 TAG_BLOCK = 2  # rows of experience
 TAG_EXCHANGE = 3
+TAG_LEFT_OUT = 4
+PMIX_ERR_PROC_TERM_WO_SYNC = -200
 POLL_PERIOD = 0.01  # between checks for a failure while others are waited for [s]
 BEAT_PERIOD = 0.25  # between signs of life meanwhile [s]
 MAX_TEXT = 1 << 14  # letters of a failure's text
@@ -157,9 +160,46 @@ class RelayFailed(JobFailed):
     """Another relay has failed; the text is its own."""
 
 
+class HostLeftOut(JobFailed):
+    """A host was silent for too long: the others continue without it."""
+
+
 def describe_relay(error: BaseException) -> str:
     """The text of an error that other relays get, unless the relay is given another function."""
     return str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {error}"
+
+
+def declare_dead(rank: int) -> bool:
+    """Have Open MPI take this rank of the world for dead, here and on all other ranks; it has no public call for that.
+    False where it cannot."""
+    try:
+        library = ctypes.CDLL("libmpi.so.40")
+        find = library.ompi_proc_for_name
+        declare = library.ompi_errhandler_proc_failed_internal
+        propagate = library.ompi_comm_failure_propagate
+        world = ctypes.c_byte.in_dll(library, "ompi_mpi_comm_world")
+        mine = ctypes.c_void_p.in_dll(library, "ompi_proc_local_proc").value
+    except (OSError, AttributeError, ValueError):
+        return False
+    assert mine is not None
+    job, own_rank = (ctypes.c_uint32 * 12).from_address(mine)[10:12]
+    if own_rank != _world_rank():
+        return False  # the structure is another one
+    find.restype = ctypes.c_void_p
+    find.argtypes = [ctypes.c_uint64]
+    declare.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_bool]
+    process = find(job | rank << 32)
+    if process is None:
+        return False
+    declare(process, PMIX_ERR_PROC_TERM_WO_SYNC, False)  # True would also end the process, if it is of this machine
+    propagate(ctypes.byref(world), ctypes.c_void_p(process), PMIX_ERR_PROC_TERM_WO_SYNC)
+    return True
+
+
+def _world_rank() -> int:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank
 
 
 NEVER_FREED: list[Any] = []  # requests that died with a relay, and their memory
@@ -180,7 +220,11 @@ class Membership:
     ) -> None:
         self.shrinks = shrinks
         self._describe = describe
-        self._join(comm, list(range(comm.size)) if ids is None else list(ids))
+        ids = list(range(comm.size)) if ids is None else list(ids)
+        self._first = comm  # never revoked
+        self._first_ids = ids
+        self.silent: set[int] = set()  # hosts that the root has left out
+        self._join(comm.Dup() if shrinks else comm, ids)
 
     def _join(self, comm: MPI.Comm, ids: list[int]) -> None:
         self._comm = comm
@@ -297,6 +341,22 @@ class Membership:
         if not self.shrinks:
             return False
         return self.control.Is_revoked() or self.data.Is_revoked() or self.control.Get_failed().size > 0
+
+    def leave_out(self, host: int) -> bool:
+        """At the root: continue without a host that is silent but, as far as MPI knows, lives: all relays that live are
+        to `shrink`, and it is to end once it is back (`is_left_out`). False where this MPI cannot."""
+        from mpi4py import MPI
+
+        rank = self._first_ids.index(host)
+        (world_rank,) = self._first.Get_group().Translate_ranks([rank], MPI.COMM_WORLD.Get_group())
+        NEVER_FREED.append(self._first.Isend([b"", MPI.BYTE], rank, TAG_LEFT_OUT))
+        if declare_dead(world_rank):
+            self.silent.add(host)
+        return host in self.silent
+
+    def is_left_out(self) -> bool:
+        """Whether the root has continued without this host."""
+        return self.shrinks and self._first.Iprobe(0, TAG_LEFT_OUT)
 
     def shrink(self) -> None:
         """Continue with the relays that live, wherever they are in their calls; collective over them, and followed by

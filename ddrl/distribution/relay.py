@@ -277,7 +277,8 @@ def root_relay(
             f"{len(mirrors)}"
         )
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
-    tables = TablesIn(membership, mirrors, local.counters, rows)  # before links are measured, which takes seconds
+    # Before links are measured, which takes seconds.
+    tables = TablesIn(membership, mirrors, local.counters, rows, config.cluster.host_limit)
     models = ModelSender(membership, config, local, trace)
     duties: list[Duty] = [
         rows,

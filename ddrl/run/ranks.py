@@ -297,7 +297,7 @@ class Lead:
             with abort_on_error(world, self._run_id):
                 _give_orders(mail, work, topology, cores, made.records)
             ordered = True
-            failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, mail, work))
+            failure = _relay(world, topology, topology.ranks[0], keeper, partial(_agree_all, mail, work), work)
             result = _result_of_trainer(mail, work, keeper)
             if failure and result.document is not None:
                 result = Result(None, failure)
@@ -508,10 +508,11 @@ def _relay(
     mine: Assignment,
     keeper: HostKeeper,
     agree: Callable[[str], None],
+    work: bytearray | None = None,
 ) -> str:
     """Relay from the moment that the keeper has made the host's channels; the error that ended it, or "". Its failures
     are on the host's board, where the trainer or the root relay finds them. agree: with the other ranks, on how this
-    one has started."""
+    one has started; work: of all ranks, at rank 0."""
     from ddrl.run.relay import relay_process
 
     where = f"rank {mine.rank} (relay of host {mine.host})"
@@ -543,6 +544,8 @@ def _relay(
                 keeper,
                 on_death=partial(_note_death, topology, mine, channels),
             )
+        if work is not None and membership.silent:
+            work[-1] = slot.LEFT_OUT
     except BaseException as error:
         failure = str(error) if isinstance(error, JobFailed) else describe(error, where)
         report_failure(channels.board, topology.run_id, mine.host, failure)

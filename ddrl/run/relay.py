@@ -20,7 +20,7 @@ from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import JobFailed
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.distribution.membership import Membership
+from ddrl.distribution.membership import HostLeftOut, Membership
 from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay
 from ddrl.run.members import START_TIMEOUT
 from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
@@ -58,9 +58,12 @@ def relay_process(
                         relay.step()
                         if keeper is not None:
                             check_keeper(keeper, membership, topology.run_id, mine)
-                    except Exception:
+                    except Exception as error:
                         if not membership.has_lost():
                             raise
+                        if isinstance(error, HostLeftOut):
+                            print(f"ddrl: {error}: the job continues without it", file=sys.stderr, flush=True)
+                        end_if_left_out(membership, topology.run_id, mine)
                         continue_without_the_lost(membership, relay)
             except JobFailed:
                 if keeper is not None and starter is not None:
@@ -83,15 +86,26 @@ def relay_process(
 
 def check_keeper(keeper: HostKeeper, membership: Membership, run_id: str, mine: Assignment) -> None:
     """JobFailed where this host's keeper has ended before the job. Its members end with it, so where the others can
-    continue without this host, the relay ends too, and they do."""
+    continue without this host, the relay ends too, and they do. It also ends where they have continued without it."""
+    end_if_left_out(membership, run_id, mine)
     try:
         keeper.check()
     except JobFailed as error:
         if membership.shrinks and mine.host:
-            print(f"ddrl: {error}: host {mine.host} leaves the job", file=sys.stderr, flush=True)
-            unlink_run(run_id, mine.host)
-            os.kill(os.getpid(), signal.SIGKILL)  # MPI takes no other end for a death
+            _leave_job(str(error), run_id, mine)
         raise
+
+
+def end_if_left_out(membership: Membership, run_id: str, mine: Assignment) -> None:
+    """End this relay, and with it its host's processes, where the others have continued without this host."""
+    if mine.host and membership.is_left_out():
+        _leave_job(f"host {mine.host} was silent for too long (cluster.host_limit)", run_id, mine)
+
+
+def _leave_job(reason: str, run_id: str, mine: Assignment) -> None:
+    print(f"ddrl: {reason}: host {mine.host} leaves the job", file=sys.stderr, flush=True)
+    unlink_run(run_id, mine.host)
+    os.kill(os.getpid(), signal.SIGKILL)  # MPI takes no other end for a death
 
 
 def continue_without_the_lost(membership: Membership, relay: Relay) -> None:

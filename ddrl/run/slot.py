@@ -38,6 +38,7 @@ NODE = ord("n")
 POOL = ord("p")
 NOTHING = ord("-")  # the job does not start: rank 0 says why
 RECOVERY = ord("!")  # after the last rank's: ranks may die, so nobody waits for them in MPI_Finalize
+LEFT_OUT = ord("?")  # the same, and a silent host was left out, whose ranks may never end
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PRINT_ONLY = {"-h", "--help", "--print-config"}
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
@@ -317,9 +318,12 @@ def set_timer_slack(nanoseconds: int) -> None:
 
 
 def leave(status: int, work: bytes | bytearray) -> int:
-    """The exit status; where ranks may die, this process ends here, without MPI_Finalize."""
-    if work[-1] == RECOVERY:
+    """The exit status; where ranks may die, this process ends here, without MPI_Finalize, and mpirun with it where it
+    would wait for silent ones."""
+    if work[-1] in (RECOVERY, LEFT_OUT):
         sys.stdout.flush()
         sys.stderr.flush()
+        if work[-1] == LEFT_OUT and may_lose_ranks(os.getppid()):
+            os.kill(os.getppid(), signal.SIGTERM)
         os._exit(status)
     return status

@@ -72,11 +72,16 @@ class Job:
         self.process.kill()
         self.process.communicate()
 
-    def kill(self, names: Sequence[str]) -> None:
+    def kill(self, names: Sequence[str], number: signal.Signals = signal.SIGKILL) -> None:
         """Kill the processes of these names."""
         living = processes_of(self.run)
         for name in names:
-            os.kill(living[name], signal.SIGKILL)
+            os.kill(living[name], number)
+
+    def alarms(self) -> list[str]:
+        """What the user was told."""
+        with Run(self.run) as run:
+            return list(run.events(kinds=["alarm"])["text"])
 
     def steps(self) -> dict[int, float]:
         """Of each host that has a rollout: steps that its rollouts have taken."""
@@ -136,6 +141,20 @@ def test_a_host_whose_keeper_dies_leaves_the_job(tmp_path: Path) -> None:
         said = job.stop()
     assert "host 2 leaves the job" in said
     assert "host 2 has died: the job continues on 2 of its hosts" in said
+
+
+def test_a_host_that_is_silent_is_left_out_and_ends_when_it_is_back(tmp_path: Path) -> None:
+    with Job(tmp_path, "cluster.host_limit=2") as job:
+        of_host = ["ddrl 6 relay", "slot 7", "slot 8", "ddrl keeper 2", "ddrl 7 rollout", "ddrl 8 rollout"]
+        job.kill(of_host, signal.SIGSTOP)
+        wait_until(lambda: any("host 2 has died" in text for text in job.alarms()), "the host is not left out")
+        job.goes_on([1])
+        job.kill(of_host, signal.SIGCONT)
+        gone = {"ddrl 6 relay", "ddrl keeper 2", "ddrl 7 rollout", "ddrl 8 rollout"}
+        wait_until(lambda: not gone & set(processes_of(job.run)), "the host has not ended")
+        said = job.stop()
+    assert "(cluster.host_limit): the job continues without it" in said
+    assert "host 2 was silent for too long (cluster.host_limit): host 2 leaves the job" in said
 
 
 def test_the_death_of_the_root_relay_ends_the_job_saved(tmp_path: Path) -> None:
