@@ -26,6 +26,7 @@ class Exchange:
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
+        self._has_kept_buffers: set[str] = set()  # parts
         for name, part in learner.parts.items():
             for path, module in part.module.named_modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -33,6 +34,21 @@ class Exchange:
                         f"learner.nodes: {path or name} ({type(module).__name__}) normalises over the batch, so parts "
                         "of it do not give the gradient of the whole: use a norm over features (LayerNorm, GroupNorm)"
                     )
+
+    def gradient(self, rows: Any, part: str, statistics: bool) -> Gradient | None:
+        """As of the learner. NetworkError for a network that changes its buffers meanwhile: only the leader's are kept,
+        and it computes none."""
+        if part in self._has_kept_buffers:
+            return self.learner.gradient(rows, part, statistics)
+        self._has_kept_buffers.add(part)
+        before = self.learner.parts[part].buffers().clone()
+        gradient = self.learner.gradient(rows, part, statistics)
+        if not torch.equal(before, self.learner.parts[part].buffers()):
+            raise NetworkError(
+                f"learner.nodes: the network of part {part} changes its buffers while it learns (running means, "
+                "spectral norms), and those of nodes are not kept: leave such layers out"
+            )
+        return gradient
 
     @property
     def signature(self) -> dict[str, str]:

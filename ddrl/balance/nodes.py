@@ -201,7 +201,7 @@ class Node:
         self._update_vectors(request)
         learner.seed(request.seed)
         rows = Rows(request.rows, request.place)
-        gradient = learner.gradient(rows, request.part, request.statistics or request.observed)
+        gradient = self._exchange.gradient(rows, request.part, request.statistics or request.observed)
         if gradient is None:
             raise NetworkError(
                 f"{learner.algorithm.name} gave evaluations but no loss for part {request.part}: with learner.nodes a "

@@ -383,7 +383,8 @@ class RunConfig:
         "s",
         "After so long without a sign of life a rollout, evaluator or trainer is ended and started again "
         "(rollout.restarts); a silent gradient node ends the run, and so does a silent relay (but see "
-        "cluster.host_limit). A warning comes at a tenth of it. More where one environment step or gradient takes longer.",
+        "cluster.host_limit). A warning comes at a tenth of it. More where one environment step or gradient takes "
+        "longer.",
         gt=0,
     )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SLACK_PER_RANK = 500_000  # [ns]
 MAX_SLACK = 50_000_000  # [ns]
 POLL_PERIOD = 0.5  # [s] between two looks of a slot for the end
+END_SECONDS = 10.0  # for ranks that were silent
 RECORD_BYTES = 512
 # Tags of messages between rank 0 and the others.
 RECORD = 1
@@ -318,12 +319,25 @@ def set_timer_slack(nanoseconds: int) -> None:
 
 
 def leave(status: int, work: bytes | bytearray) -> int:
-    """The exit status; where ranks may die, this process ends here, without MPI_Finalize, and mpirun with it where it
-    would wait for silent ones."""
+    """The exit status; where ranks may die, this process ends here, without MPI_Finalize."""
     if work[-1] in (RECOVERY, LEFT_OUT):
         sys.stdout.flush()
         sys.stderr.flush()
         if work[-1] == LEFT_OUT and may_lose_ranks(os.getppid()):
-            os.kill(os.getppid(), signal.SIGTERM)
+            _end_later(os.pidfd_open(os.getppid()))
         os._exit(status)
     return status
+
+
+def _end_later(launcher: int) -> None:
+    """Leave a process that ends the launcher (a pidfd) where it still waits for silent ranks after END_SECONDS."""
+    if os.fork():
+        return
+    import select
+
+    os.setsid()
+    os.dup2(launcher, 0)
+    os.closerange(1, os.sysconf("SC_OPEN_MAX"))  # or the launcher would wait for this process
+    if not select.select([0], [], [], END_SECONDS)[0]:
+        signal.pidfd_send_signal(0, signal.SIGTERM)
+    os._exit(0)

@@ -183,6 +183,24 @@ def test_a_norm_over_the_batch_is_refused_by_name():
         Exchange(learner_cases.learner_of(LearnerConfig(), module=Normed()))
 
 
+def test_a_network_that_changes_its_buffers_is_refused():
+    class Centered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(4))
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, observation):
+            if self.training:
+                self.mean.lerp_(observation.detach().mean(0), 0.1)
+            return self.layer(observation - self.mean)
+
+    learner = learner_cases.learner_of(LearnerConfig(), module=Centered())
+    (rows,) = parts_of(learner_cases.random_batch(learner_cases.VECTOR, 8, 3), (8,))
+    with pytest.raises(NetworkError, match="the network of part value changes its buffers"):
+        Exchange(learner).gradient(rows, "value", False)
+
+
 def test_a_part_of_a_batch_keeps_fields_that_are_made_of_several_arrays():
     near, far, reward = (np.full((2, 1), value) for value in (1.0, 2.0, 3.0))
     rows = Rows({"s_t/near": near, "s_t/far": far, "r_t": reward}, (0, 2))
