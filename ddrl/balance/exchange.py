@@ -41,9 +41,10 @@ class Exchange:
         if part in self._has_kept_buffers:
             return self.learner.gradient(rows, part, statistics)
         self._has_kept_buffers.add(part)
-        before = self.learner.parts[part].buffers().clone()
+        vector = self.learner.parts[part].online.vector
+        before = vector.clone()  # of it only buffers can change here
         gradient = self.learner.gradient(rows, part, statistics)
-        if not torch.equal(before, self.learner.parts[part].buffers()):
+        if not torch.equal(before, vector):
             raise NetworkError(
                 f"learner.nodes: the network of part {part} changes its buffers while it learns (running means, "
                 "spectral norms), and those of nodes are not kept: leave such layers out"

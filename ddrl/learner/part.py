@@ -308,10 +308,6 @@ class Part:
         there, and the padding, has gradient 0."""
         return vector[: self._learned].view(torch.float32)
 
-    def buffers(self) -> torch.Tensor:
-        """The rest of the part's own vector: its buffers; a view."""
-        return self.online.vector[self._learned :]
-
     def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
         """One step of the optimizer along a gradient [n] as `learned` gives it, and of the target copy where that is
         due; the gradient's norm []."""
