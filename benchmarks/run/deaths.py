@@ -4,6 +4,7 @@
     kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
     effective  env steps learned from a second, with kills over without, in turn
     solve      env steps of CartPole to 475, with kills over without, seed by seed
+    cost       processor time of a run without deaths that can survive them, over one that cannot, in turn
 
 Each victim is drawn among all living processes of the roles, alike; the time between two deaths is --every seconds on
 average. Environments are CartPole with a step of one millisecond, so that the machine's speed decides little."""
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import json
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -40,6 +42,7 @@ HANG = 60.0  # [s] without a step or an update
 START_LIMIT = 300.0  # [s] until the first update
 END_LIMIT = 120.0  # [s]
 LOOK_PERIOD = 0.25  # [s]
+COST_STEPS = 30_000
 SETTINGS = (
     "env.id=benchmarks.run.deaths:slow_cartpole",
     "env.num_envs=4",
@@ -148,6 +151,16 @@ class Job:
                 self._job_ended_at = 0.0
         self.longest = max(self.longest, now - self._moved_at)
 
+    def steps_to_target(self) -> float:
+        """Of a run that has ended; infinite where it has not reached its target, or ended without a summary, of which
+        the log's end is printed."""
+        path = self.path / "summary.json"
+        if not path.exists():
+            print(Path(self._log.name).read_text()[-3000:], flush=True)
+            return float("inf")
+        summary = json.loads(path.read_text())
+        return float(summary["env_steps"]) if "target_return" in summary["reason"] else float("inf")
+
     def stop(self) -> dict[str, Any]:
         """End it as a user does, and say what became of it and of its rows."""
         if self.process.poll() is None:
@@ -241,9 +254,7 @@ def solve(options: argparse.Namespace) -> Any:
                     if job.process.poll() is None:
                         job.process.send_signal(signal.SIGINT)
                     job.process.wait(END_LIMIT)
-                    summary = json.loads((job.path / "summary.json").read_text())
-                    reached = "target_return" in summary["reason"]
-                    steps[side].append(summary["env_steps"] if reached else float("inf"))
+                    steps[side].append(job.steps_to_target())
                     if side == "kills":
                         deaths.append(job.killed.total())
             print(f"seed {seed}, {side}: {steps[side][-1]:,.0f} env steps", flush=True)
@@ -255,6 +266,31 @@ def solve(options: argparse.Namespace) -> Any:
         "ratio_of_medians": medians["kills"] / medians["without"],
         "interval": interval(steps["kills"], steps["without"]),
     }
+
+
+def cost(options: argparse.Namespace) -> Any:
+    """Processor time of so many env steps of plain CartPole, all processes, with and without what surviving needs: a
+    checkpoint each 10 s, and processes that are started again."""
+    sides = {
+        "survives": ("run.checkpoint_seconds=10",),
+        "does not": ("run.checkpoint_seconds=0", "rollout.restarts=0"),
+    }
+    common = ("env.num_envs=8", "evaluation.period=0", "run.target_return=inf", f"run.max_env_steps={COST_STEPS}")
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    for turn in range(options.pairs_of_runs):
+        for side in sorted(sides, reverse=bool(turn % 2)):
+            with tempfile.TemporaryDirectory() as folder:
+                settings = (*common, *sides[side], f"run.dir={folder}/run", f"run.seed={turn}", "run.processes=1")
+                words = [word for text in settings for word in ("--set", text)]
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                command = [sys.executable, "-m", "ddrl.run", "cartpole", *words]
+                environment = mpi_environment(OMP_NUM_THREADS="1")
+                subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            seconds[side].append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+            print(f"{side}: {seconds[side][-1]:.2f} s", flush=True)
+    ratio = ratio_of_pairs(list(zip(seconds["survives"], seconds["does not"], strict=True)))
+    return {"env_steps": COST_STEPS, "processor_seconds": seconds, "ratio": ratio}
 
 
 def interval(kills: Sequence[float], without: Sequence[float]) -> list[float]:
@@ -274,7 +310,7 @@ def main() -> None:
     parser.add_argument("--how", default="kill,stop,oom", help="ways of dying in sessions (%(default)s)")
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
     parser.add_argument("--pairs-of-runs", type=int, default=3)
-    run_parts(parser, {"session": session, "kept": kept, "effective": effective, "solve": solve})
+    run_parts(parser, {"session": session, "kept": kept, "effective": effective, "solve": solve, "cost": cost})
 
 
 if __name__ == "__main__":
