@@ -27,6 +27,7 @@ from ddrl.core.generators import seed_generators
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.settings import apply_overrides
 from ddrl.envs import make_vector_env
+from ddrl.envs.states import load_states
 from ddrl.rollout.evaluation import EvaluationResult, evaluation_envs, play_episodes
 
 
@@ -41,6 +42,7 @@ def evaluate(saved: SavedPolicy, episodes: int, seed: int) -> EvaluationResult:
                 f"the policy was trained in {_describe(saved.model.spec)}, but env.id = {saved.env.id} makes "
                 f"{_describe(env.spec)}: install the version of the environment it was trained in, or leave out --set"
             )
+        load_states(env, saved.model.states, frozen=True)
         return play_episodes(env, ActingPolicy(saved.model, outputs=()), saved.vector, episodes, seed)
     finally:
         env.close()

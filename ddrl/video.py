@@ -20,6 +20,7 @@ from ddrl.acting.policy_file import SavedPolicy
 from ddrl.core.errors import ConfigError, EnvError, MissingExtraError, RunDirError
 from ddrl.core.files import MAX_ARRAYS, read_regular, replacement
 from ddrl.envs import make_vector_env
+from ddrl.envs.states import load_states
 from ddrl.rollout.evaluation import EvaluationResult, play_episodes
 from ddrl.telemetry.directory import FILMS
 
@@ -82,6 +83,7 @@ def record(saved: SavedPolicy, path: Path, episodes: int, seed: int) -> Evaluati
         return films.get_writer(temporary, format=path.suffix, **options)
 
     try:
+        load_states(env, saved.model.states, frozen=True)
         with replacement(path) as temporary, open_writer(temporary) as writer:
             return play_episodes(env, ActingPolicy(saved.model, outputs=()), saved.vector, episodes, seed, look)
     except OSError as error:

@@ -57,6 +57,7 @@ class ActingModel(msgspec.Struct, frozen=True):
     chooser: str  # a plug-in of ddrl.acting.choosers
     inputs: tuple[ActingInput, ...] = ()
     settings: dict[str, Any] = {}  # of the chooser
+    states: bytes = b""  # of environments, to begin with (ddrl.envs.states)
 
     def to_bytes(self) -> bytes:
         """Serialized for a host's blob."""
@@ -92,6 +93,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: EnvConfig
     evaluation: dict[str, Any]
     run_id: str = ""
+    states: bytes = b""  # of the environments that it acted in
     checksum: str = ""  # of all other values; none in files of earlier versions
 
 
@@ -130,6 +132,7 @@ def save_policy(
         env_config,
         dict(evaluation or {}),
         run_id,
+        model.states,
     )
     manifest = msgspec.structs.replace(manifest, checksum=_checksum(msgspec.to_builtins(manifest)))
     document = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
@@ -191,6 +194,7 @@ def load_policy(run_dir: Path) -> SavedPolicy:
         manifest.chooser,
         manifest.inputs,
         manifest.settings,
+        manifest.states,
     )
     return SavedPolicy(model, vector, manifest.env, manifest.evaluation, manifest.run_id)
 

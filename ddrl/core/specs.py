@@ -203,6 +203,7 @@ class EnvSpec:
     entries: tuple[tuple[str, int], ...] = field(
         default=(), compare=False
     )  # of a flat vector: (name, numbers), in order
+    state_nbytes: int = field(default=0, compare=False)  # of what an environment keeps between episodes; 0: nothing
 
     def __post_init__(self) -> None:
         if self.frame_stack < 1:

@@ -29,6 +29,7 @@ from ddrl.core.errors import DdrlError, EnvError, MissingExtraError
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import doubts, has_picture, is_box, shown
+from ddrl.envs.states import read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
 
 PROBE_STEPS = 30  # that an environment takes before there is a run
@@ -108,7 +109,8 @@ def probe_spec(config: EnvConfig) -> EnvSpec:
         end = time.perf_counter() + PROBE_SECONDS
         while len(seen) <= PROBE_STEPS and (len(seen) == 1 or time.perf_counter() < end):
             seen.append(env.step(chooser.random(seen[-1])[0]).observation)
-        return replace(spec, notes=(*spec.notes, *doubts(spec, np.concatenate(seen))))
+        notes = (*spec.notes, *doubts(spec, np.concatenate(seen)))
+        return replace(spec, notes=notes, state_nbytes=len(read_states(env)))
     finally:
         env.close()
 

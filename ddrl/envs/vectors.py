@@ -86,6 +86,7 @@ class CheckedVectorEnv:
         """`first_action`: what the environments call action 0."""
         self.num_envs = num_envs
         self.spec = spec
+        self.holders: list[Any] = []  # what may keep a state from one episode to the next (ddrl.envs.states)
         self._where = f"env.id = {env_id}"
         self._first_action = first_action
         self._reward_clip = reward_clip
@@ -206,6 +207,7 @@ class LoopVectorEnv(CheckedVectorEnv):
         for env in environments:
             _own_spaces(env)
         self._environments = list(environments)
+        self.holders = self._environments
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
         if self._mask is not None:
             self._write_masked = self._mask.writer(self._write, named=as_record)
@@ -337,6 +339,7 @@ class NativeVectorEnv(CheckedVectorEnv):
         assert is_box(space)
         super().__init__(env_id, vector.num_envs, describe(env_id, space, actions), first_action(actions), reward_clip)
         self._vector = vector
+        self.holders = [vector]
         self._write = observation_writer(env_id, _batched(space, self.num_envs))
         self._out_shape = (self.num_envs, *self.spec.observation.shape)
         self._out_dtype = np.dtype(self.spec.observation.dtype)
@@ -411,6 +414,7 @@ class OwnVectorEnv(CheckedVectorEnv):
     def __init__(self, env: VectorEnv, env_id: str) -> None:
         super().__init__(env_id, env.num_envs, with_action_ranges(env.spec))
         self._env = env
+        self.holders = [env]
         n = (env.num_envs,)
         self._expected: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...] = (
             ("observation", (*n, *env.spec.observation.shape), env.spec.observation.numpy),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from ddrl.core.generators import seed_generators
 from ddrl.core.metrics import Phase
 from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions
 
+STATE_PERIOD = 1.0  # [s] between copies of what the environments keep between episodes
 REPORT_PERIOD = 0.1  # [s] between stores of the counters
 PAUSE_WAIT = 0.5  # [s] between signs of life while paused
 ROOM_WAIT = 0.2  # [s] between checks of the board while the lane is full: a stop is noticed that late
@@ -67,10 +69,12 @@ class RolloutWorker:
         config: RolloutConfig,
         place: Place,
         board: Board,
+        keep_states: Callable[[], object] | None = None,
     ) -> None:
         """Take over `env` and `writer`; the first step resets the environments with the place's seed.
 
-        The policy must compute the outputs that the writer's rows have columns for."""
+        The policy must compute the outputs that the writer's rows have columns for. `keep_states`, called
+        about once in STATE_PERIOD, saves what the environments keep between episodes."""
         self.env = env
         self._policy = policy
         self._reader = reader
@@ -78,6 +82,8 @@ class RolloutWorker:
         self._board = board
         self._config = config
         self._place = place
+        self._keep_states = keep_states
+        self._next_states = 0.0
         self._chooser_class = chooser_class(policy.model.chooser)
         self._chooser_settings = {**policy.model.settings, **chooser_settings(config, place.index)}
         self._chooser_class(env.spec, 1, 0, self._chooser_settings)  # refuses actions that it cannot choose
@@ -227,6 +233,7 @@ class RolloutWorker:
                     break
         finally:
             self.report()
+            self.share_states()
             self.release()
 
     def report(self) -> None:
@@ -246,7 +253,16 @@ class RolloutWorker:
         self._gauges["heartbeat"].set(time.time())
         self._gauges["policy_version"].set(self._version)
         self._gauges["epsilon"].set(1.0 if self._vector is None or self._warming else self._epsilon)
-        self._next_report = time.perf_counter() + REPORT_PERIOD
+        now = time.perf_counter()
+        self._next_report = now + REPORT_PERIOD
+        if now >= self._next_states:
+            self.share_states()
+
+    def share_states(self) -> None:
+        """Save what the environments keep between episodes, if this rollout's is saved."""
+        if self._keep_states is not None:
+            self._next_states = time.perf_counter() + STATE_PERIOD
+            self._keep_states()
 
     def release(self) -> None:
         """Unpin the mailbox's slot; the next step pins again."""

@@ -1,6 +1,7 @@
 """Checkpoints: everything that the trainer needs to continue, whole or not at all.
 
     RUN/checkpoints/<env steps>/learner.safetensors   parameters, targets, optimizer
+                                environments.msgpack  what environments keep between episodes, where they do
                                 replay.snapshot       records and selectors (or trajectories.npy), and with
                                 replay.snapshot.1 ... run.checkpoint_seconds what has changed since, file by file
                                 state.json            counts, live settings, digests of the files; written last
@@ -30,7 +31,7 @@ import numpy as np
 
 from ddrl.acting.policy_file import LONGEST, ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
-from ddrl.core.files import MAX_DOCUMENT, MAX_NAME, digest_of_file, read_regular, sync, write_json
+from ddrl.core.files import MAX_ARRAYS, MAX_DOCUMENT, MAX_NAME, digest_of_file, read_regular, sync, write_json
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
 from ddrl.core.settings import config_to_toml
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 FORMAT = 3
 STATE = "state.json"
 LEARNER = "learner.safetensors"
+ENVIRONMENTS = "environments.msgpack"
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
@@ -100,6 +102,12 @@ class Checkpoint:
     def env_steps(self) -> int:
         """Environment steps done when it was written."""
         return int(self.state["training"]["env_steps"])
+
+    def states(self) -> bytes:
+        """What the environments kept between episodes; b"": nothing."""
+        if ENVIRONMENTS not in self.state["digests"]:
+            return b""
+        return read_regular(self.path / ENVIRONMENTS, MAX_ARRAYS)
 
 
 KEPT_CHECKPOINTS = 3  # the newest of a run
@@ -255,10 +263,13 @@ def _checksum(document: dict[str, Any]) -> str:
 class Checkpoints:
     """Takes the checkpoints of a training, in `folder`."""
 
-    def __init__(self, folder: Path, training: Training, model: ActingModel, disk: Disk) -> None:
+    def __init__(
+        self, folder: Path, training: Training, model: ActingModel, disk: Disk, states: Callable[[], bytes]
+    ) -> None:
         self.disk = disk
         self._folder = folder
         self._training = training
+        self._states = states
         self._layout = model.layout.digest
         self._run_id = run_id_of(folder.parent)
         self._digests: dict[tuple[int, int, int], str] = {}
@@ -295,6 +306,8 @@ class Checkpoints:
         def write(folder: Path) -> None:
             training.learner.save(folder / LEARNER)
             state["source"] = training.source.save(folder)
+            if kept := self._states():
+                (folder / ENVIRONMENTS).write_bytes(kept)
 
         try:
             path = write_checkpoint(self._folder, training.state.env_steps, state, write, digests=self._digests)
@@ -321,7 +334,10 @@ class BestPolicy:
     """Compares evaluations and keeps the best policy in the run directory `path`, from where it is read at any time.
     Its files say how good it is: a resumed run, from whatever checkpoint, never replaces it by a worse one."""
 
-    def __init__(self, path: Path, topology: Topology, model: ActingModel, disk: Disk) -> None:
+    def __init__(
+        self, path: Path, topology: Topology, model: ActingModel, disk: Disk, states: Callable[[], bytes]
+    ) -> None:
+        """states: the newest of the environments."""
         self._path = path
         self._topology = topology
         self._model = model
@@ -330,6 +346,8 @@ class BestPolicy:
         self.evaluation: Evaluation | None = None  # of the best policy so far; None: none was played
         self.target_reached = False
         self.worse_since = 0  # evaluations since the best one
+        self.states = b""  # of the environments that the best policy acted in
+        self._newest_states = states
         self._run_id = run_id_of(path)
         if (path / "policy.json").exists():
             self._read()
@@ -345,6 +363,7 @@ class BestPolicy:
             if self.evaluation is None or self._rank(evaluation) > self._rank(self.evaluation):
                 self.worse_since = 0
             self.evaluation = evaluation
+            self.states = self._newest_states()
             self._save(vector)
         self.target_reached = self.target_reached or reached
 
@@ -358,6 +377,7 @@ class BestPolicy:
     def save_unjudged(self, vector: np.ndarray) -> None:
         """Where there was no evaluation, the last parameters stand in for the best."""
         if self.evaluation is None:
+            self.states = self._newest_states()
             self._save(vector)
 
     def vector(self) -> np.ndarray:
@@ -392,6 +412,7 @@ class BestPolicy:
                     (self._path / name).rename(self._path / f"{name}.{aside}")
             self._disk.notify(f"{error}; it was set aside as policy.*.{aside}, and the best policy is sought anew")
             return
+        self.states = saved.model.states
         if saved.evaluation:
             self.evaluation = Evaluation.from_json(saved.evaluation)
 
@@ -399,8 +420,9 @@ class BestPolicy:
         document = self.evaluation.to_json() if self.evaluation else {}
         vector = vector[: self._model.layout.nbytes]
         env = self._topology.config.env
+        model = msgspec.structs.replace(self._model, states=self.states)
         written = self._disk.attempt(
             "policy",
-            lambda: save_policy(self._path, self._model, vector, env=env, evaluation=document, run_id=self._run_id),
+            lambda: save_policy(self._path, model, vector, env=env, evaluation=document, run_id=self._run_id),
         )
         self._unsaved = None if written else np.array(vector)

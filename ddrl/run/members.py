@@ -29,6 +29,7 @@ from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
+from ddrl.envs.states import load_states, read_states
 from ddrl.rollout.evaluation import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.keeper import ENVIRONMENT_FAILED
@@ -119,7 +120,9 @@ def make_worker(
     recorded = [column.name for column in topology.schema.further if column.name in model.outputs]
     policy = ActingPolicy(model, outputs=recorded, seed=seed, max_seconds=None, flush_denormals=True)
     place = Place(assignment.index, topology.rollouts, seed)
-    return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board)
+    load_states(env, channels.newest_states(assignment))
+    keep = (lambda: channels.keep_states(read_states(env))) if assignment == topology.state_keeper else None
+    return RolloutWorker(env, policy, reader, writer, counters, config.rollout, place, channels.board, keep)
 
 
 def _make_writer(channels: HostChannels, index: int, incarnation: int) -> StepWriter:
@@ -145,8 +148,9 @@ def _make_writer(channels: HostChannels, index: int, incarnation: int) -> StepWr
 class Evaluator:
     """Plays greedy episodes with a policy version and judges it; the same for a process of its own and a serial run."""
 
-    def __init__(self, config: Config, model: ActingModel, incarnation: int = 0) -> None:
-        """incarnation: of the process; each has seeds of its own."""
+    def __init__(self, config: Config, model: ActingModel, states: Callable[[], bytes], incarnation: int = 0) -> None:
+        """states: the newest of the environments. incarnation: of the process; each has seeds of its own."""
+        self._states = states
         self._config = config
         self._incarnation = incarnation
         self._policy = ActingPolicy(model, outputs=(), max_seconds=None, flush_denormals=True)
@@ -172,16 +176,17 @@ class Evaluator:
         held_out = config.evaluation.held_out  # then alike in runs of other seeds, too
         own = member_seed(config.run.seed + EVALUATION_SEED, turn, self._incarnation)
         seed = member_seed(EVALUATION_SEED, 0) if held_out else own
-        played = self._play(vector, config.evaluation.episodes, seed, stop)
+        states = self._states()
+        played = self._play(vector, config.evaluation.episodes, seed, states, stop)
         confirmed = None
         if played.mean >= config.run.target_return and config.evaluation.confirm_episodes:
-            confirmed = self._play(vector, config.evaluation.confirm_episodes, seed + 1, stop)
+            confirmed = self._play(vector, config.evaluation.confirm_episodes, seed + 1, states, stop)
         return Evaluation(policy_version, env_steps, played, confirmed)
 
-    def confirm(self, vector: np.ndarray, stop: Callable[[], bool] | None = None) -> Returns:
+    def confirm(self, vector: np.ndarray, states: bytes, stop: Callable[[], bool] | None = None) -> Returns:
         """Play evaluation.confirm_episodes further episodes. InterruptedError where `stop` says yes meanwhile."""
         seed = member_seed(self._config.run.seed + EVALUATION_SEED, CONFIRMATION_TURN) + 1
-        return self._play(vector, self._config.evaluation.confirm_episodes, seed, stop)
+        return self._play(vector, self._config.evaluation.confirm_episodes, seed, states, stop)
 
     def meet_states(self, vector: np.ndarray) -> MetStates:
         """States that the policy meets in the held-out episodes, with the returns that followed."""
@@ -192,8 +197,11 @@ class Evaluator:
         """Release the environments."""
         self._env.close()
 
-    def _play(self, vector: np.ndarray, episodes: int, seed: int, stop: Callable[[], bool] | None) -> Returns:
+    def _play(
+        self, vector: np.ndarray, episodes: int, seed: int, states: bytes, stop: Callable[[], bool] | None
+    ) -> Returns:
         limit = self._config.evaluation.max_episode_steps
+        load_states(self._env, states, frozen=True)
         result = play_episodes(self._env, self._policy, vector, episodes, seed, stop, limit)
         if result.cut and not self._noted_cut:
             self._noted_cut = True
@@ -215,7 +223,7 @@ def evaluate_versions(channels: HostChannels, assignment: Assignment, counters: 
     results = channels.attach_evaluations()
     reader = mailbox.reader(channels.topology.row_of(assignment))
     forbid_torch(config.rollout.torch)
-    evaluator = Evaluator(config, model, incarnation_of(counters))
+    evaluator = Evaluator(config, model, lambda: channels.newest_states(assignment), incarnation_of(counters))
     counters["phase"].set(Phase.RUNNING)
     vector = np.zeros(model.layout.nbytes, np.uint8)
 

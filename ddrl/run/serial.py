@@ -53,7 +53,7 @@ class SerialRun:
             task.start()
             counters = self._channels.counters_row(RANKS[1])
             self._worker = make_worker(self._channels, RANKS[1], counters)
-            self._evaluator = Evaluator(topology.config, task.model)
+            self._evaluator = Evaluator(topology.config, task.model, task.states)
             task.cut = self._cut
             self._begin_episodes()
             self._next_evaluation = self._evaluation_after(task.training.state.env_steps)
@@ -77,6 +77,7 @@ class SerialRun:
     def finish(self, stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
         """End the run in order, its last evaluation early where `stop` says yes; its summary."""
         self._worker.report()
+        self._worker.share_states()
         self._worker.release()
         document = self.task.finish(lambda: self._evaluator, stop=stop)
         self._evaluator.close()
@@ -95,6 +96,7 @@ class SerialRun:
         if state.env_steps < self._next_evaluation:
             return
         self._next_evaluation = self._evaluation_after(state.env_steps)
+        self._worker.share_states()
         vector = task.acting_vector()
         turn = state.env_steps // task.config.evaluation.period
         with suppress(InterruptedError):  # the run ends, and says why
@@ -108,6 +110,7 @@ class SerialRun:
         training = self.task.training
         training.drain(everything=True)
         training.source.cut()
+        self._worker.share_states()
         self.task.checkpoints.save()
         training.publish()
         self._begin_episodes()

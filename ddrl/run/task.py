@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -60,13 +61,16 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     learner, model = build_learner(topology)
     if config.learner.init and resume is None:
         learner.begin_from(newest_checkpoint(Path(config.learner.init) / "checkpoints").path / LEARNER)
+    states = partial(channels.newest_states, topology.trainer)
+    if resume is not None:
+        model = msgspec.structs.replace(model, states=resume.states())
     counters = channels.counters_row(topology.trainer)
     counters["model_nbytes"].set(model.layout.nbytes)
     if records.same_job and config.replay.file:  # which goes with a replay, but not with a process that was killed
         Path(config.replay.file).unlink(missing_ok=True)
     source = make_source(config, topology.schema, topology.declaration.experience, channels.areas)
     disk = Disk(directory)
-    best = BestPolicy(directory.place, topology, model, disk)
+    best = BestPolicy(directory.place, topology, model, disk, states)
     state = TrainingState()
     live = LiveSettings()
     base: dict[str, float] | None = None
@@ -107,7 +111,7 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     )
     shared[BEGAN] = time.monotonic() - state.wall_seconds
     disk.record_event = recorder.record_event
-    checkpoints = Checkpoints(directory.place / "checkpoints", training, model, disk)
+    checkpoints = Checkpoints(directory.place / "checkpoints", training, model, disk, states)
     plans = PlanWatch(topology, channels, model.layout.nbytes, recorder.record_event)
     steering = Steering(training, checkpoints.write, plans.ask, channels.ask_rollouts, directory.path)
     control: ControlServer | None = None
@@ -475,6 +479,7 @@ class Task:
         self.reason: Reason | None = None
         self.cut: Callable[[], object] = checkpoints.save  # what a due checkpoint calls
         self.channels = channels
+        self.states = partial(channels.newest_states, channels.topology.trainer)  # of environments
         self._control = control
         self._sampler = sampler
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
@@ -662,7 +667,7 @@ class Task:
                 self.accept(evaluator.judge(vector, state.policy_version, state.env_steps, stop=stopped), vector)
             best = self.best.evaluation
             if best is not None and best.confirmed is None and self.config.evaluation.confirm_episodes:
-                self.best.confirm(evaluator.confirm(self.best.vector(), stopped))
+                self.best.confirm(evaluator.confirm(self.best.vector(), self.best.states, stopped))
             if self.training.lender is None and has_distributions(self.training.learner):
                 met = evaluator.meet_states(self.acting_vector())
                 self.recorder.record_snapshot("values", **values_of(self.training.learner, met))

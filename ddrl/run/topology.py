@@ -6,6 +6,7 @@ Made on rank 0 before any channel is created; every process gets the same one, a
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -139,6 +140,13 @@ class Topology:
         return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
 
     @cached_property
+    def state_keeper(self) -> Assignment | None:
+        """The rollout whose environments' states checkpoints and evaluations take: the first beside the trainer. None
+        where environments keep nothing, or no rollout is on that host."""
+        here = [rank for rank in self.on_host(0) if rank.role is Role.ROLLOUT]
+        return here[0] if here and self.spec.state_nbytes else None
+
+    @cached_property
     def trainer(self) -> Assignment:
         """The trainer's place."""
         return next(rank for rank in self.ranks if rank.role is Role.TRAINER)
@@ -196,6 +204,8 @@ def forget_failure(run_id: str, host: int) -> None:
 CHANNELS = 1
 POLICY = 2
 EVALUATION_SLOTS = 3
+STATE_ROOM = 4  # times the size of the states at the start, which may grow
+LEAST_STATE_ROOM = 1 << 16  # [B]
 LOOK_PERIOD = 1.0  # [s] between looks at the command while waiting for the policy
 
 Channel = TypeVar("Channel", Board, Blob, Lane, SampleArea, Mailbox, MessageLane[Message], Counters, Segment)
@@ -216,6 +226,7 @@ class HostChannels:
         self.model: ActingModel | None = None
         self.mailbox: Mailbox | None = None
         self.evaluations: Mailbox | None = None
+        self.states: Mailbox | None = None  # what the environments of `state_keeper` keep between episodes
         self.lanes: dict[int, Lane] = {}
         self.areas: list[SampleArea] = []
         self.remote_lanes: list[Lane] = []
@@ -230,6 +241,8 @@ class HostChannels:
                 raise
         else:
             self.counters = self._keep(Counters.attach(self._name("counters")))
+            if self._holds_states:
+                self.states = self._keep(Mailbox.attach(self._name("states")))
 
     def _create(self) -> None:
         topology = self.topology
@@ -262,6 +275,10 @@ class HostChannels:
             self.orders = self._keep(MessageLane.create(self._name("orders"), RELAYS))
             self.orders.bell = self.board.relay_bell
             self.reports = self._keep(MessageLane.create(self._name("reports"), RELAYS))
+        if self._holds_states:
+            size = STATE_ROOM * topology.spec.state_nbytes * topology.config.env.num_envs
+            nbytes = 8 + max(size, LEAST_STATE_ROOM)
+            self.states = self._keep(Mailbox.create(self._name("states"), nbytes, EVALUATION_SLOTS, len(ranks)))
         self._keep(Blob.create(self._name("topology"), topology.to_bytes()))
 
     @classmethod
@@ -389,6 +406,40 @@ class HostChannels:
         self.model = ActingModel.from_bytes(self._keep(Blob.attach(self._name("policy"))).read())
         self.mailbox = self._keep(Mailbox.attach(self._name("mailbox")))
         return self.model, self.mailbox
+
+    @property
+    def _holds_states(self) -> bool:
+        return self.host == 0 and self.topology.state_keeper is not None
+
+    def keep_states(self, data: bytes) -> None:
+        """In the rollout `state_keeper`: what checkpoints and evaluations take from now on."""
+        assert self.states is not None
+        if len(data) > self.states.nbytes - 8:
+            print(
+                f"ddrl: env.id = {self.topology.config.env.id}: state() has grown to {len(data):,} B, above "
+                f"{STATE_ROOM} times what it had at the start: checkpoints keep what it was before",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        vector = np.zeros(self.states.nbytes, np.uint8)
+        vector[:8].view(np.uint64)[0] = len(data)
+        vector[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
+        self.states.publish(vector, self.states.last_version + 1)
+
+    def newest_states(self, assignment: Assignment) -> bytes:
+        """What the environments of the rollout `state_keeper` keep between episodes, or what the run began with."""
+        data = self.model.states if self.model is not None else b""
+        if self.states is None:
+            return data
+        reader = self.states.reader(self.topology.row_of(assignment))
+        pin = reader.pin()
+        if pin is not None:
+            length = int(pin.data[:8].view(np.uint64)[0])
+            found = pin.data[8 : 8 + length].tobytes()
+            data = found if pin.valid() else data
+        reader.release()
+        return data
 
     def attach_evaluations(self) -> Mailbox:
         """The mailbox that the evaluator writes: a policy it has played, with its result in the values."""

@@ -61,7 +61,7 @@ def drive(
                 task.wait(WAIT)
         saved = interrupts.terminated and save_elsewhere(task)
         return task.finish(
-            lambda: Evaluator(task.config, task.model),
+            lambda: Evaluator(task.config, task.model, task.states),
             stop=lambda: interrupts.requested,
             settle=not interrupts.terminated,
             saved=saved,

@@ -22,7 +22,7 @@ TARGET = 10.0
 
 def open_best(path: Path) -> BestPolicy:
     topology: Any = SimpleNamespace(config=Config(run=RunConfig(target_return=TARGET)))
-    return BestPolicy(path, topology, MODEL, Disk(RunDirectory(path)))
+    return BestPolicy(path, topology, MODEL, Disk(RunDirectory(path)), bytes)
 
 
 def evaluation(version: int, mean: float, confirmed: float | None = None) -> Evaluation:

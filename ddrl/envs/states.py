@@ -1,0 +1,115 @@
+"""What environments keep from one episode to the next: statistics of Gymnasium's normalizing wrappers, and what an
+optional `state()` of an environment or wrapper returns and its `load_state(state)` takes.
+
+Checkpoints and saved policies hold it as bytes, so that a resumed run continues with it and an evaluation plays with
+it. A state is made of numbers, strings, lists, dicts and arrays of numbers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from ddrl.core.errors import CheckpointError, EnvError
+
+STATISTICS = ("obs_rms", "return_rms")  # attributes of wrappers: a running mean and variance
+MOMENTS = ("mean", "var", "count")
+_ARRAY = "__array__"
+_MAX_DEPTH = 100  # of wrappers around each other
+
+
+def _layers(env: Any) -> list[Any]:
+    """Those among an environment and its wrappers that keep a state, the outermost first."""
+    found: list[Any] = []
+    for _ in range(_MAX_DEPTH):
+        if _speaks(env) or any(_has_moments(getattr(env, name, None)) for name in STATISTICS):
+            found.append(env)
+        env = cast(dict[str, Any], getattr(env, "__dict__", {})).get("env")
+        if env is None:
+            break
+    return found
+
+
+def _speaks(layer: Any) -> bool:
+    """Whether its class has both methods; an attribute `state` of an instance is something else."""
+    return all(callable(getattr(cast(object, type(layer)), name, None)) for name in ("state", "load_state"))
+
+
+def _has_moments(statistics: Any) -> bool:
+    return all(hasattr(statistics, name) for name in MOMENTS)
+
+
+def _read(layer: Any) -> Any:
+    if _speaks(layer):
+        return layer.state()
+    return {
+        name: {moment: getattr(getattr(layer, name), moment) for moment in MOMENTS}
+        for name in STATISTICS
+        if _has_moments(getattr(layer, name, None))
+    }
+
+
+def _load(layer: Any, state: Any, frozen: bool) -> None:
+    if _speaks(layer):
+        layer.load_state(state)
+        return
+    for name, moments in state.items():
+        for moment in MOMENTS:
+            setattr(getattr(layer, name), moment, moments[moment])
+    if frozen and hasattr(layer, "update_running_mean"):
+        layer.update_running_mean = False
+
+
+def read_states(vector: Any) -> bytes:
+    """The states of all environments of a vector, by environment and layer; b"" where none has any. EnvError for a
+    state that cannot be saved."""
+    states = [[_read(layer) for layer in _layers(env)] for env in getattr(vector, "holders", ())]
+    if not any(states):
+        return b""
+    try:
+        return msgspec.msgpack.encode(states, enc_hook=_encode)
+    except (NotImplementedError, TypeError, ValueError, OverflowError) as error:
+        raise EnvError(
+            f"env.id = {vector.spec.env_id}: state() of the environment cannot be saved ({error}): return numbers, "
+            "strings, lists, dicts and arrays of numbers"
+        ) from None
+
+
+def load_states(vector: Any, data: bytes, *, frozen: bool = False) -> None:
+    """Continue with states that `read_states` gave; where it held fewer environments, several begin alike. `frozen`:
+    the statistics of Gymnasium's wrappers stay as they are. CheckpointError where they are of other environments."""
+    holders = getattr(vector, "holders", ())
+    if not data or not holders:
+        return
+    try:
+        states = _decode(msgspec.msgpack.decode(data))
+        for place, env in enumerate(holders):
+            for layer, state in zip(_layers(env), states[place % len(states)], strict=True):
+                _load(layer, state, frozen)
+    except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise CheckpointError(
+            f"env.id = {vector.spec.env_id}: the saved state does not fit its environments ({error}): it is of other "
+            "wrappers, or of another load_state()"
+        ) from error
+
+
+def _encode(value: Any) -> Any:
+    array: np.ndarray[Any, Any] = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise NotImplementedError(f"it holds a {type(value).__name__}")
+    return {_ARRAY: array.dtype.str, "shape": array.shape, "data": array.tobytes()}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(each) for each in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    known = cast(dict[Any, Any], value)
+    if _ARRAY not in known:
+        return {key: _decode(each) for key, each in known.items()}
+    dtype = np.dtype(str(known[_ARRAY]))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"an array of {dtype}")
+    return np.frombuffer(known["data"], dtype).reshape(known["shape"]).copy()[()]
