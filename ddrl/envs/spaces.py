@@ -15,6 +15,8 @@ checks.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -116,6 +118,27 @@ def require_space(env_id: str, env: Any, name: str) -> Any:
         f"env.id = {env_id}: {name} is a {module}.{type(space).__name__}, not a gymnasium.spaces.Space: make it one "
         f"of Gymnasium's{old}"
     )
+
+
+SPACES = ("action_space", "observation_space")
+
+
+def seed_spaces(env: Any, seed: int) -> None:
+    """Seed what the spaces of an environment sample, which may be its own choice of actions or states."""
+    for holder in {id(each): each for each in (env, env.unwrapped)}.values():
+        for place, name in enumerate(SPACES):
+            space = getattr(holder, name, None)  # what a wrapper unwraps to may be of another interface
+            if isinstance(space, spaces.Space):
+                cast(Any, space).seed(seed + place)
+
+
+def own_spaces(env: Any) -> None:
+    """Spaces that an environment shares with others, as attributes of its class, become its own."""
+    inner = env.unwrapped
+    for name in SPACES:
+        with contextlib.suppress(AttributeError, TypeError):  # a property, or an object of another interface
+            if name not in vars(inner):
+                setattr(inner, name, copy.deepcopy(getattr(inner, name)))
 
 
 def describe(

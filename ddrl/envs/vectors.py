@@ -4,7 +4,6 @@ adapter of Gymnasium's vectors, and one of a user's own. `CheckedVectorEnv` is w
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,9 @@ from ddrl.envs.spaces import (
     kind_of,
     named_writer,
     observation_writer,
+    own_spaces,
     require_space,
+    seed_spaces,
     shown,
     with_action_ranges,
 )
@@ -51,27 +52,6 @@ def as_number(value: Any) -> float | None:
 def environment_seeds(seed: int, count: int) -> list[int]:
     """Seeds of `count` environments that share no episode with those of another `seed` (seed, seed + 1, ... would)."""
     return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
-
-
-SPACES = ("action_space", "observation_space")
-
-
-def seed_spaces(env: Any, seed: int) -> None:
-    """Seed what the spaces of an environment sample, which may be its own choice of actions or states."""
-    for holder in {id(each): each for each in (env, env.unwrapped)}.values():
-        for place, name in enumerate(SPACES):
-            space = getattr(holder, name, None)  # what a wrapper unwraps to may be of another interface
-            if isinstance(space, spaces.Space):
-                cast(Any, space).seed(seed + place)
-
-
-def _own_spaces(env: Any) -> None:
-    """Spaces that an environment shares with others, as attributes of its class, become its own."""
-    inner = env.unwrapped
-    for name in SPACES:
-        with contextlib.suppress(AttributeError, TypeError):  # a property, or an object of another interface
-            if name not in vars(inner):
-                setattr(inner, name, copy.deepcopy(getattr(inner, name)))
 
 
 class CheckedVectorEnv:
@@ -205,7 +185,7 @@ class LoopVectorEnv(CheckedVectorEnv):
                     "all of one run must have the same spaces"
                 )
         for env in environments:
-            _own_spaces(env)
+            own_spaces(env)
         self._environments = list(environments)
         self.holders = self._environments
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
