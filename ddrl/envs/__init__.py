@@ -5,6 +5,6 @@
 knows nothing of policies, lanes or learning."""
 
 from ddrl.envs.making import make_vector_env, probe_spec
-from ddrl.envs.vectors import environment_seeds
+from ddrl.envs.spaces import environment_seeds
 
 __all__ = ["environment_seeds", "make_vector_env", "probe_spec"]

@@ -20,7 +20,7 @@ import numpy as np
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import Array, ArraySpec, Bytes, EnvSpec, EnvStep
-from ddrl.envs.vectors import environment_seeds
+from ddrl.envs.spaces import environment_seeds
 
 ale_py.ALEInterface.setLoggerMode(cast(Any, ale_py).LoggerMode.Error)  # no banner from each of hundreds of processes
 cv2.setNumThreads(1)  # a screen is small, and a host runs one rollout for each core already

@@ -120,6 +120,11 @@ def require_space(env_id: str, env: Any, name: str) -> Any:
     )
 
 
+def environment_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of `count` environments that share no episode with those of another `seed` (seed, seed + 1, ... would)."""
+    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
+
+
 SPACES = ("action_space", "observation_space")
 
 
@@ -139,6 +144,20 @@ def own_spaces(env: Any) -> None:
         with contextlib.suppress(AttributeError, TypeError):  # a property, or an object of another interface
             if name not in vars(inner):
                 setattr(inner, name, copy.deepcopy(getattr(inner, name)))
+
+
+def batched(space: spaces.Box[Any], count: int) -> spaces.Box[Any]:
+    """`space` of `count` environments, with bounds that broadcast."""
+    batch: Any = copy.copy(space)
+    batch._shape = (count, *space.shape)
+    return batch
+
+
+def without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """`space`, which contains every action: CartPole checks each action in each step, a sixth of the step's time."""
+    trusting = copy.copy(space)
+    trusting.contains = lambda x: True  # type: ignore[method-assign]
+    return trusting
 
 
 def describe(

@@ -4,22 +4,22 @@ adapter of Gymnasium's vectors, and one of a user's own. `CheckedVectorEnv` is w
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from ddrl.core.errors import EnvError
 from ddrl.core.metrics import info_figure
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
 from ddrl.envs.spaces import (
     MaskReader,
+    batched,
     describe,
     describe_named,
+    environment_seeds,
     first_action,
     is_array,
     is_box,
@@ -34,6 +34,7 @@ from ddrl.envs.spaces import (
     seed_spaces,
     shown,
     with_action_ranges,
+    without_check,
 )
 
 FIGURE_EPISODES = 100  # that a figure of info is a mean of
@@ -47,11 +48,6 @@ def as_number(value: Any) -> float | None:
     except (TypeError, ValueError):
         return None
     return float(numbers.item()) if numbers.size == 1 and value is not None else None
-
-
-def environment_seeds(seed: int, count: int) -> list[int]:
-    """Seeds of `count` environments that share no episode with those of another `seed` (seed, seed + 1, ... would)."""
-    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count, np.uint32)]
 
 
 class CheckedVectorEnv:
@@ -320,12 +316,12 @@ class NativeVectorEnv(CheckedVectorEnv):
         super().__init__(env_id, vector.num_envs, describe(env_id, space, actions), first_action(actions), reward_clip)
         self._vector = vector
         self.holders = [vector]
-        self._write = observation_writer(env_id, _batched(space, self.num_envs))
+        self._write = observation_writer(env_id, batched(space, self.num_envs))
         self._out_shape = (self.num_envs, *self.spec.observation.shape)
         self._out_dtype = np.dtype(self.spec.observation.dtype)
         self._trusted = trusted
         if trusted:
-            vector.action_space = _without_check(vector.action_space)
+            vector.action_space = without_check(vector.action_space)
 
     def _begin_all(self, seed: int) -> Array:
         (own_seed,) = environment_seeds(seed, 1)
@@ -371,20 +367,6 @@ class NativeVectorEnv(CheckedVectorEnv):
         own = np.empty(self._out_shape, self._out_dtype)
         self._write(observation, own)
         return own
-
-
-def _batched(space: spaces.Box[Any], count: int) -> spaces.Box[Any]:
-    """`space` of `count` environments, with bounds that broadcast."""
-    batch: Any = copy.copy(space)
-    batch._shape = (count, *space.shape)
-    return batch
-
-
-def _without_check(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """`space`, which contains every action: CartPole checks each action in each step, a sixth of the step's time."""
-    trusting = copy.copy(space)
-    trusting.contains = lambda x: True  # type: ignore[method-assign]
-    return trusting
 
 
 class OwnVectorEnv(CheckedVectorEnv):

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from ddrl.core.generators import Generators, generators_kept, seed_generators
-from ddrl.envs.vectors import LoopVectorEnv, environment_seeds
+from ddrl.envs.spaces import environment_seeds
+from ddrl.envs.vectors import LoopVectorEnv
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import run_in_turns, run_serial
