@@ -72,7 +72,7 @@ _NAMED = {
         ),
         (
             "the best policy is not confirmed",
-            "self.best.confirm(evaluator.confirm(self.best.vector(), stopped))",
+            "self.best.confirm(evaluator.confirm(self.best.vector(), self.best.states, stopped))",
             "pass",
         ),
     ),
