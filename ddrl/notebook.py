@@ -345,7 +345,8 @@ def panel_html(run: Run) -> str:
     head = f"<b>{escape(run.name)}</b> - {status.state}" + (f" ({escape(status.reason)})" if status.reason else "")
     if not len(series):
         return f"<div>{head}: waiting for its first record</div>"
-    newest = {name: float(values[-1]) for name, values in run.series(since=max(run.cursor - 1, 0)).columns.items()}
+    # The last record of a run that has ended holds no rates.
+    newest = {name: last_reported(values) for name, values in run.series(since=max(run.cursor - 5, 0)).columns.items()}
     judged = run.evaluations()
     numbers = [
         ("steps", count_text(newest["env_steps"])),
@@ -371,7 +372,9 @@ def panel_html(run: Run) -> str:
     if np.isfinite(target) and len(known) and any(np.isfinite(y).any() for _, _, y in lines):
         lines.append(("target", known[[0, -1]], np.repeat(target, 2)))
     curve = sketch(lines, x_name="environment steps", y_name="return")
-    return f"<div>{head}. {escape(causes_of(run)[0].sentence)}</div><table><tr>{cells}</tr></table>{curve}"
+    limit = causes_of(run)[0]
+    sentence = "" if limit.kind == "unknown" and not status.is_active else f". {escape(limit.sentence)}"
+    return f"<div>{head}{sentence}</div><table><tr>{cells}</tr></table>{curve}"
 
 
 def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0, trust: bool = False) -> Film:

@@ -41,7 +41,7 @@ def draw(model: str, states: Mapping[str, Mapping[str, Any]]) -> str:
         return f"<button>{label}</button>"
     if "Slider" in name:
         low, high = state.get("min", 0), state.get("max", 100)
-        slider = f"<input type=range min={low} max={high} value={value}> <b>{value}</b>"
+        slider = f"<input type=range min={low} max={high} step=any value={value}> <b>{value}</b>"
         return f'<div class=row><span style="width:110px">{label}</span>{slider}</div>'
     if name == "Output":
         return "".join(_output(output) for output in state.get("outputs", []))

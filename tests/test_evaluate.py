@@ -15,6 +15,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.evaluate import main
 from ddrl.telemetry.directory import find_film
+from ddrl.video import _Gif
 from tests.acting.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
@@ -145,6 +146,19 @@ def test_a_film_shows_every_step_of_the_episodes(tmp_path: Path, name: str) -> N
         assert ffmpeg.count_frames_and_secs(str(run / name))[0] == shown
     assert find_film(run) == run / name
     assert sorted(path.suffix for path in run.glob(".*")) == []
+
+
+def test_the_frames_of_a_film_are_in_order(tmp_path: Path) -> None:
+    images = pytest.importorskip("PIL.Image", reason="needs the extra [video]")
+    with _Gif(tmp_path / "a.gif", images) as film:
+        for level in (10, 120, 250):
+            film.append_data(np.full((8, 8, 3), level, np.uint8))
+    with images.open(tmp_path / "a.gif") as shown:
+        levels = []
+        for place in range(shown.n_frames):
+            shown.seek(place)
+            levels.append(shown.convert("L").getpixel((0, 0)))
+    assert levels == [10, 120, 250]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
 FIGURE = "application/vnd.plotly.v1+json"  # MIME type of a live figure
 _WHITE: dict[str, Any] = {  # what notebooks add to every figure's layout
+    "colorway": COLORS,
     "paper_bgcolor": "white",
     "plot_bgcolor": "white",
     "font": {"color": "#2a3f5f"},

@@ -130,7 +130,9 @@ np.testing.assert_allclose(pareto.data[0].y, front[:, 1])
 np.testing.assert_array_equal([line.y for line in resized.data], real.sizes.T)
 assert (real.sizes.sum(1) == 900).all()
 assert np.median(real.sizes[-10:, 1]) < 0.7 * np.median(real.sizes[20:30, 1])
-assert target == reward + discount * older[online.argmax()] and len(curve.data) == 2
+np.testing.assert_allclose(target, reward + discount * older[:, policy.outputs(following)["q"].argmax()])
+np.testing.assert_allclose(target.mean(), reward + discount * online.max(), atol=0.03)
+assert plain.mean() > target.mean() + 0.05 and len(curve.data) == 2
 assert "torch" not in sys.modules if "sys" in globals() else True
 """,
     "04_admix": """
@@ -155,6 +157,8 @@ figure = busy_against_tasks(tasks, {"simulated, fair": shares}, bound)
 (line,) = (trace for trace in figure.data if trace.name == "simulated, fair")
 np.testing.assert_allclose(line.x, list(tasks))
 np.testing.assert_allclose(line.y, shares)
+diamond = busy_against_tasks(tasks, {}, bound, pool_of_tasks.measured_point(pool)).data[-1]
+assert list(diamond.x) == [3] and 0 < diamond.y[0] <= 1
 # How long anybody waited is a matter of the machine's speed; that the figure shows it is not.
 times = np.array([[lease.asked, lease.granted, lease.released] for lease in pool.leases])
 asked, granted, released = times.T
@@ -278,6 +282,12 @@ def test_widgets_are_drawn_from_their_saved_state_for_readers_without_a_kernel()
         "button": {"_model_name": "ButtonModel", "description": "Stop"},
     }
     html = draw("box", states)
-    for part in ("m &lt;relays&gt;", "value=4", "data:image/png;base64,AAAA", "<b>0.5</b>", "<button>Stop</button>"):
+    for part in (
+        "m &lt;relays&gt;",
+        "step=any value=4",
+        "data:image/png;base64,AAAA",
+        "<b>0.5</b>",
+        "<button>Stop</button>",
+    ):
         assert part in html
     assert draw("absent", states) == ""

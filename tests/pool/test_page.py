@@ -24,6 +24,8 @@ def test_the_gantt_holds_every_lease_of_a_device_in_its_color(tmp_path):
     for index, device in enumerate(record.devices):
         held = [(lease.granted, lease.released) for lease in record.leases if lease.device == index]
         assert spans(figure, f"holds {device}") == held
+    waits = spans(figure, "waits for a device")
+    assert waits == [(lease.asked, lease.granted) for lease in record.leases]
     assert len(spans(figure, "collector acts")) == len(record.collectors)
 
 
@@ -48,6 +50,16 @@ def test_a_wait_counts_for_each_task_that_held_the_device_meanwhile_by_its_secon
     (waits,) = pool_waits(record).data
     assert [list(row) for row in waits.z] == [[0, 0, 0.25], [1, 0, 0], [0.5, 1.5, 0]]
     assert list(waits.x) == list(waits.y) == ["task0", "task1", "task2"]
+
+
+def test_a_bar_is_a_figure_s_share_of_its_bound_and_says_both(tmp_path):
+    write_pool(tmp_path / "p")
+    record = read_pool(tmp_path / "p")
+    (bars,) = pool_bounds(record).data
+    assert {"busy / wall", "busy / held", "makespan"} <= set(bars.y)
+    for share, text in zip(bars.x, bars.text, strict=True):
+        figure, bound = (float(word) for word in text.split()[:3:2])
+        assert share == pytest.approx(figure / bound, rel=0.02)
 
 
 def test_a_pool_without_a_lease_says_so(tmp_path):

@@ -20,6 +20,7 @@ from ddrl.core.settings import config_to_toml
 from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
 from ddrl.plots.runs import sketch
 from ddrl.telemetry import Recorder, Run, causes_of
+from ddrl.telemetry.causes import Cause
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 
@@ -119,6 +120,18 @@ def test_a_panel_before_the_first_episodes_end_says_so_instead_of_drawing_the_ta
         assert "no episode has ended yet" in panel_html(run)
 
 
+def test_a_run_that_has_ended_shows_its_last_rates_and_no_guess_of_what_limits_it(tmp_path, monkeypatch):
+    with Run(record(tmp_path / "a", seconds=5)) as run:
+        series = run.series(points=300)
+        series.columns["env_steps_per_s"][-2:] = 4321.0, np.nan
+        monkeypatch.setattr(run, "series", lambda *_, **__: series)
+        monkeypatch.setattr("ddrl.notebook.causes_of", lambda _: [Cause("unknown", "Not known yet")])
+        shown = panel_html(run)
+    assert f"<small>steps/s</small><br><b>{count_text(4321.0)}</b>" in shown
+    assert "ended" in shown
+    assert "Not known yet" not in shown
+
+
 def test_the_panel_of_a_directory_that_is_no_run_says_so_and_a_command_to_it_is_answered_in_words(tmp_path):
     panel = Panel(tmp_path / "absent", period=1000.0)
     assert "there is no run directory" in panel._html.value
@@ -150,7 +163,8 @@ def test_each_button_of_the_panel_does_what_it_says(tmp_path):
         press("Set", lambda: "0.00123" in panel._said.value)
         wait_until((run.path / "policy.json").exists, "the first policy")
         press("Play", lambda: "<img" in panel._film.value)
-        assert panel._said.value.startswith("return ")
+        wait_until(lambda: panel._said.value.startswith("return "), "what the episode returned")
+        assert panel._film.value.endswith(panel._said.value)
         wait_until(lambda: panel._html.value.count("<polyline") == 3, "training, evaluation, target")
         assert ">target<" in panel._html.value
         press("Stop", lambda: run.state == "ended")
