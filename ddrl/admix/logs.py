@@ -205,8 +205,9 @@ class Table:
 def stream(folder: Path, name: str, wanted: tuple[str, ...] = ()) -> Iterator[Table]:
     """The rows of a file of the log in order; `wanted`: only these columns, request_id among them.
 
-    EnvError: no such file, another version, a column that is missing or of another type, a null, lists of one row that
-    differ in length, a request_id that falls."""
+    Numbers of another type are converted where that loses nothing but digits of floats. EnvError: no such file, another
+    version, a column that is missing or holds no numbers, a number that its column cannot hold, a null, lists of one
+    row that differ in length, a request_id that falls."""
     package = arrow()
     path = folder / f"{name}.parquet"
     try:
@@ -246,26 +247,37 @@ def stream(folder: Path, name: str, wanted: tuple[str, ...] = ()) -> Iterator[Ta
 def _check_schema(path: Path, given: Any, columns: dict[str, str]) -> None:
     wanted = schema_of(path.stem)
     name = (given.metadata or {}).get(b"ddrl.admix", b"").decode("utf-8", "replace")
-    if name != f"{path.stem}/{VERSION}":
+    if name not in ("", f"{path.stem}/{VERSION}"):  # other writers of Parquet say nothing
         raise EnvError(f"{path}: its metadata says ddrl.admix = {name!r}; this ddrl reads {path.stem}/{VERSION}")
     for column, kind in columns.items():
         if column not in given.names:
             raise EnvError(f"{path}: the column {column} ({kind}) is missing")
         found = given.field(column).type
-        plain = arrow().list_(found.value_type) if hasattr(found, "value_type") else found  # its entries may be null
-        if plain != wanted.field(column).type:
+        if not _convertible(found, wanted.field(column).type):
             raise EnvError(f"{path}: the column {column} has the type {found}; it must be {kind}")
+
+
+def _convertible(found: Any, wanted: Any) -> bool:
+    types = arrow().types
+    if types.is_list(wanted):
+        lists = types.is_list(found) or types.is_large_list(found)
+        return lists and _convertible(found.value_type, wanted.value_type)
+    if types.is_boolean(wanted):
+        return types.is_boolean(found) or types.is_integer(found)
+    return types.is_integer(found) or types.is_floating(found) or types.is_decimal(found)
 
 
 def _columns(path: Path, first_row: int, batch: Any) -> tuple[dict[str, Array], Ints]:
     """The columns of a batch, lists flattened, and the lists' sizes."""
     values: dict[str, Array] = {}
+    schema = schema_of(path.stem)
     sizes = np.ones(batch.num_rows, np.int64)
     lists = 0
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise EnvError(f"{path}: row {first_row + row}: {name} is null")
+        column = _converted(path, first_row, name, column, schema.field(name).type)
         if hasattr(column, "flatten"):
             lengths = np.diff(column.offsets.to_numpy())
             if lists and (lengths != sizes).any():
@@ -277,9 +289,32 @@ def _columns(path: Path, first_row: int, batch: Any) -> tuple[dict[str, Array], 
             lists += 1
             column = column.flatten()
             if column.null_count:
-                raise EnvError(f"{path}: rows {first_row} to {first_row + len(lengths) - 1}: {name} holds a null")
+                entry = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                row = int(np.searchsorted(np.cumsum(lengths), entry, "right"))
+                raise EnvError(f"{path}: row {first_row + row}: {name} holds a null")
         values[name] = column.to_numpy(zero_copy_only=False)
     return values, sizes
+
+
+def _converted(path: Path, first_row: int, name: str, column: Any, wanted: Any) -> Any:
+    """The column with its values as `wanted`; EnvError names the first row that cannot be."""
+    package = arrow()
+
+    def convert(part: Any) -> Any:
+        found = part.cast(wanted)
+        if package.types.is_boolean(wanted) and not found.cast(part.type).equals(part):
+            raise package.ArrowInvalid("it is neither 0 nor 1")
+        return found
+
+    try:
+        return convert(column)
+    except package.ArrowInvalid:
+        for row in range(len(column)):
+            try:
+                convert(column.slice(row, 1))
+            except package.ArrowInvalid as reason:
+                raise EnvError(f"{path}: row {first_row + row}: {name} cannot be {wanted}: {reason}") from None
+        raise
 
 
 # ---- a log as a day --------------------------------------------------------------------------------------------------

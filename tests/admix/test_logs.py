@@ -278,6 +278,59 @@ def test_a_broken_contracts_file_is_refused_by_field(tmp_path, field, value, mes
         open_log(tmp_path)
 
 
+def as_others_write(path, writer):
+    """The file anew, by the types that another library gives the columns, without our metadata."""
+    table = pyarrow.parquet.read_table(path)
+    if writer == "pandas":
+        table.to_pandas().to_parquet(path)
+        return
+    wide = {"polars": pyarrow.large_list, "duckdb": pyarrow.list_}[writer]
+    fields = []
+    for field in table.schema:
+        inner = getattr(field.type, "value_type", field.type)
+        inner = pyarrow.float64() if pyarrow.types.is_floating(inner) else pyarrow.int64()
+        fields.append(pyarrow.field(field.name, wide(inner) if hasattr(field.type, "value_type") else inner))
+    pyarrow.parquet.write_table(table.cast(pyarrow.schema(fields)), path)
+
+
+@pytest.mark.parametrize("writer", ["pandas", "polars", "duckdb"])
+def test_files_with_the_types_of_other_libraries_are_read(tmp_path, writer):
+    if writer == "pandas":
+        pytest.importorskip("pandas")
+    wanted = open_log(tiny(tmp_path / "ours")).requests()
+    tiny(tmp_path / "theirs")
+    for name in ("track_log", "joined_exposure"):
+        as_others_write(tmp_path / "theirs" / f"{name}.parquet", writer)
+    found = open_log(tmp_path / "theirs").requests()
+    for name, values in vars(wanted).items():
+        np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
+
+
+def test_a_number_that_its_column_cannot_hold_is_refused_by_row(tmp_path):
+    path = tiny(tmp_path) / "joined_exposure.parquet"
+    table = pyarrow.parquet.read_table(path)
+    for name, value, words in (
+        ("kind", 0.5, "truncated"),
+        ("kind", 1000, "not in range"),
+        ("billed", 2, "neither 0 nor 1"),
+    ):
+        column = pyarrow.array([0 * value, value])
+        pyarrow.parquet.write_table(table.set_column(table.schema.names.index(name), name, column), path)
+        with pytest.raises(EnvError, match=rf"row 1: {name} cannot be \w+: .*{words}"):
+            open_log(tmp_path).requests()
+
+
+def test_a_null_in_a_list_is_refused_by_row(tmp_path):
+    path = tiny(tmp_path) / "track_log.parquet"
+    table = pyarrow.parquet.read_table(path)
+    values = table["ecpm"].to_pylist()
+    values[1][0] = None
+    column = pyarrow.array(values, pyarrow.list_(pyarrow.float32()))
+    pyarrow.parquet.write_table(table.set_column(table.schema.names.index("ecpm"), "ecpm", column), path)
+    with pytest.raises(EnvError, match="row 1: ecpm holds a null"):
+        open_log(tmp_path).requests()
+
+
 def test_a_market_too_large_for_memory_is_refused(tmp_path):
     path = tiny(tmp_path) / "contracts.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "regions": 100_000, "windows": 100_000}))
