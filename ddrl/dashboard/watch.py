@@ -13,7 +13,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ import streamlit as st
 from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.dashboard import drawing
-from ddrl.telemetry import Run, Status, causes_of, find_runs, run_status
+from ddrl.telemetry import Run, causes_of, facts, find_runs, run_status
+from ddrl.telemetry.directory import NOTES_FILE, read_settings
+from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.sinks import duration_text
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 MAX_ROWS = 100_000  # of a file of all series
 FRAMES = 60  # moments of all counters
-MOST_RUNS = 200  # runs offered for choice
+MAX_RUNS = 5000  # runs offered for choice
+MAX_COMPARED = 40  # runs that are compared at once
 PERIOD = float(
     os.environ.get("DDRL_DASHBOARD_PERIOD", "1.0")
 )  # [s] between refreshes of a running run; benchmarks shorten it
@@ -69,12 +73,40 @@ def folder() -> Path:
 
 def listed() -> list[Path]:
     """The runs of the folder, the newest first."""
-    return find_runs(folder())[:MOST_RUNS]
+    return find_runs(folder())[:MAX_RUNS]
 
 
-def state_of(path: Path) -> Status:
-    """State of a run, with its reason."""
-    return run_status(path)
+def name_of(path: Path) -> str:
+    """A run's name: its place in the folder, where it may be a task of a pool or an experiment's."""
+    return path.relative_to(folder()).as_posix() if path.is_relative_to(folder()) and path != folder() else path.name
+
+
+def facts_at(path: Path) -> Facts:
+    """The figures of a run for a table, read anew when its files have changed."""
+    return _facts_at(path, run_status(path).state, changed_at(path))
+
+
+@lru_cache(maxsize=MAX_RUNS)
+def _facts_at(path: Path, state: str, changed: float) -> Facts:
+    return facts.facts_at(path, facts.BRIEF)
+
+
+def changed_at(path: Path) -> float:
+    """When a run's files changed last."""
+    times = [0.0]
+    for name in ("telemetry.sqlite", "telemetry.sqlite-wal", "summary.json", NOTES_FILE):
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime)
+    return max(times)
+
+
+def settings_of(paths: Mapping[str, Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Settings of the runs that have readable ones."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, path in paths.items():
+        with contextlib.suppress(DdrlError):
+            found[name] = read_settings(path / "config.toml")
+    return found
 
 
 def show(names: list[str]) -> None:
@@ -99,11 +131,25 @@ def read_address() -> None:
     with contextlib.suppress(KeyError, ValueError):
         kept["smoothing"] = min(max(float(query["smoothing"]), 0.0), 0.99)
     kept["log"] = query.get("log") == "1"
+    table().update(filter=query.get("filter", ""), fold=query.get("fold") == "1", hidden=query.get("hidden") == "1")
 
 
 def curves() -> dict[str, Any]:
     """What curves look like: x, smoothing, log. Kept apart from the widgets, whose values end with their page."""
     return st.session_state.setdefault("curves", {"x": "env_steps", "smoothing": 0.0, "log": False})
+
+
+def table() -> dict[str, Any]:
+    """What the table of all runs shows: filter, fold, hidden."""
+    return st.session_state.setdefault("table", {"filter": "", "fold": False, "hidden": False})
+
+
+def write_address() -> None:
+    """Put all that is chosen into the page's address."""
+    kept = curves()
+    shown = {name: str(int(value)) if isinstance(value, bool) else value for name, value in table().items() if value}
+    words = {"x": kept["x"], "smoothing": f"{kept['smoothing']:g}", "log": str(int(kept["log"]))}
+    st.query_params.from_dict({"run": st.session_state["names"], **words, **shown})
 
 
 def _choose(names: list[str]) -> None:
@@ -132,7 +178,7 @@ def choose_runs(*, with_curves: bool = False) -> None:
             help="Absolute, or relative to where the dashboard was started.",
         )
         paths = listed()
-        names = [path.name for path in paths]
+        names = [name_of(path) for path in paths]
         by_name = dict(zip(names, paths, strict=True))
         _choose(names)
         st.multiselect(
@@ -160,15 +206,13 @@ def choose_runs(*, with_curves: bool = False) -> None:
         _look_for_runs(tuple(names), tuple(run_status(path).state for path in state["paths"]))
         with st.expander("A run on another machine"):
             st.markdown(REMOTE)
-    st.query_params.from_dict(
-        {"run": state["names"], "x": kept["x"], "smoothing": f"{kept['smoothing']:g}", "log": str(int(kept["log"]))}
-    )
+    write_address()
 
 
 @st.fragment(run_every=LOOK_PERIOD)
 def _look_for_runs(names: tuple[str, ...], states: tuple[str, ...]) -> None:
     """Redraw the whole page only when a run came, went, began, paused or ended."""
-    now = tuple(path.name for path in listed())
+    now = tuple(map(name_of, listed()))
     if set(now) != set(names) or tuple(run_status(path).state for path in st.session_state.get("paths", [])) != states:
         st.rerun()
 
@@ -185,7 +229,7 @@ def opened(paths: list[Path]) -> Generator[Runs]:
         runs: Runs = {}
         for path in paths:
             try:
-                runs[path.name] = stack.enter_context(Run(path))
+                runs[name_of(path)] = stack.enter_context(Run(path))
             except DdrlError as error:
                 st.warning(literal(str(error)), icon=":material/folder_off:")
         yield runs

@@ -423,6 +423,98 @@ def settings_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, diffe
     return {name: np.array([row[index] for row in rows], object) for index, name in enumerate(names)}
 
 
+MAX_SETTINGS = 12  # columns of settings in a table of runs
+RUN_COLUMNS = (
+    *("run", "name", "tags", "state", "task", "best return", "last return", "confirmed return"),
+    *("env steps", "time [min]", "reason", "note"),
+)
+
+
+def runs_table(facts: Mapping[str, Facts], settings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """All runs, a row each: what it is and what it reached, then only the settings in which runs differ. Both by the
+    run's name."""
+    rows = [
+        (
+            name,
+            run.label,
+            ", ".join(run.tags),
+            run.state,
+            run.task,
+            run.best,
+            run.last,
+            run.confirmed,
+            run.env_steps,
+            run.wall_seconds / 60,
+            run.reason.partition("\n")[0],
+            run.note,
+        )
+        for name, run in facts.items()
+    ]
+    table: dict[str, Any] = {column: [row[index] for row in rows] for index, column in enumerate(RUN_COLUMNS)}
+    if len(settings) > 1:
+        differing = settings_table(_differing_sections(settings), differing=True)
+        shown = [row for row, name in enumerate(differing["setting"]) if name not in ("run.dir", "env.id")]
+        shown.sort(key=lambda row: str(differing["setting"][row]).startswith("run."))
+        for row in shown[:MAX_SETTINGS]:
+            values = [str(differing[name][row]) if name in settings else _ABSENT for name in facts]
+            table[str(differing["setting"][row])] = values
+    return table
+
+
+def _differing_sections(
+    settings: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The sections in which not all runs are alike: of thousands of runs most sections are."""
+    first = next(iter(settings.values()))
+    names = {section for tree in settings.values() for section in tree}
+    kept = [name for name in names if any(tree.get(name) != first.get(name) for tree in settings.values())]
+    return {run: {name: tree[name] for name in kept if name in tree} for run, tree in settings.items()}
+
+
+def folded_runs(facts: Mapping[str, Facts], labels: Mapping[str, str]) -> dict[str, Any]:
+    """Groups of runs of one label, a row each: how many, and the interquartile mean of their best, last and confirmed
+    returns with its 95 % interval."""
+    groups: dict[tuple[str, str], list[Facts]] = {}
+    for name, run in facts.items():
+        groups.setdefault((run.task, labels.get(name, name)), []).append(run)
+    table: dict[str, Any] = {
+        "task": [task for task, _ in groups],
+        "settings": [label for _, label in groups],
+        "runs": [len(runs) for runs in groups.values()],
+    }
+    for column in ("best", "last", "confirmed"):
+        found = [interquartile(np.array([getattr(run, column) for run in runs])) for runs in groups.values()]
+        table[f"{column} return"] = [mean for mean, _, _ in found]
+        table[f"{column}, 95 %"] = ["-" if math.isnan(low) else f"{low:.1f} to {high:.1f}" for _, low, high in found]
+    return table
+
+
+RESAMPLES = 2000  # of a bootstrap
+
+
+def interquartile(values: Array) -> tuple[float, float, float]:
+    """The mean of the middle half of `values` [runs], and its 95 % bootstrap interval (Agarwal et al. 2021), over those
+    that are numbers; NaN for none, and no interval for one."""
+    kept = values[np.isfinite(values)]
+    if not len(kept):
+        return math.nan, math.nan, math.nan
+    # A run counts with the part of its share of the ranks, [i / n, (i + 1) / n], that is in the middle half.
+    edges = np.clip(np.arange(len(kept) + 1) / len(kept), 0.25, 0.75)
+    weights = 2.0 * np.diff(edges)
+    mean = float(np.sort(kept) @ weights)
+    if len(kept) == 1:
+        return mean, math.nan, math.nan
+    drawn = np.random.default_rng(0).choice(kept, (RESAMPLES, len(kept)))
+    low, high = np.quantile(np.sort(drawn, axis=1) @ weights, (0.025, 0.975))
+    return mean, float(low), float(high)
+
+
+def matches(row: Sequence[object], words: str) -> bool:
+    """Whether a row of a table holds every word, in any of its entries, whatever the case."""
+    text = " ".join(map(str, row)).lower()
+    return all(word in text for word in words.lower().split())
+
+
 def differing_labels(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, str]:
     """What a legend says of each run: the settings in which it differs (learner.lr=0.001), else its name.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 import tomllib
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 import tomli_w
@@ -29,11 +31,23 @@ from ddrl.telemetry.store import FILE_NAME
 FILMS = {".gif": "image/gif", ".mp4": "video/mp4"}  # what a film may be, by its name's end
 
 
-def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
-    """A config.toml: its settings, and as far as this version knows them the config, or why they make none."""
+_Content = TypeVar("_Content")
+
+
+def read_config(path: Path) -> Config | str:
+    """The config of a config.toml, as far as this version knows its settings, or why they make none."""
+    return _read(path, _parse_config)
+
+
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
+    """The settings of a config.toml by section; not to be changed."""
+    return _read(path, _parse_settings)
+
+
+def _read(path: Path, parse: Callable[[Path, int, int], _Content]) -> _Content:
     try:
         status = path.stat()
-        return _parse_config(path, status.st_mtime_ns, status.st_size)
+        return parse(path, status.st_mtime_ns, status.st_size)
     except OSError as error:
         raise RunDirError(
             f"cannot read {path} ({error.strerror}): the run directory is half-written or being deleted"
@@ -42,9 +56,38 @@ def read_config(path: Path) -> tuple[dict[str, dict[str, Any]], Config | str]:
         raise RunDirError(f"{path} is half-written or no file of settings ({shortened(error)})") from None
 
 
-@lru_cache(maxsize=64)  # a page reads it once a second
-def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dict[str, Any]], Config | str]:
-    settings: dict[str, Any] = tomllib.loads(read_regular(path, MAX_DOCUMENT).decode())
+@lru_cache(maxsize=4096)  # a table of runs reads them all once a second
+def _parse_settings(path: Path, changed_ns: int, size: int) -> dict[str, Any]:
+    text = read_regular(path, MAX_DOCUMENT).decode()
+    try:
+        return _joined([_parse_block(block) for block in re.split(r"(?m)^(?=\[)", text)])
+    except ValueError:  # a string or list with a line that begins as a table does; or no file of settings
+        return tomllib.loads(text)
+
+
+@lru_cache(maxsize=4096)
+def _parse_block(text: str) -> dict[str, Any]:
+    """One table: runs of one folder have most of theirs in common, and parsing them is what takes time."""
+    return tomllib.loads(text)
+
+
+def _joined(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tables as one tree: [learner], then [learner.c51]. ValueError where two hold the same name."""
+    tree: dict[str, Any] = {}
+    for block in blocks:
+        for section, values in block.items():
+            known: Any = tree.get(section, {})
+            if section in tree and not (isinstance(known, dict) and isinstance(values, dict) and values):
+                raise ValueError(section)
+            if isinstance(values, dict) and known.keys() & values.keys():
+                raise ValueError(section)
+            tree[section] = {**known, **values} if known else values
+    return tree
+
+
+@lru_cache(maxsize=64)
+def _parse_config(path: Path, changed_ns: int, size: int) -> Config | str:
+    settings = _parse_settings(path, changed_ns, size)
     known = {info.name for info in describe_settings()}
     tree: dict[str, dict[str, Any]] = {
         section: {
@@ -56,9 +99,9 @@ def _parse_config(path: Path, changed_ns: int, size: int) -> tuple[dict[str, dic
         if isinstance(values, dict)
     }
     try:
-        return settings, config_from_toml(tomli_w.dumps(tree), str(path), reading=True)
+        return config_from_toml(tomli_w.dumps(tree), str(path), reading=True)
     except ConfigError as error:
-        return settings, str(error)
+        return str(error)
 
 
 MAX_DEPTH = 4  # folders below the one that is searched for runs
@@ -198,6 +241,40 @@ def _status_of_older(run_dir: Path) -> Status:
     if is_alive(live):
         return Status("running", pid=live.pid, host=live.host)
     return Status("dead", f"its process {live.pid} is gone and never said why", pid=live.pid, host=live.host)
+
+
+class Notes(msgspec.Struct, frozen=True):
+    """RUN/notes.json: what somebody has written about a run. Runs with the tag `HIDDEN` are left out of tables."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    note: str = ""
+
+
+NOTES_FILE = "notes.json"
+HIDDEN = "hidden"
+_NOTES_DECODER = msgspec.json.Decoder(Notes)
+
+
+def read_notes(run_dir: Path) -> Notes:
+    """What was written about a run; nothing where the file is missing or damaged."""
+    try:
+        return decode(read_regular(run_dir / NOTES_FILE, MAX_STATUS), _NOTES_DECODER, MessageError, NOTES_FILE)
+    except (OSError, MessageError):
+        return Notes()
+
+
+def write_notes(run_dir: Path, notes: Notes) -> None:
+    """Keep what is written about a run. RunDirError where that fails, or it is too much."""
+    data = msgspec.json.format(msgspec.json.encode(notes)) + b"\n"
+    if len(data) > MAX_STATUS:
+        raise RunDirError(
+            f"name, tags and note of {run_dir.name} take {len(data)} bytes; at most {MAX_STATUS} are kept"
+        )
+    try:
+        write_atomically(run_dir / NOTES_FILE, data, sync=False)
+    except OSError as error:
+        raise RunDirError(f"cannot write {run_dir / NOTES_FILE} ({error.strerror})") from None
 
 
 class LiveFile(msgspec.Struct, omit_defaults=True):

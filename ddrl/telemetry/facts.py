@@ -6,6 +6,7 @@ not known."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +16,7 @@ import numpy as np
 from ddrl.core.errors import DdrlError
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import causes_of
-from ddrl.telemetry.directory import find_runs
+from ddrl.telemetry.directory import find_runs, read_notes
 from ddrl.telemetry.reading import Run
 
 NAN = float("nan")
@@ -32,6 +33,9 @@ class Facts:
     name: str
     state: str
     reason: str = ""
+    label: str = ""  # by hand, as are tags and note
+    tags: tuple[str, ...] = ()
+    note: str = ""
     task: str = ""
     evaluations: int = 0
     best: float = NAN
@@ -50,10 +54,14 @@ class Facts:
         return _plain(asdict(self))
 
 
-def facts_of(run: Run) -> Facts:
-    """The figures of an open run. DdrlError where it cannot be read."""
+BRIEF = ("env_steps", "updates", "env_steps_per_s", "updates_per_s", "seconds_left")  # series that a table shows
+
+
+def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
+    """The figures of an open run, with the newest values of these series (all). DdrlError where it cannot be read."""
     status = run.status
-    series = run.series(since=max(run.cursor - LAST, 0))
+    notes = read_notes(run.path)
+    series = run.series(series_names, since=max(run.cursor - LAST, 0))
     newest = {name: last_reported(values) for name, values in series.columns.items()}
     returns = run.evaluations()["mean"]
     judged = returns[np.isfinite(returns)]
@@ -68,6 +76,9 @@ def facts_of(run: Run) -> Facts:
         run.name,
         status.state,
         status.reason,
+        notes.name,
+        notes.tags,
+        notes.note,
         str(run.settings.get("env", {}).get("id", "")),
         len(returns),
         float(judged.max()) if len(judged) else NAN,
@@ -83,11 +94,11 @@ def facts_of(run: Run) -> Facts:
     )
 
 
-def facts_at(path: Path) -> Facts:
-    """The figures of a run directory; of one that cannot be read, why not, as its reason."""
+def facts_at(path: Path, series_names: Sequence[str] | None = None) -> Facts:
+    """The same of a run directory; of one that cannot be read, why not, as its reason."""
     try:
         with Run(path) as run:
-            return facts_of(run)
+            return facts_of(run, series_names)
     except DdrlError as error:
         return Facts(str(path), path.name, "unreadable", str(error))
 

@@ -25,7 +25,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError
 from ddrl.core.files import DAMAGE, read_json
 from ddrl.core.specs import Array, Floats, Ints
-from ddrl.telemetry.directory import State, Status, read_config, run_status
+from ddrl.telemetry.directory import State, Status, read_config, read_settings, run_status
 from ddrl.telemetry.series import SERIES, Series
 from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, has_own_tables, quoted, spans, unpack_table
 
@@ -149,12 +149,12 @@ class Run:
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
         """RUN/config.toml: section -> name -> value."""
-        return read_config(self.path / "config.toml")[0]
+        return read_settings(self.path / "config.toml")
 
     @property
     def config(self) -> Config:
         """The effective config; of a run that another version made, the settings that this version knows."""
-        found = read_config(self.path / "config.toml")[1]
+        found = read_config(self.path / "config.toml")
         if isinstance(found, str):
             raise RunDirError(f"{found}: the run was made by another version of ddrl")
         return found

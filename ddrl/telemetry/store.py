@@ -21,6 +21,7 @@ import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -170,12 +171,20 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
 def has_own_tables(db: sqlite3.Connection, *, empty: bool = False) -> bool:
     """Whether the file holds no more than the tables of `_SCHEMA`, or nothing at all where it is `empty`: a view or a
     trigger of others would be run by who reads or writes these tables."""
-    listed = "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+    known = frozenset[tuple[str, str]]() if empty else _own_tables()
+    return known.issuperset(db.execute(_LISTED))
+
+
+_LISTED = "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+
+
+@cache
+def _own_tables() -> frozenset[tuple[str, str]]:
     own = sqlite3.connect(":memory:")
     own.executescript(_SCHEMA)
-    known: set[tuple[str, str]] = set() if empty else set(own.execute(listed))
+    known = frozenset(own.execute(_LISTED))
     own.close()
-    return known.issuperset(db.execute(listed))
+    return known
 
 
 def _prepare(db: sqlite3.Connection, metrics: Sequence[Metric], series: Sequence[Series]) -> None:

@@ -1,8 +1,6 @@
-"""Runs: all of them in one table, to be sorted, downloaded, and chosen for comparison."""
+"""Runs: all of them in one table, to be filtered, sorted, named, hidden, and chosen for comparison."""
 
-import contextlib
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -10,57 +8,81 @@ import streamlit as st
 from ddrl import plots
 from ddrl.core.errors import DdrlError
 from ddrl.dashboard import watch
-from ddrl.telemetry import Run
-from ddrl.telemetry.facts import facts_of
+from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
+
+RETURNS = ("best return", "last return", "confirmed return", "time [min]")
+FORMATS = {name: st.column_config.NumberColumn(format="%.1f") for name in RETURNS}
 
 
-@st.cache_data(max_entries=1000, show_spinner=False)
-def row_of(path: Path, state: str, changed: float) -> dict[str, object]:
-    """What the table says of one run; read anew when its files have `changed`."""
-    row: dict[str, object] = {"run": path.name, "state": state}
-    with contextlib.suppress(DdrlError), Run(path) as run:
-        facts = facts_of(run)
-        row["settings"] = run.settings
-        row |= {"reason": facts.reason, "task": facts.task, "env steps": facts.env_steps}
-        row |= {"best return": facts.best, "last return": facts.last, "confirmed return": facts.confirmed}
-        row["time [min]"] = facts.wall_seconds / 60
-    return row
+def describe(name: str, path: Path) -> None:
+    """What somebody writes about a run."""
+    known = read_notes(path)
+    with st.form(f"notes of {name}"):
+        left, right = st.columns(2)
+        label = left.text_input("Name", known.name)
+        tags = right.text_input("Tags", ", ".join(known.tags), help="Separated by commas; hidden leaves the run out.")
+        note = st.text_area("Note", known.note, height=80)
+        if st.form_submit_button(f"Keep, in {watch.literal(name)}/notes.json"):
+            kept = tuple(tag for tag in (tag.strip() for tag in tags.split(",")) if tag)
+            write(path, Notes(label.strip(), kept, note.strip()))
 
 
-def changed_at(path: Path) -> float:
-    """When a run's files changed last."""
-    times = [0.0]
-    for name in ("telemetry.sqlite", "telemetry.sqlite-wal", "summary.json"):
-        with contextlib.suppress(OSError):
-            times.append((path / name).stat().st_mtime)
-    return max(times)
+def write(path: Path, notes: Notes) -> None:
+    """Keep them; where that fails, why."""
+    try:
+        write_notes(path, notes)
+    except DdrlError as error:
+        st.warning(watch.literal(str(error)), icon=":material/folder_off:")
+        return
+    st.rerun()
 
 
-rows = [row_of(path, watch.state_of(path).state, changed_at(path)) for path in watch.listed()]
-settings: dict[str, Any] = {str(row["run"]): row.pop("settings") for row in rows if "settings" in row}
-labels = plots.differing_labels(settings)
-for row in rows:
-    label = labels.get(str(row["run"]), "")
-    row["differs in"] = "" if label == row["run"] else label
-# What it is and what it reached; only then the settings, which would push figures out of sight.
-columns = ["run", "state", "reason", "task", "best return", "last return", "confirmed return", "env steps"]
-table = pd.DataFrame(rows).reindex(columns=[*columns, "time [min]", "differs in"])
+paths = {watch.name_of(path): path for path in watch.listed()}
+facts = {name: watch.facts_at(path) for name, path in paths.items()}
+left, middle, right = st.columns([4, 1, 1], vertical_alignment="bottom")
+kept = watch.table()
+for key, value in kept.items():
+    st.session_state.setdefault(key, value)
+words = left.text_input("Filter", key="filter", placeholder="cartpole failed: rows with all of it") or ""
+fold = middle.toggle("Fold seeds", key="fold", help="Runs that differ in their seed alone as one row.")
+with_hidden = right.toggle("Show hidden", key="hidden")
+kept.update(filter=words, fold=fold, hidden=with_hidden)
+watch.write_address()
+facts = {name: run for name, run in facts.items() if with_hidden or HIDDEN not in run.tags}
+settings = watch.settings_of({name: paths[name] for name in facts})
+table = plots.runs_table(facts, settings)
+rows = [index for index, row in enumerate(zip(*table.values(), strict=True)) if plots.matches(row, words)]
+names = [table["run"][index] for index in rows]
 st.caption(
-    "Best and last are means of single evaluations; confirmed is the mean over the fresh episodes that judged the best "
-    "policy once more, and the one to report."
+    f"{len(names)} of {len(paths)} runs. Best and last are means of single evaluations; confirmed is the mean over the "
+    "fresh episodes that judged the best policy once more, and the one to report."
 )
-chosen = st.dataframe(
-    table,
-    hide_index=True,
-    key="all runs",
-    on_select="rerun",
-    selection_mode="multi-row",
-    column_config={
-        name: st.column_config.NumberColumn(format="%.1f")
-        for name in ("best return", "last return", "confirmed return", "time [min]")
-    },
-)
-picked = [str(table["run"][index]) for index in chosen.selection.rows]
-if st.button("Compare the chosen runs", disabled=not picked):
+if fold:
+    labels = plots.differing_labels({name: settings[name] for name in names if name in settings})
+    folded = plots.folded_runs({name: facts[name] for name in names}, labels)
+    shown = pd.DataFrame(folded)
+    st.dataframe(shown, hide_index=True, key="groups", column_config=FORMATS)
+    st.caption("Interquartile means over the runs of a group, with their 95 % bootstrap intervals.")
+    picked = names
+else:
+    shown = pd.DataFrame({column: [values[index] for index in rows] for column, values in table.items()})
+    chosen = st.dataframe(
+        shown,
+        hide_index=True,
+        key="all runs",
+        on_select="rerun",
+        selection_mode="multi-row",
+        column_config=FORMATS,
+    )
+    picked = [names[index] for index in chosen.selection.rows if index < len(names)]
+left, middle, right = st.columns(3)
+if left.button(f"Compare the chosen runs ({len(picked)})", disabled=not 0 < len(picked) <= watch.MAX_COMPARED):
     watch.show(picked)
-st.download_button("Download as CSV", table.to_csv(index=False), "runs.csv", "text/csv", on_click="ignore")
+if middle.button("Hide the chosen runs", disabled=fold or not picked):
+    for name in picked:
+        known = read_notes(paths[name])
+        write_notes(paths[name], Notes(known.name, (*known.tags, HIDDEN), known.note))
+    st.rerun()
+right.download_button("Download as CSV", shown.to_csv(index=False), "runs.csv", "text/csv", on_click="ignore")
+if len(picked) == 1 and not fold:
+    describe(picked[0], paths[picked[0]])

@@ -1,0 +1,154 @@
+"""The table of all runs, and what is folded of it, against values computed by hand."""
+
+import math
+import subprocess
+import sys
+import tomllib
+
+import numpy as np
+import pytest
+
+from ddrl import plots
+from ddrl.core.errors import RunDirError
+from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
+from ddrl.telemetry.facts import Facts
+from tests.sources import ROOT, environment
+from tests.telemetry.feeding import record_run
+from tests.waiting import PATIENCE
+
+NAN = math.nan
+SETTINGS = {
+    "a": {"run": {"seed": 1, "dir": "a"}, "env": {"id": "Small-v0"}, "learner": {"lr": 0.001, "hidden": [64]}},
+    "b": {"run": {"seed": 2, "dir": "b"}, "env": {"id": "Small-v0"}, "learner": {"lr": 0.001, "hidden": [64]}},
+    "pool/c": {"run": {"seed": 1, "dir": "c"}, "env": {"id": "Small-v0"}, "learner": {"lr": 0.1, "hidden": [64]}},
+}
+FACTS = {
+    "a": Facts("a", "a", "ended", "goal\nmore", "first", ("good", "old"), "a note", "Small-v0", 3, 9.0, 7.0, 8.0, 1e4),
+    "b": Facts("b", "b", "running", task="Small-v0", best=5.0, last=5.0, wall_seconds=120.0),
+    "pool/c": Facts("c", "c", "failed", task="Small-v0", best=1.0),
+}
+
+
+def test_a_run_is_a_row_with_what_it_reached_and_then_only_settings_that_differ():
+    table = plots.runs_table(FACTS, SETTINGS)
+    assert list(table)[:4] == ["run", "name", "tags", "state"]
+    assert list(table)[-2:] == ["learner.lr", "run.seed"]
+    assert table["run"] == ["a", "b", "pool/c"]
+    assert table["tags"] == ["good, old", "", ""]
+    assert table["reason"] == ["goal", "", ""]
+    assert table["best return"] == [9.0, 5.0, 1.0]
+    assert table["last return"][:2] == [7.0, 5.0]
+    assert table["confirmed return"][0] == 8.0
+    assert table["time [min]"][1] == 2.0
+    assert table["learner.lr"] == ["0.001", "0.001", "0.1"]
+    assert table["note"] == ["a note", "", ""]
+
+
+def test_a_run_without_readable_settings_has_a_row_too():
+    table = plots.runs_table(FACTS, {name: SETTINGS[name] for name in ("a", "pool/c")})
+    assert table["learner.lr"] == ["0.001", "-", "0.1"]
+    assert "learner.lr" not in plots.runs_table({"a": FACTS["a"]}, {"a": SETTINGS["a"]})
+
+
+def test_seeds_are_folded_to_the_interquartile_mean_and_its_interval():
+    labels = plots.differing_labels(SETTINGS)
+    table = plots.folded_runs(FACTS, labels)
+    assert table["settings"] == ["learner.lr=0.001", "learner.lr=0.1"]
+    assert table["runs"] == [2, 1]
+    assert table["best return"] == [7.0, 1.0]
+    assert table["best, 95 %"] == ["5.0 to 9.0", "-"]
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        ([3.0], 3.0),
+        ([1.0, 3.0], 2.0),
+        ([0.0, 1.0, 2.0, 100.0], 1.5),
+        ([0.0, 10.0, 1000.0], 0 / 6 + 10 * 4 / 6 + 1000 / 6),
+        ([NAN, 4.0], 4.0),
+    ],
+)
+def test_the_interquartile_mean_weighs_each_run_by_its_part_of_the_middle_half(values, mean):
+    assert plots.interquartile(np.array(values))[0] == pytest.approx(mean)
+
+
+def test_no_number_has_no_mean_and_the_interval_holds_the_mean_of_a_normal_sample():
+    assert all(map(math.isnan, plots.interquartile(np.array([NAN]))))
+    mean, low, high = plots.interquartile(np.random.default_rng(1).normal(10.0, 2.0, 40))
+    assert low < mean < high
+    assert 0.8 < high - low < 2.2  # 2 * 1.96 * 2 / sqrt(40) = 1.2 for the mean; the middle half's varies a little more
+
+
+def test_a_filter_wants_all_of_its_words_anywhere_in_the_row():
+    row = ["runs/a", "failed", 0.001]
+    assert plots.matches(row, "FAIL 0.001")
+    assert plots.matches(row, "")
+    assert not plots.matches(row, "failed 0.002")
+
+
+PAGE = """
+import sys
+from streamlit.testing.v1 import AppTest
+app, runs = sys.argv[1:]
+sys.argv = [app, runs]
+test = AppTest.from_file(app, default_timeout=600)
+test.session_state["wanted page"] = "runs"
+test.query_params["filter"] = "two"
+test.run()
+assert not test.exception, test.exception
+(table,) = test.dataframe
+assert table.value["run"].tolist() == ["folder/two"], table.value
+test.text_input(key="filter").set_value("").run()
+assert sorted(test.dataframe[0].value["run"]) == ["folder/two", "one"], test.dataframe[0].value
+test.toggle(key="hidden").set_value(True).run()
+table = test.dataframe[0].value.set_index("run")
+assert table["name"]["three"] == "third", table
+assert test.query_params["hidden"] in ("1", ["1"]), test.query_params
+test.toggle(key="fold").set_value(True).run()
+assert not test.exception, test.exception
+assert test.dataframe[0].value["runs"].sum() == 3, test.dataframe[0].value
+"""
+
+
+def test_the_page_filters_hides_and_names_runs_and_its_address_says_so(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    for name in ("one", "folder/two", "three"):
+        (tmp_path / name).mkdir(parents=True)
+        record_run(tmp_path / name, records=2)
+    write_notes(tmp_path / "three", Notes("third", (HIDDEN,), "*no* markdown"))
+    assert read_notes(tmp_path / "three") == Notes("third", (HIDDEN,), "*no* markdown")
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    command = [sys.executable, "-c", PAGE, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_notes_that_are_damaged_are_none_and_too_long_ones_are_refused(tmp_path):
+    (tmp_path / "notes.json").write_text('{"name": 3')
+    assert read_notes(tmp_path) == Notes()
+    with pytest.raises(RunDirError, match="at most"):
+        write_notes(tmp_path, Notes(note="x" * 10**7))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[a]\nb = 1\n[a.c]\nd = 2\n[e]\nf = """\n[a]\nb = 3\n"""\n',
+        "[a]\nb = [\n[1],\n[2]]\n",
+        "c = 1\n[a]\n[b]\n[b.c.d]\ne = 1\n[b.c]\nf = 2\n",
+        "[[a]]\nb = 1\n[[a]]\nb = 2\n",
+    ],
+)
+def test_settings_that_are_parsed_table_by_table_are_those_of_the_whole_file(tmp_path, text):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    assert read_settings(file) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize("text", ["[a]\nb = 1\n[a]\nb = 2\n", "a = 1\n[a]\nb = 1\n", "[a\n"])
+def test_settings_that_are_no_toml_are_refused_as_before(tmp_path, text):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(RunDirError, match="no file of settings"):
+        read_settings(file)
