@@ -543,6 +543,12 @@ class TelemetryConfig:
     control_port: int = setting(
         0, "port", "Port of the commands; 0: a free one, written to RUN/live.json.", ge=0, le=65535
     )
+    alert: str = setting(
+        "",
+        "command or URL",
+        "Where each alert is sent, once, as JSON: a command that reads it from standard input, or http://...; empty: "
+        "nowhere.",
+    )
     tensorboard: bool = setting(False, "", "Also write TensorBoard event files to RUN/tensorboard.")
     prometheus_port: int = setting(
         0, "port", "Also serve the newest record as Prometheus text on this port of loopback; 0: not.", ge=0, le=65535

@@ -30,6 +30,7 @@ from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular
 NOT_CODE = ("learner.device", "pool.devices")  # settings of the form a:b that nothing is imported by
 PATHS = ("replay.file", "learner.init", "balance.ddqn.network")
 ADDRESSES = ("telemetry.bind",)
+COMMANDS = ("telemetry.alert",)  # commands, and servers that hear of the run
 MAX_ARGUMENT = 1e5  # of the library's factories without a question; beyond it they can take all memory
 _WORD = re.compile(r"[\w-]*")
 
@@ -42,6 +43,8 @@ def foreign_code(settings: Mapping[str, Any], run: Path) -> dict[str, str]:
             continue
         if place in PATHS:
             foreign = value != "" and not _is_inside(Path(value), run)
+        elif place in COMMANDS:
+            foreign = value != ""
         elif place in ADDRESSES:
             foreign = not is_loopback(value)
         elif place.startswith(("env.kwargs.", "env.by_rollout.")):

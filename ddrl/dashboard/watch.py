@@ -31,6 +31,7 @@ from ddrl.telemetry.sinks import duration_text
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 MAX_ROWS = 100_000  # of a file of all series
+ALERTS = 3  # newest ones below the headline
 FRAMES = 60  # moments of all counters
 MAX_RUNS = 5000  # runs offered for choice
 MAX_COMPARED = 40  # runs that are compared at once
@@ -290,11 +291,22 @@ def headline() -> None:
         else:
             line += f"After {duration_text(float(series['wall_seconds'][-1]))}."
         place.markdown(line)
+        if status.state != "ended":
+            for level, text in alerts_of(run):
+                show = place.error if level == "error" else place.warning
+                show(literal(text), icon=":material/notifications:")
         if more:
             with place.expander("All that the error says"):
                 st.code(more, language=None, wrap_lines=True)
 
     live(draw)
+
+
+def alerts_of(run: Run) -> list[tuple[str, str]]:
+    """Level and words of the newest alerts of a run, the newest first."""
+    found = run.events(kinds=["alert"], newest=ALERTS)
+    rows = zip(found["fields"], found["text"], found["wall_seconds"], strict=True)
+    return [(str(f.get("level")), f"{text} (after {duration_text(float(at))})") for f, text, at in rows][::-1]
 
 
 def welcome() -> None:

@@ -9,6 +9,7 @@ their peers. Pure but for `causes_of`."""
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -137,6 +138,29 @@ def between(earlier: Record, newest: Record) -> Processes:
     moments = np.array([(record.time, record.wall_seconds) for record in (earlier, newest)])
     ticks = np.array([earlier.tick, newest.tick])
     return Processes(ticks, moments[:, 0], moments[:, 1], values, newest.columns, newest.tick + 1)
+
+
+class CauseWatch:
+    """Causes from records as they are made, looked for at most every PERIOD."""
+
+    PERIOD = 2.0  # [s]
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._recent = deque[Record]()
+        self._due = -math.inf
+
+    def look(self, record: Record, state: State, before: str = "") -> list[Cause]:
+        """Causes, the most costly first; none where it is too early, or soon after the last look."""
+        if not self._recent or record.time - self._recent[-1].time >= 0.5:
+            self._recent.append(record)
+        while len(self._recent) > 1 and record.time - self._recent[1].time > SPAN:
+            self._recent.popleft()
+        early = state == "running" and record.time - self._recent[0].time < 0.9 * SPAN
+        if early or record.time < self._due:
+            return []
+        self._due = record.time + self.PERIOD
+        return find_causes(between(self._recent[0], record), self._config, state=state, before=before)
 
 
 class _Window:

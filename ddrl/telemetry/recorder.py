@@ -22,6 +22,7 @@ from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.core.specs import Floats
+from ddrl.telemetry.alerts import Alert, Alerts
 from ddrl.telemetry.control import LiveStream
 from ddrl.telemetry.directory import StatusFile
 from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink, Snapshot
@@ -92,6 +93,7 @@ class Recorder:
                 sink.close()
             raise
         self._sinks += sinks
+        self._alerts = Alerts(run_dir, config, self._say_failure)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._latest: Record | None = None
         for kind, text, fields in store.notes:
@@ -171,6 +173,7 @@ class Recorder:
             item = self._items.get()
             if item is not None:
                 self._hand_out(item)
+        self._alerts.close()
         for sink in self._sinks:
             self._guard.attempt(f"closing {type(sink).__name__}", sink.close)
         if self._store in self._sinks:
@@ -187,8 +190,15 @@ class Recorder:
         )
         self._tick += 1
         self._latest = record
+        self._guard.attempt("looking for alerts", lambda: self._raise(self._alerts.look(record, self._status.state)))
         for sink in self._sinks:
             self._guard.attempt(f"recording to {type(sink).__name__}", lambda sink=sink: sink.record(record))
+
+    def _raise(self, alerts: Sequence[Alert]) -> None:
+        for alert in alerts:
+            rank = {} if alert.rank is None else {"rank": alert.rank}
+            self.record_event("alert", f"{alert.level}: {alert.text}", rule=alert.rule, level=alert.level, **rank)
+            self._alerts.send(alert)
 
     def _hand_out(self, item: Event | Evaluation | Snapshot) -> None:
         if isinstance(item, Snapshot):
@@ -198,6 +208,8 @@ class Recorder:
         if isinstance(item, Event):
             if self._store in self._sinks:
                 self._guard.attempt("writing the run's state", lambda: self._status.follow(item))
+            if item.kind == "error":
+                self._raise(self._alerts.failed(item))
             if self._status.state in ("ending", "failed"):
                 self._window.freeze()
         for sink in self._sinks:

@@ -8,7 +8,6 @@ import shutil
 import struct
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import ThreadingHTTPServer
 from importlib import import_module
@@ -22,7 +21,7 @@ from ddrl.core.errors import RunDirError
 from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.specs import Floats
-from ddrl.telemetry.causes import SPAN, between, find_causes
+from ddrl.telemetry.causes import CauseWatch
 from ddrl.telemetry.directory import State, state_after
 from ddrl.telemetry.series import COLUMN, ROLES, Evaluation, Event, Record, series_of
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 # seconds. Numbers keep their columns, so that changes are easy to see.
 
 CAUSE_PERIOD = 10.0  # [s] after a cause was said until another one may be
-CAUSE_LOOK_PERIOD = 2.0  # [s] between looks for what limits the run
 START_PERIOD = 2.0  # [s] between lines while ranks start
 _QUIET_EVENTS = ("start", "plan", "stop", "error", "disk")  # errors and trouble with the disk are printed elsewhere
 
@@ -124,9 +122,8 @@ class ProgressLine:
     def __init__(
         self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0
     ) -> None:
-        self._config = config
         self._goal = config.run.max_env_steps
-        self._recent: deque[Record] = deque()  # over which causes are looked for
+        self._causes = CauseWatch(config)
         self._cause = ""
         self._sick: int | None = None  # the rank that the cause named
         self._state: State = "running"
@@ -153,15 +150,10 @@ class ProgressLine:
 
     def _name_cause(self, record: Record) -> None:
         """Say what limits the run when that has changed, at most every CAUSE_PERIOD."""
-        if not self._recent or record.time - self._recent[-1].time >= 1.0:
-            self._recent.append(record)
-        while record.time - self._recent[1 if len(self._recent) > 1 else 0].time > SPAN:
-            self._recent.popleft()
-        if record.wall_seconds < self._cause_due or record.time - self._recent[0].time < 0.9 * SPAN:
+        causes = self._causes.look(record, self._state, self._cause)
+        if not causes or record.wall_seconds < self._cause_due:
             return
-        self._cause_due = record.wall_seconds + CAUSE_LOOK_PERIOD
-        moments = between(self._recent[0], record)
-        cause = find_causes(moments, self._config, state=self._state, before=self._cause)[0]
+        cause = causes[0]
         is_new = (cause.kind, cause.rank) != (self._cause, self._sick)
         if is_new and cause.kind not in ("unknown", "other"):
             self._cause = cause.kind

@@ -1,0 +1,67 @@
+"""Sweeps: which runs there are, that a mistake is said before any begins, and that one goes on where it stopped."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ddrl import sweep
+from ddrl.core.errors import ConfigError
+from ddrl.telemetry import find_runs
+from ddrl.telemetry.directory import run_status
+from tests.run.launch import TINY
+from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
+
+
+def test_each_choice_of_values_has_a_run_for_each_seed(tmp_path):
+    points = sweep.points_of(tmp_path, ["learner.lr=1e-3,3e-4", "learner.hidden=[64,64],[8]"], 2)
+    assert len(points) == 8
+    assert points[0].path.name == "lr=1e-3,hidden=_64,64_,seed=1"
+    assert points[0].overrides == ("learner.lr=1e-3", "learner.hidden=[64,64]", "run.seed=1")
+    assert len({point.path for point in points}) == 8
+    assert [point.path.name for point in sweep.points_of(tmp_path, [], 3)] == ["seed=1", "seed=2", "seed=3"]
+
+
+@pytest.mark.parametrize("over", [["learner.lr"], ["learner.lr="], ["learner.lr=1,1"], ["learner.lr=,"]])
+def test_what_makes_no_sweep_is_refused(tmp_path, over):
+    with pytest.raises(ConfigError, match="--over"):
+        sweep.points_of(tmp_path, over, 1)
+
+
+def test_a_typing_error_is_said_before_the_first_run_begins(tmp_path, capsys):
+    assert sweep.main(["cartpole", "--over", "learner.lrr=1,2", "--folder", str(tmp_path / "s")]) == 2
+    assert "learner.lrr" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
+    folder = tmp_path / "s"
+    command = [
+        sys.executable,
+        "-m",
+        "ddrl.sweep",
+        "cartpole",
+        "--over",
+        "learner.lr=1e-3,2e-3",
+        "--folder",
+        str(folder),
+    ]
+    command += ["--parallel", "2", "--serial", *TINY]
+    command += ["--set", "run.max_env_steps=8000"]
+    first = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: len(find_runs(folder)) == 2, "both runs")
+    wait_until(lambda: all(any(run.glob("checkpoints/*")) for run in find_runs(folder)), "a checkpoint of each")
+    first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=PATIENCE)
+    assert first.returncode == 130, said
+    assert "goes on with what is left" in said
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "goes on" in done.stdout
+    for path in find_runs(folder):
+        assert run_status(path).reason == "run.max_env_steps reached"
+    again = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert "begins" not in again.stdout
+    assert "2 of 2 runs have ended" in again.stdout
