@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import ConfigError
 from ddrl.core.files import new_file, write_atomically
-from ddrl.core.plugins import CELLS, import_code, mount_cells
+from ddrl.core.plugins import CELLS, code_name, import_code, mount_cells
 
 CHECK_SECONDS = 120.0  # [s] for a fresh process to import the files
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -343,8 +343,9 @@ def main(arguments: Sequence[str]) -> int:
     package, *roles = arguments
     found: dict[str, Any] = {}
     for role in roles:
-        module, _, name = role.partition(":")
-        found[role] = digests(getattr(import_code(f"{package}.{module}"), name))
+        code = code_name(f"{package}.{role}")
+        assert code is not None, role
+        found[role] = digests(getattr(import_code(code.module), code.attribute))
     print(json.dumps(found))
     return 0
 

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import resource
+import subprocess
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -25,11 +29,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from safetensors import SafetensorError
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import ActingModel
+from ddrl.acting.policy_file import ActingModel, SavedPolicy
 from ddrl.admix.environment import Book
 from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
-from ddrl.core.errors import CheckpointError, ConfigError, MessageError, NetworkError, RunDirError, shortened
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError, RunDirError, shortened
 from ddrl.core.files import decode, read_json, write_atomically
 from ddrl.core.specs import Array, Bytes, EnvSpec, Floats32
 
@@ -37,6 +41,11 @@ from ddrl.core.specs import Array, Bytes, EnvSpec, Floats32
 
 MAX_CANDIDATES = 1000  # of one request
 _Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+MAX_DECISION_SECONDS = 1.0  # of the graph
+MAX_TRIAL_SECONDS = 10  # of a new graph, from the start of its process to its first scores
+MAX_TRIAL_BYTES = 8 << 30  # of that process, address space
+MAX_KEPT_STATES = 16  # by which a new policy is tried
+KEEP_PERIOD = 4096  # [requests]
 MAX_REMEMBERED = 1 << 16  # decisions by which a request that is sent again is known
 _Money = Annotated[float, Meta(ge=0, le=1e30)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
@@ -269,7 +278,10 @@ class ServedPolicy:
         self.vector = vector
         self.evaluation = evaluation or {}
         self.loaded = time.time()
-        self._acting = shared._acting if again and shared is not None else ActingPolicy(model, outputs=())
+        if again and shared is not None:
+            self._acting = shared._acting
+        else:
+            self._acting = ActingPolicy(model, outputs=(), max_seconds=MAX_DECISION_SECONDS)
         self.inputs = self._acting.inputs(1)
         self.version = version_of(model, vector)
         if not again:
@@ -291,6 +303,38 @@ class RulePolicy(ServedPolicy):
 
     def scores(self) -> Floats32:
         return self._prior.astype(np.float32)
+
+
+def try_in_child(saved: SavedPolicy) -> None:
+    """Load a graph and score with it in a process of its own, with limits of time and memory; NetworkError where that
+    fails. A server that did it itself would answer nobody meanwhile, or end."""
+    model = saved.model.to_bytes()
+    command = [sys.executable, "-c", "from ddrl.admix import mixer; mixer.score_once()"]
+    try:
+        done = subprocess.run(
+            command,
+            input=len(model).to_bytes(8) + model + saved.vector.tobytes(),
+            capture_output=True,
+            timeout=MAX_TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NetworkError(f"the policy did not score within {MAX_TRIAL_SECONDS:g} s of its load") from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise NetworkError(f"the policy cannot score: {shortened(lines[-1] if lines else f'status {done.returncode}')}")
+
+
+def score_once() -> None:
+    """The child's part of `try_in_child`."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_TRIAL_BYTES, MAX_TRIAL_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_TRIAL_SECONDS, MAX_TRIAL_SECONDS))
+    length = int.from_bytes(sys.stdin.buffer.read(8))
+    model = ActingModel.from_bytes(sys.stdin.buffer.read(length))
+    try:
+        ServedPolicy(model, np.frombuffer(sys.stdin.buffer.read(), np.uint8).copy())
+    except DdrlError as error:
+        sys.exit(str(error))
 
 
 def policy_of(data: bytes, shared: ServedPolicy) -> ServedPolicy:
@@ -366,6 +410,13 @@ class Mixer:
         self._queue = self.tables.queue
         self._decoder = msgspec.json.Decoder(DisplayRequest)
         self._encoder = msgspec.json.Encoder()
+        self._held: Floats32 | None = None  # the action that decides further requests
+        self._held_for = 0
+        self._keep_at = 0  # requests, at which the next state is kept
+        first = {
+            name: np.full((1, *array.shape), 2, array.dtype) for name, array in book.spec.observation.arrays.items()
+        }
+        self._states = deque([first], MAX_KEPT_STATES)
         self.changes = -1  # policies taken into service after the first
         self.use(policy)
 
@@ -420,6 +471,8 @@ class Mixer:
             if scores is None:
                 self.tables.pace()
                 queue.observe()
+                if self.requests >= self._keep_at:
+                    self._keep_state()
                 scores = policy.scores()
             slot, score, place = queue.choose(scores)
         except (ValueError, NetworkError) as error:
@@ -516,14 +569,32 @@ class Mixer:
     # ---- what changes between requests ----------------------------------------------------------------------------
 
     def use(self, policy: ServedPolicy) -> None:
-        """Choose by `policy` from the next request on. CheckpointError where it was trained for other features."""
+        """Choose by `policy` from the next request on. CheckpointError where it was trained for other features, or
+        where it scores no numbers in states that were met; the one before it stays then."""
         require(self.book, policy.model.spec)
+        if self._held is not None:
+            self._held = self._held.copy()  # what policies of one graph score lies in one place
+        for state in self._states:
+            for name, array in policy.inputs.items():
+                if name in state:
+                    array[...] = state[name]
+            try:
+                whole = bool(np.isfinite(policy.scores()).all())
+            except NetworkError as error:
+                raise CheckpointError(f"the policy {policy.version} cannot be served: {error}") from None
+            if not whole:
+                raise CheckpointError(f"the policy {policy.version} scores no finite numbers: train it again")
         inputs = {name: array.view(np.uint8).reshape(1, -1) for name, array in policy.inputs.items()}
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
         self._policy = policy
         self.changes += 1
-        self._held: Floats32 | None = None  # the action that decides further requests
+        self._held = None
         self._held_for = 0
+
+    def _keep_state(self) -> None:
+        """Keep what the policy is about to score; few at first, then each KEEP_PERIOD requests."""
+        self._states.append({name: array.copy() for name, array in self._policy.inputs.items()})
+        self._keep_at = self.requests + min(self.requests + 1, KEEP_PERIOD)
 
     def follow(self, rule: str) -> None:
         """Choose by the rule that the policy departs from, in place of the policy; ConfigError for another rule."""

@@ -59,6 +59,7 @@ from ddrl.admix.mixer import (
     openapi_document,
     policy_of,
     require,
+    try_in_child,
 )
 from ddrl.admix.settings import ServeConfig
 from ddrl.admix.versions import CHOICE, FOLDER, VersionChange, VersionInfo, Versions
@@ -80,6 +81,8 @@ BACKLOG = 2048  # connections that the operating system holds until they are acc
 BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
 CLOCK_PERIOD = 1.0  # [s] between looks at the clock for the day's end
 RETRY = [(b"retry-after", b"1")]  # [s], headers of 429 and 503
+HELD = "ddrl.held"  # bytes of a request's body, in its scope
+HEADER_BYTES = 1024  # of a file of parameters for each tensor, its name included
 MAX_ACCEPTED = 64  # pairs of the headers host and origin that are remembered
 BATCH = 4096  # rows of a scored log written at once
 _encode = msgspec.json.encode
@@ -191,6 +194,7 @@ class App:
         self._loading = asyncio.Lock()
         self._guard = Guard(report)
         self._open = 0
+        self._held = 0  # [B] of bodies
         self._names = {name for name in (config.host.strip("[]"), *config.allow_host.split(",")) if name}
         self._any_host = not (_is_loopback(config.host.strip("[]")) or config.allow_host)
         self._accepted: set[tuple[bytes, bytes]] = set()  # headers host and origin that were found to be its own
@@ -235,7 +239,7 @@ class App:
             route = self._route(path, scope["method"])
             body = b""
             if scope["method"] == "POST":
-                limit = self.config.max_policy if route.taken is bytes else self.config.max_body
+                limit = self._max_parameters() if route.taken is bytes else self.config.max_body
                 body = await self._body(scope, receive, limit)
             answer = await self._answer(route, body)
         except ConnectionResetError:
@@ -249,6 +253,8 @@ class App:
         except DdrlError as error:
             status = 500
             answer = _encode(Error(str(error)))
+        finally:
+            self._held -= scope.pop(HELD, 0)
         self.answers[status] += 1
         kind = b"text/plain; version=0.0.4" if path == "/metrics" and status == 200 else b"application/json"
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(answer))]
@@ -282,6 +288,18 @@ class App:
         if len(self._accepted) < MAX_ACCEPTED:
             self._accepted.add((host, origin))
 
+    def _max_parameters(self) -> int:
+        """Bytes of a file of the served network's parameters, at most."""
+        layout = self.mixer.policy.model.layout
+        return min(self.config.max_policy, layout.nbytes + HEADER_BYTES * (1 + len(layout.entries)))
+
+    def _hold(self, scope: dict[str, Any], count: int) -> None:
+        """Note further bytes of a body, until it has been answered; Refused where they are too many."""
+        if self._held + count > self.config.max_held:
+            raise Refused(429, f"bodies of more than {self.config.max_held} bytes are being sent; send fewer at a time")
+        self._held += count
+        scope[HELD] = scope.get(HELD, 0) + count
+
     async def _body(self, scope: dict[str, Any], receive: Any, limit: int) -> bytes:
         if self.waiting() > self.config.max_queue:
             raise Refused(503, f"more than {self.config.max_queue} requests wait; ask again in a second")
@@ -294,9 +312,10 @@ class App:
         try:
             message = await self._next(receive)
             body = message["body"]
+            self._hold(scope, len(body))
             if message.get("more_body"):
                 async with asyncio.timeout(self.config.body_seconds):
-                    body = await self._rest(bytearray(body), receive, limit)
+                    body = await self._rest(bytearray(body), scope, receive, limit)
         except TimeoutError:
             raise Refused(408, f"the body did not arrive within {self.config.body_seconds:g} s") from None
         finally:
@@ -305,10 +324,11 @@ class App:
             raise Refused(413, f"the body has more than {limit} bytes")
         return body
 
-    async def _rest(self, body: bytearray, receive: Any, limit: int) -> bytes:
+    async def _rest(self, body: bytearray, scope: dict[str, Any], receive: Any, limit: int) -> bytes:
         """A body whose first part this is; no more than `limit` bytes and one further part are held."""
         while len(body) <= limit:
             message = await self._next(receive)
+            self._hold(scope, len(message["body"]))
             body += message["body"]
             if not message.get("more_body"):
                 break
@@ -382,6 +402,8 @@ class App:
     def _newest(self, shared: ServedPolicy) -> ServedPolicy:
         saved = self._versions.newest()
         require(self.mixer.book, saved.model.spec)
+        if saved.model != shared.model:
+            try_in_child(saved)
         served = ServedPolicy(saved.model, saved.vector, saved.evaluation, shared)
         self.keep(saved)
         return served

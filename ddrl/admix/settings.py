@@ -211,6 +211,9 @@ class ServeConfig:
     port: int = setting(8700, "", "Port; 0: a free one, which the first line of output names.", ge=0, le=65535)
     max_body: int = setting(262_144, "B", "Largest body of a request; larger ones get 413.", ge=1024)
     max_policy: int = setting(67_108_864, "B", "Largest body of parameters sent to /v1/policy.", ge=1024)
+    max_held: int = setting(
+        268_435_456, "B", "Bytes of all bodies that are held at one time; further ones get 429.", ge=1 << 20
+    )
     max_open: int = setting(256, "requests", "Requests whose bodies arrive at one time; further ones get 429.", ge=1)
     max_queue: int = setting(512, "requests", "Requests that wait at one time; further ones get 503.", ge=1)
     max_connections: int = setting(2048, "connections", "Open connections; further ones get 503.", ge=1)

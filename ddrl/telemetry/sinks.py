@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
+import socket
 import struct
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -307,8 +309,33 @@ class TensorBoardFiles:
 # -- Prometheus --------------------------------------------------------------------------------------------------------
 
 
+MAX_CLIENTS = 32  # connections at once
 CLIENT_TIMEOUT = 10.0  # [s] that a client may be silent before its connection is closed
 _IDENTITY = ("rank", "role", "host", "pid")  # columns that say whose the others are
+
+
+class _PageServer(ThreadingHTTPServer):
+    """A thread for each connection; beyond MAX_CLIENTS the oldest one is closed."""
+
+    request_queue_size = 2 * MAX_CLIENTS
+
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: list[Any] = []
+        super().__init__(("127.0.0.1", port), handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer one, in its thread."""
+        self._open.append(request)
+        if len(self._open) > MAX_CLIENTS:
+            with contextlib.suppress(OSError):  # it has just ended
+                self._open.pop(0).shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """It was answered."""
+        with contextlib.suppress(ValueError):
+            self._open.remove(request)
+        super().shutdown_request(request)
 
 
 class PrometheusPage:
@@ -338,7 +365,7 @@ class PrometheusPage:
                     self.send_error(404, "only /metrics is here")
 
         try:
-            self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+            self._server = _PageServer(port, Handler)
         except OSError as error:
             raise RunDirError(
                 f"cannot listen on 127.0.0.1:{port} ({error.strerror}): set telemetry.prometheus_port to a free port, "

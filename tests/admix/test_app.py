@@ -12,13 +12,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import safetensors.numpy
 
+from ddrl.acting.policy_file import load_policy, save_policy
 from ddrl.admix import mixer as snapshot
 from ddrl.admix.serving import App, open_mixer
 from ddrl.admix.settings import ServeConfig
-from ddrl.core.errors import ConfigError
+from ddrl.core.config import EnvConfig
+from ddrl.core.errors import ConfigError, DdrlError
 from tests.admix.material import env_config, request_of, save_run, small_mixer
 from tests.mutated import mutate
 
@@ -188,6 +192,63 @@ def test_more_connections_than_allowed_get_json_and_a_time_to_come_back() -> Non
     status, headers, answer = ask(app, b"{}")
     assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
     assert "more than 3 connections" in answer["error"]
+
+
+def test_no_more_bytes_of_bodies_are_held_than_the_limit() -> None:
+    app = _app(max_held=1 << 20, max_body=1 << 20)
+    status, headers, answer = ask(app, b" " * 600_000, b" " * 600_000)
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert "send fewer at a time" in answer["error"]
+    assert app._held == 0
+    assert ask(app, b" " * 600_000)[0] == 422
+    assert ask(app, b" " * 600_000, more=True)[0] == 0
+    assert app._held == 0
+
+
+def test_parameters_are_no_longer_than_the_networks_own(tmp_path: Path) -> None:
+    save_run(tmp_path, env_config(mode="all"), value=1.0)
+    app = App(open_mixer(tmp_path), ServeConfig(), tmp_path, tmp_path / "state")
+    many = safetensors.numpy.save({f"w{number}": np.zeros(0, np.float32) for number in range(400)})
+    assert ask(app, many, path="/v1/policy")[0] == 413
+
+
+def whole_but_large(run: Path, env: EnvConfig) -> None:
+    save_run(run, env, value=3e38, kind=-3e38)
+
+
+def endless(run: Path, env: EnvConfig) -> None:
+    saved = load_policy(run)
+    graph = onnx.load_from_string(saved.model.onnx)
+    body = onnx.parser.parse_graph(
+        "body (int64 i, bool on, float[] x) => (bool still, float[] y) { still = Identity(on) y = Add(x, x) }"
+    )
+    [last] = [node for node in graph.graph.node if node.output[0] == "mean"]
+    last.output[0] = "cut"
+    for name, kind, value in (("zero", "FLOAT", 0.0), ("many", "INT64", 2**62), ("go", "BOOL", True)):
+        kind_number = getattr(onnx.TensorProto, kind)
+        graph.graph.initializer.append(onnx.helper.make_tensor(name, kind_number, [], [value]))
+    graph.graph.node.append(onnx.helper.make_node("Loop", ["many", "go", "zero"], ["sum"], body=body))
+    graph.graph.node.append(onnx.helper.make_node("Add", ["cut", "sum"], ["mean"]))
+    model = msgspec.structs.replace(saved.model, onnx=graph.SerializeToString())
+    save_policy(run, model, saved.vector, env=env)
+
+
+@pytest.mark.parametrize("publish", [whole_but_large, endless])
+def test_a_policy_that_scores_no_numbers_in_time_is_not_taken_into_service(
+    publish: Callable[[Path, EnvConfig], None], tmp_path: Path
+) -> None:
+    env = env_config(mode="all")
+    save_run(tmp_path, env, value=1.0)
+    app = App(open_mixer(tmp_path), ServeConfig(), tmp_path, tmp_path / "state")
+    never = App(open_mixer(tmp_path), ServeConfig(), tmp_path, tmp_path / "state")
+    version = app.mixer.policy.version
+    publish(tmp_path, env)
+    with pytest.raises(DdrlError, match=r"finite|score"):
+        asyncio.run(app._reload())
+    assert app.mixer.policy.version == version
+    for number in range(3):
+        body = msgspec.json.encode(request_of(app.mixer.book, number))
+        assert ask(app, body) == ask(never, body)
 
 
 def test_an_empty_host_is_refused() -> None:

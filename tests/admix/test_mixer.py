@@ -120,8 +120,8 @@ def test_one_action_decides_as_many_requests_as_in_the_environment() -> None:
             mixer.choose(afresh(request))
     np.testing.assert_array_equal(mixer.shown, env.delivery.shown[0])
     assert calls == -(-mixer.requests // 20)
-    before = calls
     mixer.use(policy)
+    before = calls  # beside those by which it is tried
     mixer.choose(afresh(request))
     mixer.choose(afresh(request))
     assert calls == before + 1  # another policy begins with an action of its own, which then stands

@@ -3,6 +3,7 @@ import os
 import socket
 import struct
 import sys
+import threading
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, sinks
 from ddrl.telemetry.devices import process_use
 from ddrl.telemetry.series import SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 NAN = float("nan")
 
@@ -119,6 +120,20 @@ def test_a_client_that_says_nothing_is_let_go(monkeypatch):
         socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE) as client,
     ):
         assert client.recv(1) == b""
+
+
+def test_half_requests_take_a_bounded_number_of_threads():
+    page = PrometheusPage(0)
+    page.record(record(2))
+    before = threading.active_count()
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(3 * sinks.MAX_CLIENTS):
+            client = open_ones.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=PATIENCE))
+            client.sendall(b"GET /metrics HTTP/1.1\r\n")
+        with urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics", timeout=PATIENCE) as answer:
+            assert b"ddrl_env_steps" in answer.read()
+        wait_until(lambda: threading.active_count() - before <= sinks.MAX_CLIENTS, "threads of clients end")
+    page.close()
 
 
 def test_a_prometheus_port_in_use_is_named(tmp_path):
