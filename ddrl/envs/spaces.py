@@ -4,8 +4,8 @@ observations against them.
 A network sees uint8 (bytes) or float32 (everything else): a Box of another dtype is cast, a Discrete observation
 becomes one-hot, and whatever else Gymnasium can flatten (Tuple, Dict, MultiDiscrete, MultiBinary of those) becomes one
 flat vector (or, for a Dict, a record of named arrays: each entry by its own name, a Sequence padded to env.max_lengths
-entries, with a mask `<name>_mask` that is true for the entries given). Actions are Discrete, or a Box of floats, which
-is described for algorithms that act continuously.
+entries, with a mask `<name>_mask` that is true for the entries given). Actions are Discrete, the
+combinations of a MultiDiscrete or MultiBinary, or a Box of floats, for algorithms that act continuously.
 
 The same rules hold for an entry of a Dict or Tuple as for an observation of its own. Shape and dtype must be as
 declared. Integers must lie within their bounds, by which they are scaled or become one-hot. Bounds of floats are not
@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, TypeGuard, cast
@@ -32,6 +33,7 @@ from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec
 Writer = Callable[[Any, Array], None]
 UNBOUNDED = 1e30  # a bound of an action that is none: some write the largest float
 AS_IT_IS = (0.0, 1.0)  # the range of a number that networks see as it is
+MAX_COMBINATIONS = 4096  # of the parts of an action, each of which has a value of its own
 MAX_SHOWN = 60  # letters of a space or a value in a message
 
 
@@ -41,8 +43,8 @@ def is_box(space: object) -> TypeGuard[spaces.Box[Any]]:
 
 
 def is_discrete(space: object) -> bool:
-    """Whether a space is Discrete."""
-    return isinstance(space, spaces.Discrete)
+    """Whether a space is one of finitely many actions."""
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
 
 def is_dict(space: object) -> bool:
@@ -93,9 +95,25 @@ def kind_of(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def first_action(space: object) -> int:
-    """The least action of a Discrete space, which ddrl calls 0; 0 for a continuous one."""
-    return int(cast(Any, space).start) if isinstance(space, spaces.Discrete) else 0
+def action_table(space: Any) -> Array | None:
+    """What an environment calls the discrete actions 0 .. num_actions - 1 [num_actions, *shape of one]; None where it
+    gives them the same numbers, and where actions are continuous. Of a MultiDiscrete and a MultiBinary the actions are
+    all combinations, in the order of np.unravel_index."""
+    if isinstance(cast(object, space), spaces.Discrete):
+        return np.arange(int(space.n)) + int(space.start) if space.start else None
+    if not is_discrete(space):
+        return None
+    counts = _part_counts(space)
+    combinations = np.stack(np.unravel_index(np.arange(math.prod(counts)), counts), axis=-1)
+    start = np.asarray(getattr(space, "start", 0), np.int64)
+    return (combinations.reshape(-1, *space.shape) + start).astype(space.dtype)
+
+
+def _part_counts(space: Any) -> list[int]:
+    """How many values each part of an action of a MultiDiscrete or MultiBinary has."""
+    if isinstance(cast(object, space), spaces.MultiBinary):
+        return [2] * math.prod(space.shape)
+    return [int(count) for count in space.nvec.ravel()]
 
 
 def has_picture(env: Any) -> bool:
@@ -278,11 +296,19 @@ def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> Ar
 def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
     if isinstance(space, spaces.Discrete):
         return int(space.n), ArraySpec((), "int64")
+    if is_discrete(space):
+        count = math.prod(_part_counts(space))
+        if count > MAX_COMBINATIONS:
+            raise EnvError(
+                f"env.id = {env_id}: actions of {shown(space)} have {count:,} combinations, more than "
+                f"{MAX_COMBINATIONS:,}: wrap the environment so that it takes fewer, or one part of an action a step"
+            )
+        return count, ArraySpec((), "int64")
     if is_box(space) and np.issubdtype(space.dtype, np.floating):
         return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
     raise EnvError(
         f"env.id = {env_id}: actions of {shown(space)} are not supported; wrap the environment so that its actions are "
-        "Discrete (or a Box of floats)"
+        "Discrete, MultiDiscrete, or a Box of floats"
     )
 
 
@@ -507,24 +533,32 @@ class MaskReader:
     """Where a single environment says which of its discrete actions are allowed: an entry of its observation, its info,
     or its method action_masks()."""
 
-    def __init__(self, env_id: str, source: str, num_actions: int) -> None:
+    def __init__(self, env_id: str, source: str, action_space: Any) -> None:
         self._env_id = env_id
         self._source = source
-        self._shape = (num_actions,)
+        self._picks: Array | None = None  # [num_actions, parts]: which numbers of a mask allow an action together
+        if isinstance(cast(object, action_space), spaces.Discrete):
+            self._shape = (int(action_space.n),)
+            return
+        counts = _part_counts(action_space)
+        self._shape = (sum(counts),)
+        begins = np.cumsum([0, *counts[:-1]])
+        self._picks = np.stack(np.unravel_index(np.arange(math.prod(counts)), counts), axis=-1) + begins
 
     @classmethod
     def of(cls, env_id: str, env: Any, how: str) -> MaskReader | None:
         """By env.action_mask = `how`; None where the environment says nothing of allowed actions."""
         if how == "none" or not is_discrete(env.action_space):
             return None
-        count = int(env.action_space.n)
         if how == "info":
-            return cls(env_id, "info", count)
+            return cls(env_id, "info", env.action_space)
+        inside = cls(env_id, "observation", env.action_space)
         space = env.observation_space
         entry: Any = space.spaces.get(ACTION_MASK) if is_dict(space) else None
-        if entry is not None and len(space.spaces) > 1 and entry.shape == (count,):
-            return cls(env_id, "observation", count)
-        return cls(env_id, "method", count) if callable(getattr(env.unwrapped, "action_masks", None)) else None
+        if entry is not None and len(space.spaces) > 1 and entry.shape == inside._shape:
+            return inside
+        has_method = callable(getattr(env.unwrapped, "action_masks", None))
+        return cls(env_id, "method", env.action_space) if has_method else None
 
     def rest(self, space: Any) -> Any:
         """The space of what the networks see."""
@@ -547,9 +581,10 @@ class MaskReader:
             if mask.shape != self._shape or not ((mask == 0) | (mask == 1)).all():
                 raise EnvError(
                     f"env.id = {self._env_id}: the action_mask of {self._source} is {shown(given)} ({kind_of(given)}), "
-                    f"not {self._shape[0]} numbers 0 or 1, one for each action; env.action_mask = none ignores it"
+                    f"not {self._shape[0]} numbers 0 or 1, one for each action (of a "
+                    "MultiDiscrete: for each value of each part); env.action_mask = none ignores it"
                 )
             write(observation, row if named else row["observation"])
-            row[ACTION_MASK] = mask
+            row[ACTION_MASK] = mask if self._picks is None else mask[self._picks].all(axis=1)
 
         return write_both

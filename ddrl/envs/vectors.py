@@ -16,11 +16,11 @@ from ddrl.core.metrics import info_figure
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
 from ddrl.envs.spaces import (
     MaskReader,
+    action_table,
     batched,
     describe,
     describe_named,
     environment_seeds,
-    first_action,
     is_array,
     is_box,
     is_dict,
@@ -57,14 +57,14 @@ class CheckedVectorEnv:
     What is not checked here: that numbers are finite, which the rollout's StepWriter sees as it records them."""
 
     def __init__(
-        self, env_id: str, num_envs: int, spec: EnvSpec, first_action: int = 0, reward_clip: bool = False
+        self, env_id: str, num_envs: int, spec: EnvSpec, actions: Array | None = None, reward_clip: bool = False
     ) -> None:
-        """`first_action`: what the environments call action 0."""
+        """`actions`: what the environments call each action, where they have other numbers (`action_table`)."""
         self.num_envs = num_envs
         self.spec = spec
         self.holders: list[Any] = []  # what may keep a state from one episode to the next (ddrl.envs.states)
         self._where = f"env.id = {env_id}"
-        self._first_action = first_action
+        self._actions = actions
         self._reward_clip = reward_clip
         self._over: Flags | None = None  # episodes that the last step ended; None before the first reset
 
@@ -79,7 +79,7 @@ class CheckedVectorEnv:
         if over is None:
             raise EnvError(f"{self._where}: step before reset; call reset(seed) first")
         # Environments may write into what they are given, and the row keeps what was chosen.
-        step = self._take(action + self._first_action if self._first_action else action.copy(), over)
+        step = self._take(action.copy() if self._actions is None else self._actions[action], over)
         if np.count_nonzero(over):
             self._check_resets(step, over)
         self._over = step.terminated | step.truncated
@@ -172,7 +172,7 @@ class LoopVectorEnv(CheckedVectorEnv):
         spec = describe(env_id, space, first.action_space, record)
         if self._mask is not None:
             spec = spec.with_mask()
-        super().__init__(env_id, len(environments), spec, first_action(first.action_space), reward_clip)
+        super().__init__(env_id, len(environments), spec, action_table(first.action_space), reward_clip)
         for other in environments[1:]:
             if other.observation_space != first.observation_space or other.action_space != first.action_space:
                 raise EnvError(
@@ -204,7 +204,7 @@ class LoopVectorEnv(CheckedVectorEnv):
         return observation
 
     def _take(self, action: Array, over: Flags) -> EnvStep:
-        actions: Any = action.tolist() if self.spec.discrete else action
+        actions: Any = action.tolist() if self.spec.discrete and action.ndim == 1 else action
         write = self._write
         masked = self._mask is not None
         resets = over.tolist()
@@ -313,7 +313,7 @@ class NativeVectorEnv(CheckedVectorEnv):
         space = vector.single_observation_space
         actions = vector.single_action_space
         assert is_box(space)
-        super().__init__(env_id, vector.num_envs, describe(env_id, space, actions), first_action(actions), reward_clip)
+        super().__init__(env_id, vector.num_envs, describe(env_id, space, actions), action_table(actions), reward_clip)
         self._vector = vector
         self.holders = [vector]
         self._write = observation_writer(env_id, batched(space, self.num_envs))
@@ -338,8 +338,8 @@ class NativeVectorEnv(CheckedVectorEnv):
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
         if not self._trusted:
             return super().step(action)
-        if self._first_action:  # the checks would take a tenth of CartPole's step
-            action = action + self._first_action
+        if self._actions is not None:  # the checks would take a tenth of CartPole's step
+            action = self._actions[action]
         observation, reward, terminated, truncated, _ = self._vector.step(action)
         raw = reward.astype(np.float64)
         own = np.empty(self._out_shape, self._out_dtype)

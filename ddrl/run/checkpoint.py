@@ -173,12 +173,23 @@ def write_checkpoint(
 
 def newest_checkpoint(folder: Path) -> Checkpoint:
     """The newest checkpoint, verified; CheckpointError if there is none or it is damaged."""
+    return read_checkpoint(_newest(folder))
+
+
+def newest_state(folder: Path) -> dict[str, Any]:
+    """What state.json of the newest checkpoint says; its other files are not read. CheckpointError as
+    `newest_checkpoint`."""
+    path = _newest(folder)
+    return read_state(path, f"the checkpoint {path} is damaged", f"delete {path} to use the one before it")
+
+
+def _newest(folder: Path) -> Path:
     found = _complete(folder)
     if not found:
         raise CheckpointError(
             f"there is no checkpoint in {folder}: the run stopped before its first one; start a new run"
         )
-    return read_checkpoint(found[-1])
+    return found[-1]
 
 
 def take_over(directory: RunDirectory) -> TaskRecords:

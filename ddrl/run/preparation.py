@@ -24,10 +24,10 @@ from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.settings import apply_overrides, config_tree
+from ddrl.core.settings import apply_overrides, config_from_toml, config_tree
 from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust, use_code
-from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint
+from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint, newest_state
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, planned_path
 from ddrl.run.room import check_room
@@ -228,6 +228,8 @@ class Preparation:
         from ddrl.distribution.schemes import check_cluster
 
         spec = self.spec  # asks the environment, on which the settings depend
+        if self.config.learner.init and self.resume is None:
+            check_init(self.config)
         self.config.check_source()
         if self.config.uses("pool"):
             self._check_rounds()
@@ -302,6 +304,34 @@ class Preparation:
             live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
             if live is not None:
                 state["live"][live] = None
+
+
+OF_NETWORKS = ("network", "hidden", "dueling", "normalize")  # settings of learner that networks are made by
+
+
+def check_init(config: Config) -> None:
+    """CheckpointError where learner.init names a run with other networks, as far as its settings say; its arrays are
+    compared once there are networks."""
+    where = f"learner.init = {config.learner.init}"
+    try:
+        state = newest_state(Path(config.learner.init) / "checkpoints")
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+    if state["algorithm"] != config.learner.algorithm:
+        raise CheckpointError(
+            f"{where}: its checkpoint holds {state['algorithm']}, and this run learns by {config.learner.algorithm}: "
+            "name a run of the same algorithm"
+        )
+    try:
+        theirs = config_from_toml(state.get("settings") or "", where).learner
+    except ConfigError:  # of another version
+        return
+    for name in OF_NETWORKS if state.get("settings") else ():
+        if getattr(theirs, name) != getattr(config.learner, name):
+            raise CheckpointError(
+                f"{where} was written for another network: learner.{name} = {getattr(theirs, name)} there, "
+                f"{getattr(config.learner, name)} here; set the same"
+            )
 
 
 def _is_set(setting: str, overrides: tuple[str, ...]) -> bool:

@@ -7,10 +7,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import EnvStep, VectorEnv
 from ddrl.envs import environment_seeds, make_vector_env
+from ddrl.envs.spaces import action_table
 
 
 def actions_for(env: VectorEnv, steps: int, seed: int = 0) -> list[np.ndarray]:
@@ -132,3 +134,22 @@ def test_a_discrete_observation_is_one_hot() -> None:
     observed = np.concatenate([first, *(step.observation for step in steps)])
     assert np.all(observed.sum(axis=1) == 1)
     assert len(set(observed.argmax(axis=1))) > 3
+
+
+@pytest.mark.parametrize(
+    ("space", "count"),
+    [
+        (spaces.MultiDiscrete([2, 3]), 6),
+        (spaces.MultiDiscrete([[2, 2], [3, 1]]), 12),
+        (spaces.MultiDiscrete([4], start=[-1]), 4),
+        (spaces.MultiBinary(3), 8),
+        (spaces.MultiBinary([2, 2]), 16),
+        (spaces.Discrete(3, start=7), 3),
+    ],
+)
+def test_each_discrete_action_is_one_of_the_space_and_each_of_the_space_is_one(space: Any, count: int) -> None:
+    table = action_table(space)
+    assert table is not None
+    assert len(table) == count
+    assert len({action.tobytes() for action in table}) == count
+    assert all(space.contains(action) for action in table)

@@ -20,6 +20,7 @@ from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec, allowed_actions
 from ddrl.envs.making import make_vector_env
 from ddrl.envs.vectors import LoopVectorEnv
+from ddrl.evaluate import evaluate
 from ddrl.learner import Learner, describe
 from ddrl.learner.networks import masked
 from ddrl.run.cli import parse
@@ -227,3 +228,28 @@ def test_a_chooser_of_the_users_that_ignores_masks_is_refused(tmp_path: Path) ->
     settings = ["env.id=tests.run.test_action_masks:ByEntry", "rollout.chooser=tests.run.test_action_masks:Careless"]
     with pytest.raises(ConfigError, match=r"observation\['action_mask'\] forbids"):
         run(tmp_path / "run", *settings)
+
+
+class ByParts(Ordered):
+    """Two parts of 2 and 3 values; a combination is allowed where both of its values are."""
+
+    action_space = spaces.MultiDiscrete([2, 3], start=np.array([0, 5]))
+    taken: ClassVar[list[tuple[int, int]]] = []
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([1, 1, 0, 1, 1], np.int8)
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        self.taken.append(tuple(action.tolist()))
+        self.steps += 1
+        return self.look(), float(action.sum()), self.steps == 8, False, self.info()
+
+
+def test_a_multidiscrete_action_is_one_of_its_allowed_combinations(tmp_path: Path) -> None:
+    ByParts.taken.clear()
+    run(tmp_path / "run", f"env.id={__name__}:ByParts", "evaluation.period=300")
+    assert set(ByParts.taken) == {(0, 6), (0, 7), (1, 6), (1, 7)}
+    saved = load_policy(tmp_path / "run")
+    assert saved.model.spec.num_actions == 6
+    assert 8 * 6 <= evaluate(saved, 2, 0).mean <= 8 * 8

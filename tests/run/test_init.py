@@ -44,8 +44,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_learned(tmp_path: Path)
         train(tmp_path / "wider", f"learner.init={first}", "learner.hidden=[9]")
     with pytest.raises(CheckpointError, match="holds dqn"):
         train(tmp_path / "other", f"learner.init={first}", "learner.algorithm=c51")
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointError, match="nosuch: there is no checkpoint"):
         train(tmp_path / "none", f"learner.init={tmp_path / 'nosuch'}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first"]  # and no directory of a run is left
 
 
 def test_a_run_from_elsewhere_that_names_another_folder_asks_for_consent(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Own(gymnasium.Env[Any, Any]):
         part = {"level": spaces.Box(0, 9, (2,), np.int64), "other": spaces.Box(-1, 1, (1,), np.float32)}
         mask = {"action_mask": spaces.Box(0, 1, (3,), np.int8)} if masked else {}
         self.observation_space = spaces.Dict({**part, **mask})
-        self.action_space = spaces.MultiDiscrete([2, 2]) if fault == "action" else spaces.Discrete(3)
+        self.action_space = spaces.MultiDiscrete([99, 99]) if fault == "action" else spaces.Discrete(3)
         self.fault = fault
         self.masked = masked
         self.unseeded = np.random.default_rng()
@@ -88,7 +88,7 @@ def test_ten_lines_say_what_a_run_will_do(env_id: str, words: list[str], capsys:
         ("nan", "(entry other of the observation)"),
         ("reward", "gave a reward that is NaN or infinite at step 1 of its episode"),
         ("bounds", "the entry level of an observation"),
-        ("action", "actions of MultiDiscrete([2 2]) are not supported"),
+        ("action", "actions of MultiDiscrete([99 99]) have 9,801 combinations"),
         ("raises", "RuntimeError: no licence"),
     ],
 )
