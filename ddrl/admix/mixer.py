@@ -17,7 +17,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -78,7 +78,7 @@ class DisplayRequest(Struct, forbid_unknown_fields=True, gc=False):
     explain: Annotated[bool, Meta(description="Say why: the score of each candidate.")] = False
 
 
-class Candidate(Struct):
+class Candidate(Struct, gc=False):
     """One candidate of a decision. Values of a contract are as they were before the decision."""
 
     ad: int
@@ -94,7 +94,7 @@ class Candidate(Struct):
     theta: float | None = None
 
 
-class Explanation(Struct):
+class Explanation(Struct, gc=False):
     """Why an ad was chosen: the highest score of all that could be shown. A contract's score is a bid equivalent: a bid
     of more eCPM would have been shown instead."""
 
@@ -103,7 +103,7 @@ class Explanation(Struct):
     candidates: list[Candidate]
 
 
-class Decision(Struct, omit_defaults=False):
+class Decision(Struct, omit_defaults=False, gc=False):
     """The answer to a display request; ad, kind and place are null where nothing could be shown."""
 
     request_id: int
@@ -402,7 +402,7 @@ class Mixer:
         self.cut_bids = 0
         self.journal: Callable[[DisplayRequest, float, Decision], None] | None = None  # takes each decision
         self._latest = 0.0  # [days], time of the newest request without one of its own
-        self._decided: dict[int, Decision] = {}  # the newest decisions, by request_id
+        self._decided = OrderedDict[int, Decision]()  # the newest decisions, by request_id
         self._ids = book.contracts.ad_id.tolist()
         self._place = {ad: place for place, ad in enumerate(self._ids)}
         self._visitors = book.contracts.visitors
@@ -500,7 +500,7 @@ class Mixer:
         if slot >= 0:
             queue.show(slot)
         if len(self._decided) >= MAX_REMEMBERED:
-            del self._decided[next(iter(self._decided))]
+            self._decided.popitem(last=False)
         self._decided[request.request_id] = decision
         if self.journal is not None:
             self.journal(request, moment, decision)
@@ -525,13 +525,14 @@ class Mixer:
 
     def _cell(self, request: DisplayRequest) -> int:
         """The visitor's cell; MessageError for an attribute value that does not exist."""
-        cell = 0
+        regions, genders, ages = self._visitors
+        if request.region < regions and request.gender < genders and request.age < ages:
+            return (request.region * genders + request.gender) * ages + request.age
         values = (request.region, request.gender, request.age)
-        for name, value, count in zip(TRAFFIC_FIELDS, values, self._visitors, strict=True):
-            if value >= count:
-                raise MessageError(f"{name} = {value} is outside 0 .. {count - 1}")
-            cell = cell * count + value
-        return cell
+        name, value, count = next(
+            found for found in zip(TRAFFIC_FIELDS, values, self._visitors, strict=True) if found[1] >= found[2]
+        )
+        raise MessageError(f"{name} = {value} is outside 0 .. {count - 1}")
 
     def _worth(self, request: DisplayRequest, place: int) -> float:
         return request.ecpm[place] if request.kind[place] == BID else self._value * request.ctr[place]

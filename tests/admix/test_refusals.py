@@ -93,6 +93,12 @@ class Refusals(RuleBasedStateMachine):
         document[field] = [*document[field][:-1], value] if listed else value
         self.broken(_json(document))
 
+    @rule(moment=st.floats(0, 0.99))
+    def decide_with_an_unknown_candidate(self, moment: float) -> None:
+        whole = self.request(moment)
+        whole.kind[-1] = 0  # a bid's id is no contract; those before it have drawn by then
+        self.broken(msgspec.json.encode(whole))
+
     @rule(seed=st.integers(0, 2**32), path=st.sampled_from(["/v1/decide", "/v1/billing", "/v1/control", "/v1/day/"]))
     def ask_anything(self, seed: int, path: str) -> None:
         draw = random.Random(seed)
