@@ -549,9 +549,18 @@ class TelemetryConfig:
         "Where each alert is sent, once, as JSON: a command that reads it from standard input, or http://...; empty: "
         "nowhere.",
     )
+    sinks: list[str] = setting(
+        [],
+        "",
+        "Where else records go: tensorboard, prometheus (port 9400, or telemetry.prometheus_port), or "
+        "package.module:Class of your own.",
+    )
     tensorboard: bool = setting(False, "", "Also write TensorBoard event files to RUN/tensorboard.")
     prometheus_port: int = setting(
-        0, "port", "Also serve the newest record as Prometheus text on this port of loopback; 0: not.", ge=0, le=65535
+        0, "port", "Also serve the newest record as Prometheus text on this port; 0: not.", ge=0, le=65535
+    )
+    prometheus_bind: str = setting(
+        "127.0.0.1", "address", "Where that port listens; whoever reaches it can read the figures."
     )
 
 

@@ -29,7 +29,7 @@ from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular
 
 NOT_CODE = ("learner.device", "pool.devices")  # settings of the form a:b that nothing is imported by
 PATHS = ("replay.file", "learner.init", "balance.ddqn.network")
-ADDRESSES = ("telemetry.bind",)
+ADDRESSES = ("telemetry.bind", "telemetry.prometheus_bind")
 COMMANDS = ("telemetry.alert",)  # commands, and servers that hear of the run
 MAX_ARGUMENT = 1e5  # of the library's factories without a question; beyond it they can take all memory
 _WORD = re.compile(r"[\w-]*")

@@ -305,8 +305,12 @@ def headline() -> None:
 def alerts_of(run: Run) -> list[tuple[str, str]]:
     """Level and words of the newest alerts of a run, the newest first."""
     found = run.events(kinds=["alert"], newest=ALERTS)
-    rows = zip(found["fields"], found["text"], found["wall_seconds"], strict=True)
-    return [(str(f.get("level")), f"{text} (after {duration_text(float(at))})") for f, text, at in rows][::-1]
+    alerts: list[tuple[str, str]] = []
+    for fields, text, seconds in zip(found["fields"], found["text"], found["wall_seconds"], strict=True):
+        if fields.get("rule") != "failed":  # which is the headline itself
+            level = str(fields.get("level"))
+            alerts.append((level, f"{text.removeprefix(f'{level}: ')} ({duration_text(float(seconds))} into the run)"))
+    return alerts[::-1]
 
 
 def welcome() -> None:

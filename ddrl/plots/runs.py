@@ -450,7 +450,9 @@ def runs_table(facts: Mapping[str, Facts], settings: Mapping[str, Mapping[str, M
         )
         for name, run in facts.items()
     ]
-    table: dict[str, Any] = {column: [row[index] for row in rows] for index, column in enumerate(RUN_COLUMNS)}
+    columns = {column: [row[index] for row in rows] for index, column in enumerate(RUN_COLUMNS)}
+    optional = ("name", "tags", "reason", "note")
+    table: dict[str, Any] = {name: values for name, values in columns.items() if name not in optional or any(values)}
     if len(settings) > 1:
         differing = settings_table(_differing_sections(settings), differing=True)
         shown = [row for row, name in enumerate(differing["setting"]) if name not in ("run.dir", "env.id")]

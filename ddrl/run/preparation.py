@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from ddrl import __version__
-from ddrl.core import errors
+from ddrl.core import errors, plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError
@@ -32,6 +32,7 @@ from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, planned_path
 from ddrl.run.room import check_room
 from ddrl.run.topology import Topology, describe
+from ddrl.telemetry.sinks import SINKS, sink_names
 
 # -- banner ------------------------------------------------------------------------------------------------------------
 # The first words of a run, within half a second of rank 0's start: what runs where, and how to watch it.
@@ -342,9 +343,12 @@ def _is_set(setting: str, overrides: tuple[str, ...]) -> bool:
 def _require_packages(config: Config) -> None:
     """MissingExtraError for a package that the settings need and that is not installed."""
     wanted = [("torch", "train", "training"), ("onnx", "train", "training")]
-    if config.telemetry.tensorboard:
+    sinks = sink_names(config.telemetry)
+    for name in sinks:
+        plugins.check_name("telemetry.sinks", SINKS, name)
+    if "tensorboard" in sinks:
         wanted.append(("tensorboardX", "sinks", "telemetry.tensorboard = true"))
-    if config.telemetry.prometheus_port:
+    if "prometheus" in sinks:
         wanted.append(("prometheus_client", "sinks", f"telemetry.prometheus_port = {config.telemetry.prometheus_port}"))
     for package, extra, purpose in wanted:
         if find_spec(package) is None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ddrl.core import plugins
 from ddrl.core.background import Guard
 from ddrl.core.config import Config
 from ddrl.core.messages import Evaluation as Judged
@@ -26,7 +27,7 @@ from ddrl.telemetry.alerts import Alert, Alerts
 from ddrl.telemetry.control import LiveStream
 from ddrl.telemetry.directory import StatusFile
 from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink, Snapshot
-from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles
+from ddrl.telemetry.sinks import SINKS, SinkSetup, TensorBoardFiles, sink_names
 from ddrl.telemetry.store import Store
 
 _Item = Event | Evaluation | Snapshot | None  # None: close
@@ -84,10 +85,9 @@ class Recorder:
             self._status = StatusFile(run_dir, keeper)
             if config.telemetry.live:
                 self._sinks.append(LiveStream(run_dir, config.telemetry))
-            if config.telemetry.prometheus_port:
-                self._sinks.append(PrometheusPage(config.telemetry.prometheus_port, metrics))
-            if config.telemetry.tensorboard:
-                self._sinks.append(TensorBoardFiles(run_dir, None if base is None else base.get("env_steps", 0.0)))
+            setup = SinkSetup(run_dir, config, metrics, None if base is None else base.get("env_steps", 0.0))
+            for name in sink_names(config.telemetry):
+                self._sinks.append(plugins.load("telemetry.sinks", SINKS, name).begin(setup))
         except BaseException:
             for sink in self._sinks:
                 sink.close()
@@ -220,5 +220,7 @@ class Recorder:
                 self._guard.attempt(f"writing an evaluation to {name}", lambda sink=sink: sink.evaluation(item))
 
     def _say_failure(self, words: str) -> None:
-        self.record_event("alarm", f"telemetry: {words}".partition(chr(10))[0])
+        lines = words.strip().splitlines()
+        ends = lines if len(lines) < 2 else [lines[0], lines[-1]]  # what failed, and below the traceback why
+        self.record_event("alarm", " ".join(["telemetry:", *ends]))
         self._report(f"telemetry: {words}")

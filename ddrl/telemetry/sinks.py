@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
-from ddrl.core.config import Config
+from ddrl import __version__
+from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import RunDirError
 from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
@@ -227,6 +228,27 @@ class ProgressLine:
         self._stream.flush()
 
 
+# -- sinks by name -----------------------------------------------------------------------------------------------------
+
+SINKS = "ddrl.telemetry.sinks"  # the kind of plug-in: this module
+PROMETHEUS_PORT = 9400
+
+
+class SinkSetup(NamedTuple):
+    """What a sink is made from. A plug-in is a class with a `name` and a classmethod `begin(setup)` that makes one."""
+
+    run_dir: Path
+    config: Config
+    metrics: tuple[Metric, ...]  # columns of the records
+    resumed_at: float | None  # [env steps] of the checkpoint that the run goes on from: what came later is repeated
+
+
+def sink_names(telemetry: TelemetryConfig) -> list[str]:
+    """The sinks that the settings name, each once."""
+    named = [*telemetry.sinks, *["tensorboard"] * telemetry.tensorboard]
+    return list(dict.fromkeys([*named, *["prometheus"] * (telemetry.prometheus_port > 0)]))
+
+
 # -- TensorBoard -------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +260,13 @@ class TensorBoardFiles:
 
     A run that is resumed at `resumed_at` environment steps repeats what came after them: earlier files are cut there,
     and a SessionLog START makes a TensorBoard that has read them already forget them."""
+
+    name = "tensorboard"
+
+    @classmethod
+    def begin(cls, setup: SinkSetup) -> TensorBoardFiles:
+        """Those of a run."""
+        return cls(setup.run_dir, setup.resumed_at)
 
     def __init__(self, run_dir: Path, resumed_at: float | None = None) -> None:
         writing: Any = import_module("tensorboardX.event_file_writer")  # which has no types
@@ -319,9 +348,9 @@ class _PageServer(ThreadingHTTPServer):
 
     request_queue_size = 2 * MAX_CLIENTS
 
-    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, bind: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: list[Any] = []
-        super().__init__(("127.0.0.1", port), handler)
+        super().__init__((bind, port), handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer one, in its thread."""
@@ -339,12 +368,31 @@ class _PageServer(ThreadingHTTPServer):
 
 
 class PrometheusPage:
-    """Serves GET /metrics on loopback from a thread of its own: the newest record, and the newest evaluation. What was
-    not reported is left out. Needs prometheus_client. `metrics` are those of the run."""
+    """Serves GET /metrics from a thread of its own: the newest record, and the newest evaluation. What was not reported
+    is left out. Needs prometheus_client. `metrics` are those of the run, `labels` belong to each of its numbers."""
 
-    def __init__(self, port: int, metrics: tuple[Metric, ...] | None = None) -> None:
+    name = "prometheus"
+
+    @classmethod
+    def begin(cls, setup: SinkSetup) -> PrometheusPage:
+        """That of a run, whose name, task, version and machine are labels."""
+        telemetry = setup.config.telemetry
+        labels = {"run": setup.run_dir.name, "task": setup.config.env.id, "version": __version__}
+        labels["machine"] = socket.gethostname()
+        port = telemetry.prometheus_port or PROMETHEUS_PORT
+        return cls(port, setup.metrics, bind=telemetry.prometheus_bind, labels=labels)
+
+    def __init__(
+        self,
+        port: int,
+        metrics: tuple[Metric, ...] | None = None,
+        *,
+        bind: str = "127.0.0.1",
+        labels: Mapping[str, str] = {},
+    ) -> None:
         from prometheus_client import CollectorRegistry, MetricsHandler
 
+        self._labels = dict(labels)
         self._metrics = run_metrics() if metrics is None else metrics
         self._record: Record | None = None
         self._evaluation: Evaluation | None = None
@@ -365,11 +413,11 @@ class PrometheusPage:
                     self.send_error(404, "only /metrics is here")
 
         try:
-            self._server = _PageServer(port, Handler)
+            self._server = _PageServer(bind, port, Handler)
         except OSError as error:
             raise RunDirError(
-                f"cannot listen on 127.0.0.1:{port} ({error.strerror}): set telemetry.prometheus_port to a free port, "
-                "or to 0 for none"
+                f"cannot listen on {bind}:{port} ({error.strerror}): set telemetry.prometheus_port to a free port, or "
+                "to 0 for none"
             ) from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, name="ddrl-prometheus", daemon=True)
@@ -382,15 +430,30 @@ class PrometheusPage:
         if record is None:
             return
         for series in series_of(self._metrics):
-            yield from _family(series.name, series.doc, series.kind == "total", {(): record.series[series.name]})
+            values = {(): record.series[series.name]}
+            yield from self._family(series.name, series.doc, series.kind == "total", values)
         if evaluation is not None:
             doc = "Mean return of the newest evaluation."
-            yield from _family("evaluation_return_mean", doc, False, {(): evaluation.mean})
+            yield from self._family("evaluation_return_mean", doc, False, {(): evaluation.mean})
         labels = [_labels(row) for row in record.table]
         for index, metric in enumerate(self._metrics):
             if metric.name not in _IDENTITY:
                 values = {label: value for label, value in zip(labels, record.table[:, index], strict=True) if label}
-                yield from _family(f"process_{metric.name}", metric.doc, metric.kind == "count", values)
+                yield from self._family(f"process_{metric.name}", metric.doc, metric.kind == "count", values)
+
+    def _family(
+        self, name: str, doc: str, counts: bool, values: Mapping[tuple[str, ...], float]
+    ) -> Iterator[MetricFamily]:
+        """One metric with its finite values by label (rank, role, host; () for the whole run); none without values."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        finite = {label: float(value) for label, value in values.items() if math.isfinite(value)}
+        if finite:
+            names = [*self._labels, *(_IDENTITY[:3] if next(iter(finite)) else ())]
+            family = (CounterMetricFamily if counts else GaugeMetricFamily)(f"ddrl_{name}", doc, labels=names)
+            for label, value in finite.items():
+                family.add_metric([*self._labels.values(), *label], value)
+            yield family
 
     def record(self, record: Record) -> None:
         """Remember the newest record."""
@@ -408,19 +471,6 @@ class PrometheusPage:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-def _family(name: str, doc: str, counts: bool, values: Mapping[tuple[str, ...], float]) -> Iterator[MetricFamily]:
-    """One metric with its finite values by label (rank, role, host; () for the whole run); none without values."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    finite = {label: float(value) for label, value in values.items() if math.isfinite(value)}
-    if finite:
-        names = _IDENTITY[:3] if next(iter(finite)) else ()
-        family = (CounterMetricFamily if counts else GaugeMetricFamily)(f"ddrl_{name}", doc, labels=names)
-        for label, value in finite.items():
-            family.add_metric(label, value)
-        yield family
 
 
 def _labels(row: Floats) -> tuple[str, ...]:

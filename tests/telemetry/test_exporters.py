@@ -7,6 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,14 +15,18 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.record_writer import masked_crc32c
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
+from ddrl import __version__
+from ddrl.core import plugins
 from ddrl.core.config import Config, TelemetryConfig
-from ddrl.core.errors import RunDirError
-from ddrl.core.metrics import COLUMNS
+from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.metrics import COLUMNS, run_metrics
 from ddrl.core.roles import Role
-from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, sinks
+from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, sinks
 from ddrl.telemetry.devices import process_use
 from ddrl.telemetry.series import SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles
+from tests.dashboard.webdriver import free_port
+from tests.telemetry.feeding import Feed
 from tests.waiting import PATIENCE, wait_until
 
 NAN = float("nan")
@@ -111,6 +116,70 @@ def test_the_prometheus_page_names_series_and_processes_and_leaves_out_what_nobo
     assert "gpu_utilization" not in text
     types = [line for line in lines if line.startswith("# TYPE")]
     assert len(types) == len(set(types)) > 10
+
+
+class Kept:
+    """A sink of a user's."""
+
+    name = "kept"
+    begun: ClassVar[list] = []
+
+    def __init__(self, setup):
+        self.setup = setup
+        self.closed = False
+        self.records = []
+        Kept.begun.append(self)
+
+    @classmethod
+    def begin(cls, setup):
+        return cls(setup)
+
+    def record(self, record):
+        self.records.append(record)
+
+    def event(self, event):
+        raise OSError("its server is away")
+
+    def evaluation(self, evaluation):
+        """Not kept."""
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_sink_of_ones_own_gets_every_record_and_one_that_fails_holds_up_nothing(tmp_path):
+    own = f"{__name__}:Kept"
+    telemetry = TelemetryConfig(period=0.001, live=False, sinks=[own, "tensorboard", own])
+    feed = Feed(FakeCluster(), 5)
+    config = Config(telemetry=telemetry)
+    with Recorder(tmp_path, feed, config, clock=feed.clock, base={"env_steps": 7.0}, report=print) as recorder:
+        recorder.record_event("note", "something")
+        assert feed.done.wait(PATIENCE)
+    (kept,) = Kept.begun
+    assert len(kept.records) >= 5
+    assert kept.closed
+    assert kept.setup.resumed_at == 7.0
+    assert list((tmp_path / "tensorboard").iterdir())
+    with Run(tmp_path) as run:
+        said = run.events()["text"].tolist()
+    assert "something" in said
+    assert any("its server is away" in text for text in said)
+
+
+def test_a_sink_that_there_is_not_is_refused_with_what_there_is():
+    with pytest.raises(ConfigError, match="prometheus, tensorboard"):
+        plugins.check_name("telemetry.sinks", sinks.SINKS, "tensorbord")
+
+
+def test_the_prometheus_page_of_a_run_has_its_name_task_version_and_machine_as_labels(tmp_path):
+    config = Config(telemetry=TelemetryConfig(prometheus_port=free_port()))
+    with contextlib.closing(PrometheusPage.begin(sinks.SinkSetup(tmp_path, config, run_metrics(), None))) as page:
+        page.record(record())
+        text = get(page.port)
+    (line,) = [line for line in text.splitlines() if line.startswith("ddrl_updates_total{")]
+    for label in (f'run="{tmp_path.name}"', 'task="CartPole-v1"', f'version="{__version__}"', "machine="):
+        assert label in line
+    assert f'run="{tmp_path.name}"' in next(line for line in text.splitlines() if "ddrl_process_updates_total{" in line)
 
 
 def test_a_client_that_says_nothing_is_let_go(monkeypatch):

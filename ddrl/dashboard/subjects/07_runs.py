@@ -11,7 +11,11 @@ from ddrl.dashboard import watch
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
 
 RETURNS = ("best return", "last return", "confirmed return", "time [min]")
-FORMATS = {name: st.column_config.NumberColumn(format="%.1f") for name in RETURNS}
+# A long reason or note must not push the settings out of sight: a click shows all of it.
+FORMATS = {
+    **{name: st.column_config.NumberColumn(format="%.1f") for name in RETURNS},
+    **{name: st.column_config.TextColumn(width=140) for name in ("name", "tags", "reason", "note")},
+}
 
 
 def describe(name: str, path: Path) -> None:
