@@ -49,6 +49,7 @@ STATE_PERIOD = 0.1  # between reads of the root's board values [s]
 QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
 # After STOP without any row taken by the trainer before rows are given up [s]; a closed lane gives them up at once.
 DRAIN_SECONDS = 2.0
+ANSWER_SECONDS = 2.0  # since a host's last table, within which it takes part in what all hosts do together
 
 
 class Duty:
@@ -379,6 +380,10 @@ class TablesIn(Duty):
                     f"host {host} has shown no sign of life for {self._silence[host]:.0f} s (cluster.host_limit)"
                 )
         return False
+
+    def all_answer(self) -> bool:
+        """Whether no host is silent."""
+        return all(silence < ANSWER_SECONDS for silence in self._silence.values())
 
     def reset(self, membership: Membership) -> None:
         """Continue with the hosts that are left. Nobody waits for a process of another one; its relay's row says how

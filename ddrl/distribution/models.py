@@ -142,10 +142,19 @@ class Models:
 
 class ModelSender(Models):
     """The root's end: which version leaves next and by which plan, and which hosts have confirmed it. No version leaves
-    before the rollouts of this host use the one sent last, where `local.in_use` says so."""
+    before the rollouts of this host use the one sent last, where `local.in_use` says so. Links are measured again only
+    while `all_answer`: a host whose link is down does not take part."""
 
-    def __init__(self, membership: Membership, config: Config, local: LocalHost, trace: bool) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        config: Config,
+        local: LocalHost,
+        trace: bool,
+        all_answer: Callable[[], bool] = lambda: True,
+    ) -> None:
         super().__init__(membership, config, local, trace)
+        self._all_answer = all_answer
         self.ready: set[int] = set()  # hosts on which the plan is in force
         # (host, how a model ended there), oldest first
         self.confirms: deque[tuple[int, Confirm]] = deque(maxlen=KEPT_CONFIRMS)
@@ -262,7 +271,7 @@ class ModelSender(Models):
         newest = self.mailbox.newest
         if self.stopping or not self.hosts or newest < 0:
             return False
-        if self._uses_links and (self._asked or self._watch.suspicious):
+        if self._uses_links and (self._asked or self._watch.suspicious) and self._all_answer():
             self._asked = False
             self.measure()
             return True

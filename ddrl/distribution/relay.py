@@ -279,7 +279,7 @@ def root_relay(
     rows = RowsIn(membership, lanes, local.row_dtype, UPLINK_BLOCK_BYTES)
     # Before links are measured, which takes seconds.
     tables = TablesIn(membership, mirrors, local.counters, rows, config.cluster.host_limit)
-    models = ModelSender(membership, config, local, trace)
+    models = ModelSender(membership, config, local, trace, tables.all_answer)
     duties: list[Duty] = [
         rows,
         tables,

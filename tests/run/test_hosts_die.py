@@ -143,13 +143,27 @@ def test_a_host_whose_keeper_dies_leaves_the_job(tmp_path: Path) -> None:
     assert "host 2 has died: the job continues on 2 of its hosts" in said
 
 
+OF_HOST_2 = ("ddrl 6 relay", "slot 7", "slot 8", "ddrl keeper 2", "ddrl 7 rollout", "ddrl 8 rollout")
+
+
+@pytest.mark.long
+def test_a_host_that_is_silent_for_less_costs_itself_alone(tmp_path: Path) -> None:
+    with Job(tmp_path) as job:
+        job.kill(OF_HOST_2, signal.SIGSTOP)
+        # By then models have taken so long that links would be measured again, with this host.
+        wait_until(lambda: any("relay of host 2" in text for text in job.alarms()), "nobody misses the host")
+        assert job.process.poll() is None, job.process.communicate()
+        job.kill(OF_HOST_2, signal.SIGCONT)
+        job.goes_on([1, 2])
+        job.stop()
+
+
 def test_a_host_that_is_silent_is_left_out_and_ends_when_it_is_back(tmp_path: Path) -> None:
     with Job(tmp_path, "cluster.host_limit=2") as job:
-        of_host = ["ddrl 6 relay", "slot 7", "slot 8", "ddrl keeper 2", "ddrl 7 rollout", "ddrl 8 rollout"]
-        job.kill(of_host, signal.SIGSTOP)
+        job.kill(OF_HOST_2, signal.SIGSTOP)
         wait_until(lambda: any("host 2 has died" in text for text in job.alarms()), "the host is not left out")
         job.goes_on([1])
-        job.kill(of_host, signal.SIGCONT)
+        job.kill(OF_HOST_2, signal.SIGCONT)
         gone = {"ddrl 6 relay", "ddrl keeper 2", "ddrl 7 rollout", "ddrl 8 rollout"}
         wait_until(lambda: not gone & set(processes_of(job.run)), "the host has not ended")
         said = job.stop()
