@@ -346,7 +346,8 @@ def panel_html(run: Run) -> str:
     if not len(series):
         return f"<div>{head}: waiting for its first record</div>"
     # The last record of a run that has ended holds no rates.
-    newest = {name: last_reported(values) for name, values in run.series(since=max(run.cursor - 5, 0)).columns.items()}
+    last = run.series(since=max(run.cursor - 5, 0))
+    newest = {name: last_reported(values) for name, values in last.columns.items()}
     judged = run.evaluations()
     numbers = [
         ("steps", count_text(newest["env_steps"])),
@@ -359,7 +360,7 @@ def panel_html(run: Run) -> str:
             f"{count_text(newest['arrival_lag_p50'])}/{count_text(newest['arrival_lag_p99'])}",
         ),
         ("model MB/s", value_text(newest["model_mb_per_s"])),
-        ("left", duration_text(newest["seconds_left"])),
+        ("left", duration_text(float(last["seconds_left"][-1]))),
     ]
     cells = "".join(
         f'<td style="padding:2px 14px 2px 0;text-align:left"><small>{label}</small><br><b>{text}</b></td>'

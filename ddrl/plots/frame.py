@@ -32,8 +32,8 @@ _WHITE: dict[str, Any] = {  # what notebooks add to every figure's layout
     "plot_bgcolor": "white",
     "font": {"color": "#2a3f5f"},
     "hoverlabel": {"align": "left"},
-    "xaxis": {"automargin": True, "zerolinewidth": 2},
-    "yaxis": {"automargin": True, "zerolinewidth": 2},
+    "xaxis": {"automargin": True, "ticks": "", "zerolinewidth": 2},
+    "yaxis": {"automargin": True, "ticks": "", "zerolinewidth": 2},
 }
 
 

@@ -285,6 +285,7 @@ import gymnasium
 import numpy as np
 import torch
 import ddrl
+from ddrl.acting.choosers import EpsilonGreedy
 
 GOAL = 5
 
@@ -314,20 +315,52 @@ class Net(torch.nn.Module):
         return self.layer(observation)
 
 
+class Careful(EpsilonGreedy):
+    name = "careful"
+
+
 gymnasium.register("Here-v0", Corridor)
 try:
     ddrl.start(env="Here-v0", root="runs")
 except ddrl.core.errors.ConfigError as error:
     print("refused:", error)
 small = {"run.max_env_steps": 400, "run.processes": 1, "evaluation.period": 200, "env.num_envs": 2}
+small |= {"replay.selector": Tournament, "rollout.chooser": Careful}
 run = ddrl.start(settings=small, env=Corridor, network=Net, root="runs", wait=%f)
 print(run.wait(%f), run.path)
 """
 
 
+def program(name: str) -> str:
+    """An example of docs/extending.md."""
+    return (ROOT / "docs" / "extending.md").read_text().split(f"```python {name}\n")[1].split("```")[0]
+
+
+def test_a_scheme_of_a_cell_makes_its_plans_elsewhere(notebook, tmp_path):
+    book = notebook(program("hops.py"))
+    scheme = written(book, tmp_path / "run", "Hops", "cluster.scheme")
+    plan, expected = (kind.plan(4, 1000, hop=2) for kind in (scheme, book["Hops"]))
+    assert plan.source.tolist() == expected.source.tolist()
+
+
+def test_an_interactive_python_that_keeps_no_source_is_refused_in_one_line(tmp_path):
+    typed = """import ddrl
+class Env: pass
+
+try: ddrl.start(env=Env, root="runs")
+except ddrl.core.errors.ConfigError as error: print("refused:", error)
+
+"""
+    done = subprocess.run(
+        [sys.executable, "-i", "-q"], cwd=tmp_path, input=typed, env=environment(), capture_output=True, text=True
+    )
+    assert "refused: this Python keeps no source of what is typed into it: write the class into a file" in done.stdout
+
+
 def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
     pytest.importorskip("torch", reason="needs the extra [train]")
-    (tmp_path / "script.py").write_text(SCRIPT % (PATIENCE, PATIENCE))
+    selector = program("tournament.py")
+    (tmp_path / "script.py").write_text(selector + SCRIPT % (PATIENCE, PATIENCE))
     state = environment(XDG_STATE_HOME=str(tmp_path / "state"))
     state.pop("PYTHONDONTWRITEBYTECODE", None)  # as on anybody's machine
 
@@ -340,7 +373,8 @@ def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
     assert "refused: env.id = Here-v0 is registered in this process alone: give the class" in done.stdout
     (run,) = [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
     assert "ended" in done.stdout, done.stdout
-    assert sorted(path.name for path in (run / "cells").glob("*.py")) == ["env.py", "network.py"]
+    files = ["chooser.py", "env.py", "network.py", "selector.py"]
+    assert sorted(path.name for path in (run / "cells").glob("*.py")) == files
     on = call("-m", "ddrl.run", "--resume", str(run), "--set", "run.max_env_steps=600")
     assert on.returncode == 0, on.stderr[-2000:]
     played = call("-m", "ddrl.evaluate", str(run), "--episodes", "1")

@@ -22,7 +22,7 @@ SMALL = {
     "02_distribution": {"SECONDS": 3, "SCHEMES": ("sharded", "direct")},
     "03_microbatch": {"STEPS": 60_000, "EPISODES": 3},
     "04_admix": {"STEPS": 900, "DAYS": 2},
-    "05_gpu_pool": {"STEPS": 40_000},
+    "05_gpu_pool": {"STEPS": 20_000},
 }
 
 # A last cell, run in the notebook's kernel: the data behind its figures, and that widgets do what they say.
@@ -129,7 +129,12 @@ np.testing.assert_allclose(pareto.data[0].x, front[:, 0])
 np.testing.assert_allclose(pareto.data[0].y, front[:, 1])
 np.testing.assert_array_equal([line.y for line in resized.data], real.sizes.T)
 assert (real.sizes.sum(1) == 900).all()
-assert np.median(real.sizes[-10:, 1]) < 0.7 * np.median(real.sizes[20:30, 1])
+# What else the machine does meanwhile is in the times: the sizes are those that the filter makes of them.
+rule = Balancer(900, 3, "affine")
+for sizes, seconds in zip(real.sizes, real.seconds):
+    np.testing.assert_array_equal(sizes, rule.sizes)
+    rule.update(seconds)
+assert real._factors == [1.0, 4.0, 1.0] and len(real.sizes) == 60
 np.testing.assert_allclose(target, reward + discount * older[:, policy.outputs(following)["q"].argmax()])
 np.testing.assert_allclose(target.mean(), reward + discount * online.max(), atol=0.03)
 assert plain.mean() > target.mean() + 0.05 and len(curve.data) == 2

@@ -124,10 +124,12 @@ def test_a_run_that_has_ended_shows_its_last_rates_and_no_guess_of_what_limits_i
     with Run(record(tmp_path / "a", seconds=5)) as run:
         series = run.series(points=300)
         series.columns["env_steps_per_s"][-2:] = 4321.0, np.nan
+        series.columns["seconds_left"][-2:] = 54.0, np.nan
         monkeypatch.setattr(run, "series", lambda *_, **__: series)
         monkeypatch.setattr("ddrl.notebook.causes_of", lambda _: [Cause("unknown", "Not known yet")])
         shown = panel_html(run)
     assert f"<small>steps/s</small><br><b>{count_text(4321.0)}</b>" in shown
+    assert "<small>left</small><br><b>-</b>" in shown
     assert "ended" in shown
     assert "Not known yet" not in shown
 
