@@ -227,6 +227,27 @@ def test_the_dockerfile_is_made_of_known_instructions_and_copies_what_exists():
     assert json.loads(lines[-1]["value"])[0] == "mpi_launch/local"
 
 
+def test_dependencies_of_the_image_are_a_layer_before_the_sources():
+    lines = [f"{line['instruction']} {line['value']}" for line in dockerfile()]
+    sources = lines.index("COPY . .")
+    dependencies = next(place for place, line in enumerate(lines) if "-r wanted" in line)
+    assert dependencies < sources
+    assert "--no-deps --no-build-isolation" in lines[sources + 1]
+    copied = next(line for line in lines[:dependencies][::-1] if line.startswith("COPY")).split()[1:-1]
+    assert {Path(path).name for path in copied} == {"pyproject.toml", "constraints.txt", "requirements.py"}
+
+
+@pytest.mark.parametrize(
+    ("extras", "some"), [("train,mpi", "torch>=2.6"), ("", "numpy>=1.26"), ("all", "streamlit>=1.43")]
+)
+def test_requirements_of_the_image_are_those_of_the_project(extras, some):
+    program = [sys.executable, LAUNCH / "requirements.py", extras]
+    given = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {some, "nanobind>=2.4", "cmake", "numpy>=1.26"} <= set(given)
+    assert not [line for line in given if line.startswith("ddrl")]
+    assert len(given) == len(set(given))
+
+
 def test_the_image_does_not_run_as_root():
     users = [line["value"] for line in dockerfile() if line["instruction"] == "USER"]
     assert users
