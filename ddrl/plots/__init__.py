@@ -11,6 +11,8 @@ from typing import Any
 
 from ddrl.plots.distribution import (
     bytes_against_bound,
+    cluster_map,
+    host_table,
     relay_bandwidth,
     seal_times,
     version_age_heatmap,
@@ -46,6 +48,7 @@ from ddrl.plots.runs import (
 
 __all__ = [
     "bytes_against_bound",
+    "cluster_map",
     "cpu_by_role",
     "differing_labels",
     "draw_probabilities",
@@ -54,6 +57,7 @@ __all__ = [
     "gpu_use",
     "headline",
     "heartbeat_ages",
+    "host_table",
     "fit_legend",
     "interquartile",
     "learning_curve",

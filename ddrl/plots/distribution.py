@@ -7,9 +7,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ddrl.core.roles import Role
-from ddrl.core.specs import Ints
+from ddrl.core.specs import Floats, Ints
 from ddrl.plots.frame import (
     COLORS,
+    SCALE,
     add_heatmap,
     add_level,
     lines_over_time,
@@ -56,6 +57,110 @@ def relay_bandwidth(processes: Processes, direction: str = "sent") -> go.Figure:
     hover = "host %{y:.0f}: %{z:.3g} MB/s<extra></extra>"
     add_heatmap(figure, wall_seconds * scale, hosts, values.T, "MB/s", hovertemplate=hover)
     return figure.update_layout(yaxis=_whole_numbers(len(hosts)))
+
+
+def host_table(processes: Processes) -> dict[str, Floats]:
+    """One row a host at the newest moment, the trainer's first: MB/s over MPI (both directions), versions behind the
+    trainer's newest, rollouts, their steps a second, and the mean share of their time at full lanes. NaN: not known."""
+    hosts = processes.column("host")
+    role = processes.column("role")
+    names = ("host", "MB/s", "versions behind", "rollouts", "steps/s", "waiting")
+    if len(processes) < 2:
+        return {name: np.zeros(0) for name in names}
+    newest = np.nan_to_num(hosts[-1])
+    is_rollout = role[-1] == ROLES.index(Role.ROLLOUT)
+    is_relay = role[-1] == ROLES.index(Role.RELAY)
+    trainer = role[-1] == ROLES.index(Role.TRAINER)
+    version = processes.column("policy_version")[-1]
+    grown = {
+        name: rates(processes.column(name), processes.time, over=_TABLE_SECONDS)[-1]
+        for name in ("bytes_sent", "bytes_received", "env_steps", "wait_seconds")
+    }
+    moved = (grown["bytes_sent"] + grown["bytes_received"]) / 1e6
+    published = float(version[trainer][0]) if trainer.any() else np.nan
+    trainers = float(newest[trainer][0]) if trainer.any() else 0.0
+    found = np.unique(newest[np.isfinite(role[-1])])
+    rows: list[tuple[float, ...]] = []
+    for host in sorted(found, key=lambda host: (host != trainers, host)):
+        here = newest == host
+        relay = np.flatnonzero(here & is_relay)
+        rollouts = here & is_rollout
+        waiting = grown["wait_seconds"][rollouts]
+        behind = published - version[relay[0]] if relay.size else np.nan
+        rows.append(
+            (
+                float(host),
+                float(moved[relay[0]]) if relay.size else np.nan,
+                0.0 if host == trainers else max(float(behind), 0.0),
+                float(rollouts.sum()),
+                float(np.nansum(grown["env_steps"][rollouts])),
+                float(np.nanmean(waiting)) if np.isfinite(waiting).any() else np.nan,
+            )
+        )
+    return {name: np.array([row[index] for row in rows]) for index, name in enumerate(names)}
+
+
+NAMED_HOSTS = 40  # on a ring; beyond, hosts fill a disk, and are named where the pointer is
+GOLDEN_ANGLE = np.pi * (3 - 5**0.5)
+
+
+def cluster_map(processes: Processes) -> go.Figure:
+    """The trainer's host in the middle and every other one around it: a line is as wide as its relay's MB/s beside the
+    most of all, a host's colour says how many versions it is behind, a ring around it that its rollouts wait."""
+    table = host_table(processes)
+    figure = new_figure("Hosts: MB/s, versions behind, who waits", "", "", height=460, legend=False)
+    count = len(table["host"])
+    if count < 2:
+        return say_nothing_yet(figure, "one host: nothing travels" if count else "no records yet")
+    others = np.arange(count - 1)
+    if count <= NAMED_HOSTS:
+        angle = 2 * np.pi * others / (count - 1)
+        radius = np.ones(count - 1)
+    else:  # as a sunflower's seeds lie: evenly, however many
+        angle = others * GOLDEN_ANGLE
+        radius = np.sqrt((others + 20.0) / (count + 20.0))
+    x = np.concatenate([[0.0], radius * np.sin(angle)])
+    y = np.concatenate([[0.0], radius * np.cos(angle)])
+    moved = np.nan_to_num(table["MB/s"])
+    width = np.ceil(5 * moved / max(float(moved[1:].max()), 1e-9)).clip(1, 5)
+    for wide in np.unique(width[1:]):  # a trace has one width
+        ends = [(0.0, x[place], None) for place in np.flatnonzero(width == wide) if place]
+        tops = [(0.0, y[place], None) for place in np.flatnonzero(width == wide) if place]
+        line = {"color": "rgba(128,128,128,0.5)", "width": float(wide) if count <= NAMED_HOSTS else 0.2 * wide}
+        flat_x = [value for end in ends for value in end]
+        flat_y = [value for top in tops for value in top]
+        figure.add_scatter(x=flat_x, y=flat_y, mode="lines", line=line, hoverinfo="skip")
+    waiting = np.nan_to_num(table["waiting"])
+    words = [
+        f"host {host:.0f}{' (trainer)' if not place else ''}: {rate:.3g} MB/s, {behind:.0f} versions behind<br>"
+        f"{rollouts:.0f} rollouts, {steps:.0f} steps/s, {wait:.0%} of their time at full lanes"
+        for place, (host, rate, behind, rollouts, steps, wait) in enumerate(zip(*table.values(), strict=True))
+    ]
+    names = [f"{host:.0f}" for host in table["host"]] if count <= NAMED_HOSTS else ["trainer", *[""] * (count - 1)]
+    behind = np.nan_to_num(table["versions behind"])
+    figure.add_scatter(
+        x=x,
+        y=y,
+        mode="markers+text",
+        text=names,
+        textposition="top center",
+        hovertext=words,
+        hoverinfo="text",
+        marker={
+            "size": np.where(np.arange(count) == 0, 24, 16 if count <= NAMED_HOSTS else 10),
+            "color": behind,
+            "colorscale": SCALE,
+            "cmin": 0,
+            "cmax": max(float(behind.max()), 1.0),
+            "colorbar": {"title": {"text": "versions<br>behind"}, "thickness": 12},
+            "line": {"width": np.where(waiting > WAITING, 3, 0), "color": COLORS[5]},
+        },
+    )
+    hidden = {"visible": False}
+    return figure.update_layout(xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, hovermode="closest")
+
+
+WAITING = 0.1  # share of their time at full lanes from which rollouts are said to wait
 
 
 def version_age_heatmap(processes: Processes) -> go.Figure:

@@ -33,9 +33,6 @@ class Facts:
     name: str
     state: str
     reason: str = ""
-    label: str = ""  # by hand, as are tags and note
-    tags: tuple[str, ...] = ()
-    note: str = ""
     task: str = ""
     evaluations: int = 0
     best: float = NAN
@@ -48,6 +45,9 @@ class Facts:
     wall_seconds: float = NAN
     seconds_left: float = NAN
     newest: dict[str, float] = field(default_factory=dict[str, float])  # last value of every series
+    label: str = ""  # by hand, as are tags and note
+    tags: tuple[str, ...] = ()
+    note: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values: None for what is not known."""
@@ -76,9 +76,6 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
         run.name,
         status.state,
         status.reason,
-        notes.name,
-        notes.tags,
-        notes.note,
         str(run.settings.get("env", {}).get("id", "")),
         len(returns),
         float(judged.max()) if len(judged) else NAN,
@@ -91,6 +88,9 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
         seconds,
         newest.get("seconds_left", NAN) if status.is_active else NAN,
         newest,
+        notes.name,
+        notes.tags,
+        notes.note,
     )
 
 

@@ -23,7 +23,21 @@ SETTINGS = {
     "pool/c": {"run": {"seed": 1, "dir": "c"}, "env": {"id": "Small-v0"}, "learner": {"lr": 0.1, "hidden": [64]}},
 }
 FACTS = {
-    "a": Facts("a", "a", "ended", "goal\nmore", "first", ("good", "old"), "a note", "Small-v0", 3, 9.0, 7.0, 8.0, 1e4),
+    "a": Facts(
+        "a",
+        "a",
+        "ended",
+        "goal\nmore",
+        "Small-v0",
+        3,
+        9.0,
+        7.0,
+        8.0,
+        1e4,
+        label="first",
+        tags=("good", "old"),
+        note="a note",
+    ),
     "b": Facts("b", "b", "running", task="Small-v0", best=5.0, last=5.0, wall_seconds=120.0),
     "pool/c": Facts("c", "c", "failed", task="Small-v0", best=1.0),
 }

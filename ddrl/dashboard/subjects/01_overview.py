@@ -42,7 +42,9 @@ def charts(runs: watch.Runs) -> None:
     evaluations = {name: run.evaluations(points=watch.POINTS // 4) for name, run in runs.items()}
     labels = plots.differing_labels({name: run.settings for name, run in runs.items()})
     watch.chart(
-        st, plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels), "return"
+        st,
+        plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels, interval=True),
+        "return",
     )  # its legend is that of all charts below
     columns = st.columns(3)
     reported = [

@@ -17,6 +17,11 @@ def charts(runs: watch.Runs) -> None:
         watch.chart(st, plots.version_flow(table), "flow")
         watch.chart(st, plots.version_age_heatmap(processes).update_layout(height=300), "ages")
         return
+    watch.chart(st, plots.cluster_map(processes), "map")
+    st.caption(
+        "The trainer's host is in the middle. A wide line: many MB/s through its relay. A rim: rollouts of that host "
+        "wait at full lanes. Where the pointer is: the numbers."
+    )
     left, right = st.columns(2)
     watch.chart(left, plots.relay_bandwidth(processes, "sent"), "sent")
     watch.chart(right, plots.relay_bandwidth(processes, "received"), "received")

@@ -1,0 +1,73 @@
+"""The map of hosts, against values computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.telemetry.fake_cluster import FakeCluster
+from ddrl import plots
+from ddrl.core.metrics import COLUMNS
+from ddrl.core.roles import Role
+from ddrl.telemetry.reading import Processes
+
+PROCESSES = [  # role, host, policy_version, bytes_sent, bytes_received, env_steps, wait_seconds: a second
+    (Role.TRAINER, 0, 9.0, 0, 0, 0, 0),
+    (Role.RELAY, 0, 9.0, 4e6, 1e6, 0, 0),
+    (Role.ROLLOUT, 0, 9.0, 0, 0, 100, 0.0),
+    (Role.RELAY, 1, 7.0, 0.5e6, 2e6, 0, 0),
+    (Role.ROLLOUT, 1, 7.0, 0, 0, 50, 0.4),
+    (Role.ROLLOUT, 1, 7.0, 0, 0, 30, 0.2),
+]
+
+
+def moments():
+    values = np.full((3, len(PROCESSES), len(COLUMNS)), np.nan)
+    for place, (role, host, version, *growths) in enumerate(PROCESSES):
+        known = {"role": list(Role).index(role), "host": host, "rank": place, "policy_version": version}
+        for name, value in known.items():
+            values[:, place, COLUMNS.index(name)] = value
+        for name, growth in zip(("bytes_sent", "bytes_received", "env_steps", "wait_seconds"), growths, strict=True):
+            values[:, place, COLUMNS.index(name)] = growth * np.arange(3.0) * 2  # two seconds apart
+    clock = np.arange(3.0) * 2
+    return Processes(np.arange(3), clock, clock, values, COLUMNS, 3)
+
+
+def test_a_host_has_its_relays_rate_its_versions_behind_and_what_its_rollouts_do():
+    table = plots.host_table(moments())
+    assert table["host"].tolist() == [0, 1]
+    assert table["MB/s"].tolist() == pytest.approx([5.0, 2.5])
+    assert table["versions behind"].tolist() == [0, 2]
+    assert table["rollouts"].tolist() == [1, 2]
+    assert table["steps/s"].tolist() == pytest.approx([100, 80])
+    assert table["waiting"].tolist() == pytest.approx([0.0, 0.3])
+
+
+def test_the_map_draws_every_host_with_its_numbers_its_colour_and_a_rim_where_rollouts_wait():
+    figure = plots.cluster_map(moments())
+    hosts = figure.data[-1]
+    assert list(hosts.text) == ["0", "1"]
+    assert (hosts.x[0], hosts.y[0]) == (0.0, 0.0)
+    assert "host 1: 2.5 MB/s, 2 versions behind" in hosts.hovertext[1]
+    assert "2 rollouts, 80 steps/s, 30% of their time" in hosts.hovertext[1]
+    assert list(hosts.marker.color) == [0, 2]
+    assert list(hosts.marker.line.width) == [0, 3]
+    assert len(figure.data) == 2  # one line
+
+
+def test_three_hundred_hosts_lie_apart_and_one_host_has_no_map():
+    cluster = FakeCluster(602, 300)
+    tables = []
+    for _ in range(3):
+        cluster.advance(2.0)
+        tables.append(cluster.table())
+    clock = np.arange(3.0) * 2
+    figure = plots.cluster_map(Processes(np.arange(3), clock, clock, np.array(tables), COLUMNS, 3))
+    hosts = figure.data[-1]
+    assert len(hosts.x) == 300
+    apart = np.hypot(np.subtract.outer(hosts.x, hosts.x), np.subtract.outer(hosts.y, hosts.y))
+    np.fill_diagonal(apart, math.inf)
+    assert apart.min() > 0.06  # 12 px of a map that is 400 px high
+    none = np.zeros((0, 0, len(COLUMNS)))
+    nothing = plots.cluster_map(Processes(np.arange(0), clock[:0], clock[:0], none, COLUMNS, 0))
+    assert "no records yet" in str(nothing.layout.annotations)
