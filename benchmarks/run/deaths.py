@@ -152,14 +152,17 @@ class Job:
         self.longest = max(self.longest, now - self._moved_at)
 
     def steps_to_target(self) -> float:
-        """Of a run that has ended; infinite where it has not reached its target, or ended without a summary, of which
-        the log's end is printed."""
-        path = self.path / "summary.json"
-        if not path.exists():
-            print(Path(self._log.name).read_text()[-3000:], flush=True)
-            return float("inf")
-        summary = json.loads(path.read_text())
+        """Of a run that has ended; infinite where it has not reached its target."""
+        summary = self.summary()
         return float(summary["env_steps"]) if "target_return" in summary["reason"] else float("inf")
+
+    def summary(self) -> dict[str, Any]:
+        """Of the run that has ended; no steps where it has left none, of which the log's end is printed."""
+        path = self.path / "summary.json"
+        if path.exists():
+            return json.loads(path.read_text())
+        print(Path(self._log.name).read_text()[-3000:], flush=True)
+        return {"env_steps": 0, "reason": ""}
 
     def stop(self) -> dict[str, Any]:
         """End it as a user does, and say what became of it and of its rows."""
@@ -230,9 +233,11 @@ def effective(options: argparse.Namespace) -> Any:
                     begun = time.monotonic()
                     before = job.counts()[0]
                     job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
-                    rates[side].append((job.counts()[0] - before) / (time.monotonic() - begun))
+                    seconds = time.monotonic() - begun
                     deaths += job.killed.total()
                     job.stop()
+                    steps = job.summary()["env_steps"]  # a trainer's own counter begins with its process
+                    rates[side].append((steps - before) / seconds)
             print(f"{side}: {rates[side][-1]:.0f} steps/s", flush=True)
     ratio = ratio_of_pairs(list(zip(rates["kills"], rates["without"], strict=True)))
     return {"seconds": options.seconds, "every": options.every, "deaths": deaths, "rates": rates, "ratio": ratio}
