@@ -681,22 +681,26 @@ FORMAT = "ddrl mixer 1"
 COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")  # of a contract; attributes of `Mixer`
 
 
+_Amount = Annotated[float, Meta(ge=0, le=1e15)]
+_Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
+
+
 class _Contract(msgspec.Struct):
-    ad: int
-    shown: float
-    seen_shown: float
-    seen_billed: float
-    rate: float
-    theta: float
-    pacing: list[float] = []
+    ad: _Id
+    shown: _Amount
+    seen_shown: _Amount
+    seen_billed: _Amount
+    rate: _Probability
+    theta: _Probability
+    pacing: list[_Number] = []
 
 
 class _Snapshot(msgspec.Struct):
     format: str
-    began: float
-    requests: int
-    empty_queues: int
-    sums: list[float]
+    began: Annotated[float, Meta(ge=0, le=1e11)]
+    requests: _Count
+    empty_queues: _Count
+    sums: list[Annotated[float, Meta(ge=0, le=1e30)]]
     contracts: list[_Contract]
 
 
@@ -723,6 +727,12 @@ def restore(path: Path, mixer: Mixer) -> None:
     whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
     known = {contract.ad: contract for contract in whole.contracts}
     ids = mixer.book.contracts.ad_id.tolist()
+    if len(known) < len(whole.contracts) or any(
+        not contract.seen_billed <= contract.seen_shown <= contract.shown for contract in whole.contracts
+    ):
+        raise CheckpointError(
+            f"{path} cannot be right (a contract twice, or more billed than shown): --new-day begins without it"
+        )
     if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(ids):
         raise CheckpointError(
             f"{path} holds the counters of other contracts, or of another version ({shortened(whole.format)}): "

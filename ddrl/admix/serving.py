@@ -571,6 +571,12 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
                     raise
         if new_day or (config.day_begins and mixer.time >= 1):
             app.end_day(day_begin(config, time.time()))
+        elif not 0 <= mixer.time < 1:
+            report(
+                f"the day of these counters began {(time.time() - mixer.began) / config.day_seconds:.3g} days ago by "
+                "this clock: requests count as of its first or last moment; --new-day begins another, --day-begins "
+                "HH:MM does so by itself"
+            )
         snapshot.save(state, snapshot.encode(mixer))  # a place that cannot be written is refused before any request
         settings = uvicorn.Config(
             app,

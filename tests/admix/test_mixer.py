@@ -398,6 +398,34 @@ def test_what_was_billed_survives_a_restart(tmp_path: Path) -> None:
     assert again.contracts() == first.contracts()
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("contracts", 0, "rate"), 5),
+        (("contracts", 0, "theta"), -0.1),
+        (("contracts", 0, "shown"), -1e300),
+        (("contracts", 0, "seen_billed"), 7.0),
+        (("contracts", 1, "ad"), None),
+        (("began",), 1e300),
+        (("requests",), -1),
+        (("sums", 0), 1e308),
+    ],
+)
+def test_counters_that_cannot_be_are_refused(place: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
+    mixer = small_mixer()
+    snapshot.save(tmp_path / "state", snapshot.encode(mixer))
+    document = json.loads((tmp_path / "state").read_text())
+    inner = document
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = document["contracts"][0]["ad"] if value is None else value
+    (tmp_path / "state").write_text(json.dumps(document))
+    before = snapshot.encode(mixer)
+    with pytest.raises(CheckpointError, match="--new-day"):
+        snapshot.restore(tmp_path / "state", mixer)
+    assert snapshot.encode(mixer) == before
+
+
 def test_what_pacing_knows_survives_a_restart(tmp_path: Path) -> None:
     def made() -> Mixer:
         fields = {"ad_fields": ["pace"], "prior": "demand", "pace_step": 2.0}

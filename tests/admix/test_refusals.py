@@ -48,6 +48,8 @@ class Refusals(RuleBasedStateMachine):
         self.number = 0
         for app in self.apps:
             app.mixer.rate[:] = 0.5
+            app.mixer.began = 0.0
+            app.mixer._clock = lambda: 43_200.0
 
     def both(self, body: bytes, path: str) -> None:
         """Ask both, which answer alike."""
