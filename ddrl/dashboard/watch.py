@@ -307,9 +307,8 @@ def alerts_of(run: Run) -> list[tuple[str, str]]:
     found = run.events(kinds=["alert"], newest=ALERTS)
     alerts: list[tuple[str, str]] = []
     for fields, text, seconds in zip(found["fields"], found["text"], found["wall_seconds"], strict=True):
-        if fields.get("rule") != "failed":  # which is the headline itself
-            level = str(fields.get("level"))
-            alerts.append((level, f"{text.removeprefix(f'{level}: ')} ({duration_text(float(seconds))} into the run)"))
+        level = str(fields.get("level"))
+        alerts.append((level, f"{text.removeprefix(f'{level}: ')} ({duration_text(float(seconds))} into the run)"))
     return alerts[::-1]
 
 

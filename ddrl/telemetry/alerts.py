@@ -49,12 +49,13 @@ LEVELS = {"rank": "error", "stuck": "error", "lag": "warning", "disk": "warning"
 
 @dataclass(frozen=True)
 class Alert:
-    """One thing to look at. `rule` and `rank` say whether it was raised before."""
+    """One thing to look at. `rule`, `rank` and `count` say whether it was raised before."""
 
     rule: str
     level: str
     text: str
     rank: int | None = None
+    count: int = 0  # of what may happen more than once
 
 
 class Alerts:
@@ -66,7 +67,7 @@ class Alerts:
         self._place = config.telemetry.alert
         self._notify = notify
         self._causes = CauseWatch(config)
-        self._raised: set[tuple[str, int | None]] = set()
+        self._raised: set[tuple[str, int | None, int]] = set()
         self._usual = {name: deque[float](maxlen=VALUES) for name in ("loss", "grad_norm")}
         self._missing = 0
         self._restarts = math.nan
@@ -82,8 +83,8 @@ class Alerts:
         return self._new(iter([Alert("failed", "error", event.text.partition("\n")[0])]))
 
     def _new(self, found: Iterator[Alert]) -> list[Alert]:
-        new = [alert for alert in found if (alert.rule, alert.rank) not in self._raised]
-        self._raised |= {(alert.rule, alert.rank) for alert in new}
+        new = [alert for alert in found if (alert.rule, alert.rank, alert.count) not in self._raised]
+        self._raised |= {(alert.rule, alert.rank, alert.count) for alert in new}
         return new
 
     def _found(self, record: Record, state: State) -> Iterator[Alert]:
@@ -117,7 +118,7 @@ class Alerts:
         restarts = record.series.get("restarts", math.nan)
         if restarts > self._restarts or (math.isnan(self._restarts) and restarts > 0):
             words = f"{restarts:.0f} processes of the run have died and were started again"
-            yield Alert("restart", "warning", words, int(restarts))
+            yield Alert("restart", "warning", words, count=int(restarts))
         self._restarts = restarts if not math.isnan(restarts) else self._restarts
 
     def send(self, alert: Alert) -> None:

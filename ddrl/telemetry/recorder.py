@@ -196,9 +196,10 @@ class Recorder:
 
     def _raise(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:
-            rank = {} if alert.rank is None else {"rank": alert.rank}
-            self.record_event("alert", f"{alert.level}: {alert.text}", rule=alert.rule, level=alert.level, **rank)
             self._alerts.send(alert)
+            if alert.rule != "failed":  # which is an event already
+                rank = {} if alert.rank is None else {"rank": alert.rank}
+                self.record_event("alert", f"{alert.level}: {alert.text}", rule=alert.rule, level=alert.level, **rank)
 
     def _hand_out(self, item: Event | Evaluation | Snapshot) -> None:
         if isinstance(item, Snapshot):

@@ -55,7 +55,7 @@ def test_a_silent_rank_and_one_that_was_started_again_are_alerts_that_name_it(tm
     moments = frames(BUSY, seconds=60)
     moments.values[20:, 3, COLUMN["heartbeat"]] = 1019.0
     found = raised(tmp_path, records(moments, restarts=[0.0] * 30 + [1.0] * 15 + [2.0] * 15))
-    assert [(rule, rank) for rule, rank, _ in found] == [("rank", 3), ("restart", 1), ("restart", 2)]
+    assert [(rule, rank) for rule, rank, _ in found] == [("rank", 3), ("restart", None), ("restart", None)]
     assert 26 <= found[0][2] <= 29  # 6 s of silence, looked at every 2 s
 
 
@@ -76,9 +76,24 @@ def test_a_run_writes_its_alerts_as_events_and_sends_each_once_to_a_command(tmp_
     (line,) = heard.read_text().splitlines()
     assert json.loads(line)["text"] == "rank 3 was killed"
     with Run(tmp_path) as run:
+        assert run.events()["kind"].tolist() == ["error", "error"]  # said once, in its own words
+
+
+def test_alerts_are_events_with_rule_and_level(tmp_path):
+    cluster = FakeCluster()
+    feed = Feed(cluster, 5)
+
+    def tables():
+        table = feed()
+        table[5, COLUMN["restarts"]] = 2.0
+        return table
+
+    with Recorder(tmp_path, tables, CONFIG, clock=feed.clock):
+        assert feed.done.wait(PATIENCE)
+    with Run(tmp_path) as run:
         events = run.events(kinds=["alert"])
-    assert events["text"].tolist() == ["error: rank 3 was killed"]
-    assert events["fields"][0] == {"rule": "failed", "level": "error"}
+    assert events["text"].tolist() == ["warning: 2 processes of the run have died and were started again"]
+    assert events["fields"][0] == {"rule": "restart", "level": "warning"}
 
 
 def test_a_server_hears_of_an_alert_and_one_that_is_away_is_said(tmp_path):
