@@ -273,6 +273,8 @@ def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> Ar
     Dict or Tuple."""
     where = f"env.id = {env_id}: " + (f"the entry {entry} of the observation" if entry else "the observation")
     if is_box(space):
+        if not entry and not math.prod(space.shape):
+            raise EnvError(f"{where} of {shown(space)} holds no number: give it at least one, for example the step")
         ranges = _ranges(space)
         if space.dtype == np.uint8:
             return ArraySpec(space.shape or (1,), "uint8", ranges=() if ranges == ((0.0, 255.0),) else ranges)
@@ -305,6 +307,13 @@ def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArrayS
             )
         return count, ArraySpec((), "int64")
     if is_box(space) and np.issubdtype(space.dtype, np.floating):
+        fixed = (space.low >= space.high).ravel()
+        if fixed.any():
+            place = int(fixed.argmax())
+            raise EnvError(
+                f"env.id = {env_id}: number {place} of the action can only be {space.low.flat[place]:g}, by the bounds "
+                f"of {shown(space)}: leave it out, in a wrapper that adds it, or give it a range"
+            )
         return 0, ArraySpec(space.shape, np.dtype(space.dtype).name)
     raise EnvError(
         f"env.id = {env_id}: actions of {shown(space)} are not supported; wrap the environment so that its actions are "

@@ -200,7 +200,16 @@ class LoopVectorEnv(CheckedVectorEnv):
             self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
         ):
             seed_spaces(env, env_seed)
-            self._begin(env, env.reset(seed=env_seed), row)
+            try:
+                result = env.reset(seed=env_seed)
+            except TypeError as error:
+                if "unexpected keyword argument 'seed'" not in str(error):
+                    raise
+                raise EnvError(
+                    f"{self._where}: {error}: define reset(self, *, seed=None, options=None), which calls "
+                    "super().reset(seed=seed)"
+                ) from error
+            self._begin(env, result, row)
         return observation
 
     def _take(self, action: Array, over: Flags) -> EnvStep:

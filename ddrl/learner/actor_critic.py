@@ -145,7 +145,7 @@ class Critics(nn.Module):
     def forward(self, observation: torch.Tensor, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """See the class; with `first`, of so many of them only: [B, first, outputs]."""
         x = self._inputs(observation)
-        x = torch.cat([x, self._scale(action.flatten(1).to(x.dtype))], dim=1)
+        x = torch.cat([x, self._scale(action.reshape(len(x), -1).to(x.dtype))], dim=1)
         count = first or len(self.weights[0])
         layers = [
             (_front(weight, count), _front(bias, count)) for weight, bias in zip(self.weights, self.biases, strict=True)

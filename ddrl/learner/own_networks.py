@@ -314,7 +314,7 @@ class OwnCritics(nn.Module):
 
     def forward(self, observation: Any, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """See the class; with `first`, of so many of them only."""
-        seen = self._scale(action.flatten(1)).view(action.shape)
+        seen = self._scale(action.reshape(len(action), -1)).view(action.shape)
         given = [critic(observation, seen) for critic in self.critics[:first]]
         return torch.cat([each.view(len(action), -1, self._outputs) for each in given], 1)
 

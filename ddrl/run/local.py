@@ -61,7 +61,7 @@ def run_command(arguments: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return conclude(Result(None), "")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if "--traceback" in arguments or not user_frame(error):
             raise
         complain(DdrlError(describe(error, "this run")), show_traceback=False)

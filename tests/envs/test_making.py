@@ -100,6 +100,18 @@ def many_actions() -> gymnasium.Env:
     return env
 
 
+def fixed_action() -> gymnasium.Env:
+    env = Counting()
+    env.action_space = spaces.Box(np.array([-1, 2], np.float32), np.array([1, 2], np.float32))
+    return env
+
+
+def no_numbers() -> gymnasium.Env:
+    env = Counting()
+    env.observation_space = spaces.Box(0, 1, (0,), np.float32)
+    return env
+
+
 def endless_observations() -> gymnasium.Env:
     env = Counting()
     env.observation_space = spaces.Sequence(spaces.Discrete(2))
@@ -158,6 +170,8 @@ def test_an_id_gives_its_vector_and_its_spec(
         (own("shared_environment"), "the same environment twice"),
         (own("same_step_vector"), "needs autoreset mode NEXT_STEP"),
         (own("Twins", num_envs=7), "made 7 environments where 2 are wanted"),
+        (own("fixed_action"), "number 1 of the action can only be 2, by the bounds of"),
+        (own("no_numbers"), "holds no number: give it at least one"),
         (own("many_actions"), "actions of MultiDiscrete([100 100]) have 10,000 combinations, more than 4,096: wrap"),
         (own("endless_observations"), "have no fixed size"),
     ],

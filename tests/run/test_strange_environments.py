@@ -1,0 +1,74 @@
+"""Environments that do what Python allows: a run of them trains, or ends with one line that names the remedy."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from ddrl.core.config import EnvConfig
+from ddrl.core.errors import EnvError
+from ddrl.envs import make_vector_env
+from ddrl.run.cli import parse
+from ddrl.run.preparation import Preparation
+from ddrl.run.serial import run_serial
+from tests.run.environments import Walk
+from tests.run.launch import TINY, ddrl, settings
+
+HERE = "tests.run.test_strange_environments"
+SHORT = [*TINY, "--serial", *settings("run.max_env_steps=400", "evaluation.period=0")]
+
+
+class OneNumber(Walk):
+    """Its action is a number without an axis."""
+
+    action_space = gymnasium.spaces.Box(-2.0, 2.0, (), np.float32)
+
+    def step(self, action):
+        assert np.shape(action) == ()
+        return super().step(float(action) > 0)
+
+
+class WithoutSeed(Walk):
+    def reset(self):
+        return super().reset()
+
+
+class Leaves(Walk):
+    def step(self, action):
+        if self.steps == 40:
+            sys.exit(3)
+        return super().step(action)
+
+
+class LeavesAThread(Walk):
+    def __init__(self) -> None:
+        super().__init__()
+        threading.Thread(target=threading.Event().wait, name="listener").start()
+
+
+@pytest.mark.parametrize("algorithm", ["td3", "d4pg"])
+def test_an_action_without_an_axis_is_learned(algorithm: str, tmp_path: Path) -> None:
+    given = settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:OneNumber", f"learner.algorithm={algorithm}")
+    summary = run_serial(Preparation(parse([*SHORT, *given]), f"strange{os.getpid()}"))
+    assert summary["updates"] > 0
+
+
+def test_a_reset_without_a_seed_is_refused_by_what_to_define() -> None:
+    with pytest.raises(EnvError, match=r"'seed': define reset\(self, \*, seed=None, options=None\)"):
+        make_vector_env(EnvConfig(id=f"{HERE}:WithoutSeed"), 1).reset(0)
+
+
+def test_an_environment_that_exits_ends_the_run_with_its_line(tmp_path: Path) -> None:
+    done = ddrl(*SHORT, *settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:Leaves"))
+    assert done.returncode == 1
+    assert "SystemExit: 3 (test_strange_environments.py, line" in done.stderr
+
+
+def test_a_thread_that_an_environment_leaves_does_not_keep_the_process(tmp_path: Path) -> None:
+    done = ddrl(*SHORT, *settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:LeavesAThread"), limit=120)
+    assert done.returncode == 0
+    assert "threads of the environment still run, and end now: listener" in done.stderr
