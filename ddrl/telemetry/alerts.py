@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.core.config import Config
-from ddrl.telemetry.causes import CauseWatch
+from ddrl.telemetry.causes import IDLE, CauseWatch
 from ddrl.telemetry.directory import State
 from ddrl.telemetry.series import Event, Record
 
@@ -89,8 +89,9 @@ class Alerts:
 
     def _found(self, record: Record, state: State) -> Iterator[Alert]:
         if state == "running":
-            for cause in self._causes.look(record, state):
-                if cause.kind in LEVELS:
+            for place, cause in enumerate(self._causes.look(record, state)):
+                # A sick rank is one wherever it stands; others where they are what limits the run.
+                if cause.kind in LEVELS and (cause.rank is not None or (not place and cause.share >= IDLE)):
                     yield Alert(cause.kind, LEVELS[cause.kind], cause.sentence, cause.rank)
             yield from self._figures(record)
         yield from self._deaths(record)

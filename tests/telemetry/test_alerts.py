@@ -59,6 +59,13 @@ def test_a_silent_rank_and_one_that_was_started_again_are_alerts_that_name_it(tm
     assert 26 <= found[0][2] <= 29  # 6 s of silence, looked at every 2 s
 
 
+def test_checkpoints_are_an_alert_where_they_limit_the_run_and_not_where_they_only_take_some_time(tmp_path):
+    some = BUSY | {"checkpoint_seconds": 0.01}
+    assert raised(tmp_path, records(frames(some, seconds=60))) == []
+    most = {"learn_seconds": 0.1, "wait_seconds": 0.0, "checkpoint_seconds": 0.8}
+    assert [rule for rule, *_ in raised(tmp_path, records(frames(most, seconds=60)))] == ["disk"]
+
+
 def test_a_full_disk_is_an_alert(tmp_path, monkeypatch):
     monkeypatch.setattr("ddrl.telemetry.alerts.MIN_FREE", 1 << 70)
     assert raised(tmp_path, records()) == [("space", None, 0)]

@@ -1,5 +1,7 @@
 """Overview: how well and how fast, for one run or several compared."""
 
+from collections import Counter
+
 import numpy as np
 import streamlit as st
 
@@ -9,6 +11,8 @@ from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.facts import facts_of
 from ddrl.telemetry.reading import Table
+
+INTERVAL_RUNS = 5  # of a group, from which on the mean's 95 % interval is drawn, and not the range
 
 
 def figures(runs: watch.Runs) -> None:
@@ -41,9 +45,11 @@ def charts(runs: watch.Runs) -> None:
     }
     evaluations = {name: run.evaluations(points=watch.POINTS // 4) for name, run in runs.items()}
     labels = plots.differing_labels({name: run.settings for name, run in runs.items()})
+    # Of two or three runs an interval is wider than the picture.
+    has_intervals = min(Counter(labels.values()).values(), default=0) >= INTERVAL_RUNS
     watch.chart(
         st,
-        plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels, interval=True),
+        plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels, interval=has_intervals),
         "return",
     )  # its legend is that of all charts below
     columns = st.columns(3)
