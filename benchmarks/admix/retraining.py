@@ -206,8 +206,9 @@ def main() -> None:
     if options.json.exists():
         found = {name: value for name, value in json.loads(options.json.read_text()).items() if name == "markets"}
     markets: list[Any] = found.setdefault("markets", [])
-    for seed in range(1 + len(markets), 1 + count):
-        markets.append(course(seed, last))
+    known = {each["seed"] for each in markets}
+    for seed in (each for each in range(1, 1 + count) if each not in known):
+        markets.append({"seed": seed, **course(seed, last)})
         found["setup"] = {"change": CHANGE, "last": last, "from": FROM, "window": WINDOW, "truth_days": TRUTH}
         found["summary"] = summary(markets)
         save(options.json, found)
