@@ -90,4 +90,4 @@ class Commands(RuleBasedStateMachine):
 
 
 def test_refused_commands() -> None:
-    run_state_machine_as_test(Commands, settings=settings(max_examples=4, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(Commands, settings=settings(max_examples=8, stateful_step_count=25, deadline=None))
