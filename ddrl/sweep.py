@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ddrl import __version__
 from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.files import open_to_append
 from ddrl.run.cli import parse
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.store import FILE_NAME
@@ -131,7 +132,7 @@ class Sweep:
             point = self._waiting.pop(0)
             command = point.command(self._task, self._words)
             point.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(point.path.with_name(f"{point.path.name}.log"), "ab") as output:
+            with open_to_append(point.path.with_name(f"{point.path.name}.log")) as output:
                 # A session of its own: Ctrl-C is passed on once, by `_stop`.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
