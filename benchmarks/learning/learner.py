@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import Peer, Timing, arguments, interleave, print_table, ratios, save
+from benchmarks.harness import Peer, Timing, arguments, interleave, print_rows, ratios, save
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, make_network
@@ -151,22 +151,15 @@ def measure(
         for name in seconds
         if "limit" not in name
     }
-    rows = [
-        [
-            name,
-            Timing.of(taken).median / updates * 1e6,
-            Timing.of(taken).low / updates * 1e6,
-            Timing.of(taken).high / updates * 1e6,
-            f"{efficiency[name].median:.2f}" if name in efficiency else "1",
-        ]
-        for name, taken in seconds.items()
-    ]
+    microseconds = {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()}
     print(f"\n{network}, batch {batch_size}, 1 thread, {device}")
-    print_table(["case", "us/update", "low", "high", "limit / measured"], rows)
-    figures: dict[str, Any] = {
-        "microseconds": {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()},
-        "limit_over_measured": efficiency,
-    }
+    print_rows(
+        [
+            {"case": name, "us/update": timing, "limit / measured": efficiency.get(name)}
+            for name, timing in microseconds.items()
+        ]
+    )
+    figures: dict[str, Any] = {"microseconds": microseconds, "limit_over_measured": efficiency}
     if peer is not None:
         figures["peer_over_ddrl_plain"] = ratios(seconds[peer.name], seconds["ddrl, plain"])
         figures["peer_over_ddrl"] = ratios(seconds[peer.name], seconds["ddrl"])

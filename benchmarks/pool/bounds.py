@@ -58,7 +58,8 @@ def hindsight(tasks: Sequence[Sequence[Round]], first: int = 0) -> Hindsight:
             [(own[0][back:] - own[anchor][: len(own[anchor]) - back] - own[3][back:])[first:] for own in by_task]
         )
 
-    counted = [latest(anchor, back) for back in range(4) for anchor in (1, 2)]
+    all_times = [latest(anchor, back) for back in range(4) for anchor in (1, 2)]
+    counted = [times for times in all_times if len(times)]  # few rounds have no anchor so far back
     alive = float(np.mean(np.concatenate([(end - sent)[first:] for end, sent, _, _ in by_task])))
     rules = [(alive, alive), *(_started(times, cost_level(DELAY_COST)) for times in counted)]
     cost, idle = min(rules)

@@ -31,25 +31,15 @@ __all__ = [
 MOST_NAMED = 12  # nodes whose names fit below a figure
 
 
-def sizes_by_node(
-    sizes: NDArray[Any],
-    title: str = "Micro-batch of each node",
-    *,
-    updates: NDArray[np.float64] | None = None,
-) -> go.Figure:
+def sizes_by_node(sizes: NDArray[Any], *, updates: NDArray[np.float64] | None = None) -> go.Figure:
     """Samples a node, `sizes` [K, N], over `updates` [K] of a run, or over iterations."""
-    return _by_node(np.asarray(sizes, np.float64), title, "samples", updates)
+    return _by_node(np.asarray(sizes, np.float64), "Micro-batch of each node", "samples", updates)
 
 
-def seconds_by_node(
-    seconds: NDArray[np.float64],
-    title: str = "Time of each node",
-    *,
-    updates: NDArray[np.float64] | None = None,
-) -> go.Figure:
+def seconds_by_node(seconds: NDArray[np.float64], *, updates: NDArray[np.float64] | None = None) -> go.Figure:
     """Milliseconds a node, `seconds` [K, N], over `updates` [K] of a run, or over iterations: balanced where the lines
     lie together."""
-    return _by_node(np.asarray(seconds) * 1e3, title, "ms", updates)
+    return _by_node(np.asarray(seconds) * 1e3, "Time of each node", "ms", updates)
 
 
 def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArray[np.float64] | None) -> go.Figure:

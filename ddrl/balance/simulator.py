@@ -490,22 +490,21 @@ ACTIONS = (*(f"x {factor:g}" for factor in FACTORS), *REGIMES)
 _TIME_ALONE = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
 
 
-def values_in_a_rhythm(
-    slow_for: int = 5, fast_for: int = 12, *, factor: float = 3.0, nodes: int = 8, iterations: int = 120
-) -> Mapping[str, NDArray[Any]]:
-    """What the shipped network expects of each action for a node that is slowed in a fixed rhythm, over the last K
-    iterations: `values` [K, actions] of the objective time, relative to keeping the filter's size; `slow` [K]: whether
-    the node is slow in the next iteration; `actions`: their names."""
-    scenario = make_scenario("static", 1, nodes, iterations, 2)
-    slow = np.arange(iterations) % (slow_for + fast_for) >= fast_for
-    stretch = np.where(slow[:, None, None] & (np.arange(nodes) == 0), factor, 1.0)
-    simulation = Simulation(replace(scenario, slow=scenario.slow * stretch))
+def values_in_a_rhythm(slow_for: int = 5, fast_for: int = 12) -> Mapping[str, NDArray[Any]]:
+    """What the shipped network expects of each action for one of eight nodes that is slowed three times in a fixed
+    rhythm, over the last K iterations: `values` [K, actions] of the objective time, relative to keeping the filter's
+    size; `slow` [K]: whether the node is slow in the next iteration; `actions`: their names."""
+    scenario = make_scenario("static", 1, 8, 120, 2)
+    slow = np.arange(scenario.iterations) % (slow_for + fast_for) >= fast_for
+    stretched = scenario.slow.copy()
+    stretched[slow, :, 0] *= 3.0
+    simulation = Simulation(replace(scenario, slow=stretched))
     state = NodeState(scenario.cluster, FilterSettings())
     network = ValueNetwork.load(SHIPPED)
     observation = simulation.blank()
-    keep = np.zeros((1, nodes), np.int64)
+    keep = np.zeros(scenario.speed.shape, np.int64)
     values: list[NDArray[np.float32]] = []
-    for _ in range(iterations):
+    for _ in range(scenario.iterations):
         state.update(observation)
         node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, 0, :, 0]
         values.append(node - node[0])

@@ -96,7 +96,6 @@ def generate(
     startup_variation: float = 0.0,
     send: float = 0.0,
     switch: float = 0.0,
-    weight: float = 1.0,
 ) -> TaskTrace:
     """A task whose device works `duty` of each round of about `round_seconds` [s] when it runs alone.
 
@@ -122,7 +121,6 @@ def generate(
         update=[0.0] * rounds,
         send=[send] * rounds,
         switch=switch,
-        weight=weight,
     )
 
 
