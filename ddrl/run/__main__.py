@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any, NoReturn
 
 from ddrl.run.slot import launched
 
@@ -41,23 +40,13 @@ def _end_at_once(number: int, frame: object) -> None:
     os._exit(130)
 
 
-def _exit(status: int) -> NoReturn:
-    """End the process, also where an environment has left threads that Python would wait for."""
-    threads: Any = sys.modules.get("threading")
-    waiting = [] if threads is None else [one for one in threads.enumerate() if one is not threads.main_thread()]
-    names = [one.name for one in waiting if not one.daemon]
-    if names:
-        print(f"ddrl: threads of the environment still run, and end now: {', '.join(names)[:99]}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, _end_at_once)
     if launched()[0] < 2:  # a rank prints nothing, and is to import little
         from ddrl.core.background import keep_streams
 
         keep_streams()
-    _exit(main())
+        from ddrl.run.process import end_process
+
+        end_process(main())
+    sys.exit(main())

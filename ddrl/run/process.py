@@ -18,7 +18,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 # -- process -----------------------------------------------------------------------------------------------------------
 
@@ -258,3 +258,15 @@ def sweep_open_mpi(folder: Path = Path("/dev/shm"), processes: Path = Path("/pro
     for path in candidates.values():
         path.unlink(missing_ok=True)
     return [path.name for path in candidates.values()]
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process, also where an environment has left threads that Python would wait for."""
+    waiting = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    names = [one.name for one in waiting if not one.daemon]
+    if names:
+        print(f"ddrl: threads of the environment still run, and end now: {', '.join(names)[:99]}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -23,6 +23,7 @@ from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.run.process import (
     Interrupts,
     die_with,
+    end_process,
     fix_order_of_sums,
     flush_denormals,
     is_orphan,
@@ -193,4 +194,4 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
 
 if __name__ == "__main__":
     keep_streams()
-    sys.exit(main())
+    end_process(main())

@@ -68,7 +68,10 @@ def test_an_environment_that_exits_ends_the_run_with_its_line(tmp_path: Path) ->
     assert "SystemExit: 3 (test_strange_environments.py, line" in done.stderr
 
 
-def test_a_thread_that_an_environment_leaves_does_not_keep_the_process(tmp_path: Path) -> None:
-    done = ddrl(*SHORT, *settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:LeavesAThread"), limit=120)
+@pytest.mark.parametrize("serial", [True, False])
+def test_a_thread_that_an_environment_leaves_does_not_keep_the_process(serial: bool, tmp_path: Path) -> None:
+    mode = ["--serial"] if serial else settings("run.processes=1")
+    given = settings("run.max_env_steps=400", f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:LeavesAThread")
+    done = ddrl(*TINY, *mode, *given, limit=120)
     assert done.returncode == 0
     assert "threads of the environment still run, and end now: listener" in done.stderr
