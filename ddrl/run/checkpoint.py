@@ -31,7 +31,16 @@ import numpy as np
 
 from ddrl.acting.policy_file import LONGEST, ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
-from ddrl.core.files import MAX_ARRAYS, MAX_DOCUMENT, MAX_NAME, digest_of_file, read_regular, sync, write_json
+from ddrl.core.files import (
+    MAX_ARRAYS,
+    MAX_DOCUMENT,
+    MAX_NAME,
+    digest_of_file,
+    read_regular,
+    sync,
+    write_atomically,
+    write_json,
+)
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
 from ddrl.core.settings import config_to_toml
@@ -318,7 +327,7 @@ class Checkpoints:
             training.learner.save(folder / LEARNER)
             state["source"] = training.source.save(folder)
             if kept := self._states():
-                (folder / ENVIRONMENTS).write_bytes(kept)
+                write_atomically(folder / ENVIRONMENTS, kept, sync=False)  # `write_checkpoint` waits for the disk
 
         try:
             path = write_checkpoint(self._folder, training.state.env_steps, state, write, digests=self._digests)
