@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import sys
 from collections import Counter
@@ -86,7 +87,7 @@ def test_following_a_row_an_update_and_a_version_no_module_is_called_back_by_wha
                 called_back.add(" < ".join(stack[: stack.index(stack[0], 1) + 1]))
 
     words = [*TINY, "--set", f"run.dir={tmp_path / 'run'}", "--set", "env.id=tests.run.environments:walk"]
-    preparation = Preparation(parse(words), "00c0ffee")
+    preparation = Preparation(parse(words), f"{os.getpid():08x}")  # two suites at once share no memory
     sys.setprofile(note)
     try:
         run = SerialRun(preparation)
