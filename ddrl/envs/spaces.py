@@ -183,7 +183,7 @@ def describe(
 ) -> EnvSpec:
     """The spec of an environment with these spaces; EnvError where a space is one that no network of ddrl can see or
     act in. `named`: the record that represents the observation space."""
-    num_actions, action_spec = _describe_action(env_id, action)
+    num_actions, action_spec = describe_action(env_id, action)
     low, high = _bounds(action)
     array = describe_array(env_id, observation) if named is None else named
     entries = tuple(_entries(observation, "")) if _parts(observation) else ()
@@ -295,15 +295,16 @@ def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> Ar
         raise EnvError(f"{where}: values of {shown(space)} have no fixed size; {remedy}") from None
 
 
-def _describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
+def describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
+    """How many discrete actions (0: continuous ones), and an action; EnvError where it is not supported."""
     if isinstance(space, spaces.Discrete):
         return int(space.n), ArraySpec((), "int64")
     if is_discrete(space):
         count = math.prod(_part_counts(space))
         if count > MAX_COMBINATIONS:
             raise EnvError(
-                f"env.id = {env_id}: actions of {shown(space)} have {count:,} combinations, more than "
-                f"{MAX_COMBINATIONS:,}: wrap the environment so that it takes fewer, or one part of an action a step"
+                f"env.id = {env_id}: actions of {shown(space)} have more than {MAX_COMBINATIONS:,} combinations: wrap "
+                "the environment so that it takes fewer, or one part of an action a step"
             )
         return count, ArraySpec((), "int64")
     if is_box(space) and np.issubdtype(space.dtype, np.floating):

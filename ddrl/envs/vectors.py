@@ -19,6 +19,7 @@ from ddrl.envs.spaces import (
     action_table,
     batched,
     describe,
+    describe_action,
     describe_named,
     environment_seeds,
     is_array,
@@ -162,6 +163,7 @@ class LoopVectorEnv(CheckedVectorEnv):
                 f"env.id = {env_id}: its factory returned the same environment twice; make a new one at each call"
             )
         space: Any = first.observation_space
+        describe_action(env_id, first.action_space)  # refuses too many combinations, which a mask would list
         self._mask = MaskReader.of(env_id, first, action_mask)
         self._looks_for_masks = action_mask == "auto" and is_discrete(first.action_space)
         if self._mask is not None:

@@ -204,7 +204,7 @@ def play_made(make: Callable[[], Any]) -> None:
         (lambda: Given(spaces.Dict(a=FLOATS, b=FLOATS), {"a": ZEROS}), "a dict without b"),
         (lambda: Given(spaces.Dict(a=FLOATS), {"a": ZEROS, "c": ZEROS}), "a dict with c too"),
         (lambda: Given(spaces.Dict(a=FLOATS), ZEROS), "float32 (2,)"),
-        (lambda: Given(FLOATS, ZEROS, action=spaces.MultiBinary(300)), "not supported"),
+        (lambda: Given(FLOATS, ZEROS, action=spaces.MultiBinary(300)), "more than 4,096 combinations"),
     ],
 )
 def test_what_an_environment_lacks_is_said_in_one_line(make: Callable[[], Any], words: str) -> None:

@@ -172,7 +172,7 @@ def test_an_id_gives_its_vector_and_its_spec(
         (own("Twins", num_envs=7), "made 7 environments where 2 are wanted"),
         (own("fixed_action"), "number 1 of the action can only be 2, by the bounds of"),
         (own("no_numbers"), "holds no number: give it at least one"),
-        (own("many_actions"), "actions of MultiDiscrete([100 100]) have 10,000 combinations, more than 4,096: wrap"),
+        (own("many_actions"), "actions of MultiDiscrete([100 100]) have more than 4,096 combinations: wrap"),
         (own("endless_observations"), "have no fixed size"),
     ],
 )
