@@ -1,6 +1,6 @@
 """The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts real runs, one of them under
 mpirun, and photographs every page. `--every FOLDER` photographs every page at 400, 900 and 1440 px, light and dark,
-for somebody to look at. `--film` makes the moving picture of README alone: the overview while CartPole is learned."""
+for somebody to look at. `--film` makes README's moving picture alone: the overview while LunarLander is learned."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ IN_DOCS = ("overview", "distribution", "replay", "ranks", "runs")
 NAME = "cartpole-4-hosts"
 WIDTHS = (400, 900, 1440)
 HEIGHT = 1300
-FILM = (960, 760)  # [px] width and height of the moving picture
-FRAME = 250  # [ms] that the moving picture shows each frame; the last one for LAST_FRAME
+FILM = (1100, 960)  # [px] width and height of the moving picture
+LOOK = 4.0  # [s] between two frames of the moving picture
+FRAME = 250  # [ms] that it shows each of them; the last one for LAST_FRAME
 LAST_FRAME = 4000
 COLOURS = 64
 
@@ -76,15 +77,15 @@ def photograph(browser: Browser, url: str, page: str, path: Path) -> None:
 
 def film(driver: str, url: str, path: Path) -> None:
     """The overview from a run's start until its target is reached, a frame for each change, as a GIF."""
+    run = ddrl.start("lunarlander", {"run.dir": "runs/lunarlander"})
     window = Browser(driver, width=FILM[0], height=FILM[1])
-    window.open(f"{url}/overview")
-    wait_until(lambda: "no run" in window.text.lower(), "the page without a run")
-    run = ddrl.start("cartpole", {"run.dir": "runs/cartpole", "telemetry.period": 0.25})
+    wait_until(lambda: (run.path / "status.json").exists(), "the run")
+    window.open(f"{url}/overview?run=lunarlander")
     wait_until(lambda: window.find(".js-plotly-plot .main-svg"), "charts")
     pictures = [window.picture()]
     shown = ""
     while not (run.summary and "ended" in shown):
-        time.sleep(FRAME / 1000)  # [s] the film's own clock
+        time.sleep(LOOK)  # the film's own clock
         shown = window.text
         picture = window.picture()
         if picture != pictures[-1]:
