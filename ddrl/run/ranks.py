@@ -520,9 +520,13 @@ def _relay(
     failure = ""
     try:
         keeper.receive(Made)
-        channels = HostChannels.attach(topology.run_id, mine.host, 0.0)
-        if mine.host:
-            channels.attach_drained()
+        try:
+            channels = HostChannels.attach(topology.run_id, mine.host, 0.0)
+            if mine.host:
+                channels.attach_drained()
+        except DdrlError:
+            keeper.check()  # they may have gone with it
+            raise
     except BaseException as error:
         failure = str(error) if isinstance(error, JobFailed) else describe(error, where)
     try:

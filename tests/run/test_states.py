@@ -1,6 +1,9 @@
 """What environments keep between episodes is in checkpoints and policies: statistics of wrappers, and `state()`."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,9 @@ from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from tests.run.environments import Walk
-from tests.run.launch import TINY, ddrl
+from tests.run.launch import TINY, UNTIL_STOPPED, settings
+from tests.sources import environment
+from tests.waiting import PATIENCE, wait_until
 
 HERE = "tests.run.test_states"
 
@@ -53,6 +58,19 @@ class Curriculum(Walk):
         self.visits[self.cell] += 1
         self.episodes += terminated
         return observation, reward * self.episodes, terminated, truncated, info
+
+
+class Noted(Curriculum):
+    """Writes a file once its state is read again after one that held an episode: by then that one is where a
+    checkpoint finds it."""
+
+    reads = 0
+
+    def state(self) -> dict[str, Any]:
+        if self.reads:
+            Path(os.environ["NOTE_OF_STATES"]).touch()
+        self.reads += self.episodes > 0
+        return super().state()
 
 
 class Secretive(Curriculum):
@@ -155,8 +173,17 @@ def test_a_resumed_run_and_an_evaluation_continue_with_the_states_of_training(tm
 
 def test_a_run_of_several_processes_keeps_the_states_of_its_first_rollout(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = ddrl(*TINY, "--set", f"run.dir={folder}", "--set", f"env.id={HERE}:Curriculum", "--set", "run.processes=2")
-    assert run.returncode == 0, run.stderr
+    note = tmp_path / "kept"
+    more = settings(f"run.dir={folder}", f"env.id={HERE}:Noted", "run.processes=2")
+    command = [sys.executable, "-m", "ddrl.run", *TINY, *UNTIL_STOPPED, *more]
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, env=environment(NOTE_OF_STATES=str(note)))
+    try:
+        wait_until(lambda: (note.exists() and (folder / "policy.json").exists()) or job.poll() is not None, "no states")
+        job.send_signal(signal.SIGINT)
+        assert job.wait(PATIENCE) == 130, (tmp_path / "log").read_text()
+    finally:
+        job.kill()
     (kept, *_) = msgspec.msgpack.decode(newest_checkpoint(folder / "checkpoints").states())
     assert kept[0]["episodes"] > 0
     assert load_policy(folder).model.states
