@@ -37,7 +37,6 @@ np.testing.assert_allclose(diamonds.y, evaluations["mean"])
 assert curve.layout.xaxis.title.text == "environment steps"
 ball, paddle = flight.data
 np.testing.assert_allclose([ball.x, ball.y, paddle.y], [path[:, 1], path[:, 0], path[:, 3]], rtol=1e-6)
-assert list(table.columns) == ["wall_seconds", "env_steps", "updates", "return_mean", "env_steps_per_s"]
 assert len(result.returns) == 20 and 0 <= result.returns.min() <= result.returns.max() <= 10
 assert policy(path[0]) in range(3) and policy(path).shape == (len(path),)
 assert (policy(path) == policy.outputs(path)["q"].argmax(1)).all()
@@ -46,9 +45,14 @@ assert film.path.stat().st_size > 1000
 assert "torch" not in sys.modules and "onnx" not in sys.modules
 import psutil
 pss = psutil.Process().memory_full_info().pss / 1e6
-# pandas alone imports pyarrow, where it is installed.
-assert pss < (185 if "pyarrow" in sys.modules else 150), f"{pss:.0f} MB with plots, a frame, ONNX Runtime and a film"
-assert not {"kaleido", "jsonschema", "imageio"} & set(sys.modules)
+assert pss < 130, f"{pss:.0f} MB with a panel, plots, ONNX Runtime and a film"
+assert not {"pandas", "kaleido", "jsonschema", "imageio"} & set(sys.modules)
+table = run.frame("env_steps", "updates", "return_mean", "env_steps_per_s")
+assert list(table.columns) == ["wall_seconds", "env_steps", "updates", "return_mean", "env_steps_per_s"]
+np.testing.assert_array_equal(table["return_mean"], series["return_mean"])
+pss = psutil.Process().memory_full_info().pss / 1e6
+# pandas imports pyarrow where that is installed, which takes 36 MB.
+assert pss < (185 if "pyarrow" in sys.modules else 150), f"{pss:.0f} MB with a pandas frame"
 """,
     "01_replay": """
 assert available == [0, 0, 1, 2, 3, 4]
@@ -67,9 +71,14 @@ assert stale == 1 and all(agreed) and len(agreed) == 9
 assert history[5] == [2, 1, 2, 1, 0, 0, 0] and history[7] == [1, 0, 1, 0, 1, 1, 0]
 np.testing.assert_array_equal(drawn.data[0].z, history)
 for index in (0, 1):
-    np.testing.assert_allclose(surfaces[index].data[0].z, grid[..., index], rtol=1e-6)
-np.testing.assert_array_equal(bend.data[0].x, lb_records[order])
-np.testing.assert_array_equal(bend.data[0].y, grid[..., 1].ravel()[order])
+    surface = surfaces[index].data[0]
+    np.testing.assert_allclose(surface.z, grid[..., index], rtol=1e-6)
+    assert (list(surface.x), list(surface.y)) == (list(S), list(K))
+cells, middle, _ = bend.data
+np.testing.assert_array_equal(cells.x, [k + s for k in K for s in S])
+np.testing.assert_array_equal(cells.y, grid[..., 1].ravel())
+by_size = {size: np.median(np.array(cells.y)[np.array(cells.x) == size]) for size in cells.x}
+assert dict(zip(middle.x, middle.y)) == by_size
 assert plain_get > 5 * np.median(grid[..., 1])
 assert [array.shape for array in plain.get_batch(7)] == [(7, 8, 8), (7, 8), (7, 8)]
 """,
@@ -262,6 +271,15 @@ def test_a_kernel_has_time_to_answer_an_interrupt_and_its_cell_is_given_up_after
         waits_in_vain(cells[1], 9 * REPLY_LIMIT)
     assert interrupts == [0.0, REPLY_LIMIT, 2 * REPLY_LIMIT], "three of each cell"
     assert clock[0] == 3 * REPLY_LIMIT
+
+
+def test_the_experiment_of_the_source_is_run_over_its_whole_grid():
+    (cell,) = (
+        cell for cell in nbformat.read(FOLDER[1], as_version=4).cells if "parameters" in cell.metadata.get("tags", ())
+    )
+    exec(cell.source, values := {})
+    assert [len(values[name]) for name in "KS"] == [13, 13]
+    assert [(values[name][0], values[name][-1]) for name in "KS"] == [(5, 11), (6, 12)]
 
 
 @pytest.mark.parametrize("path", FOLDER, ids=[path.stem for path in FOLDER])
