@@ -7,7 +7,6 @@ a second.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -119,17 +118,17 @@ class RolloutWorker:
         }
         self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon", "phase")}
         self._row = counters
-        earlier = {name: counter.value for name, counter in self._counters.items()}  # of a process before this one
-        self._counts = {name: 0.0 if math.isnan(value) else value for name, value in earlier.items()}
-        self._dropped_before = self._counts["rows_dropped"]
-        self._waited_before = self._counts["wait_seconds"] - writer.lane.wait_seconds
+        # Not yet added to the counters, which continue those of earlier processes of this place: one of them may still
+        # count while this object is made.
+        self._counts = dict.fromkeys(self._counters, 0.0)
+        self._counted_dropped = writer.nonfinite
+        self._counted_wait = writer.lane.wait_seconds
         self._env_seconds = self._act_seconds = self._env_steps = 0.0
         self._next_report = 0.0
         self._pin: Pin | None = None
         self._vector: NDArray[np.uint8] | None = None  # None: act at random
         self._warming = False  # act at random, though the policy's state advances
         self._version = 0  # of the actions taken
-        self._paused_seconds = 0.0
         self._epsilon = 1.0
         self._observation: NDArray[Any] | None = None
 
@@ -244,10 +243,15 @@ class RolloutWorker:
         counts["act_seconds"] += self._act_seconds
         counts["env_seconds"] += self._env_seconds
         self._env_steps = self._act_seconds = self._env_seconds = 0.0
-        counts["wait_seconds"] = self._waited_before + self._paused_seconds + self._writer.lane.wait_seconds
-        counts["rows_dropped"] = self._dropped_before + self._writer.nonfinite
+        dropped = self._writer.nonfinite
+        counts["rows_dropped"] = float(dropped - self._counted_dropped)
+        self._counted_dropped = dropped
+        waited = self._writer.lane.wait_seconds
+        counts["wait_seconds"] += waited - self._counted_wait
+        self._counted_wait = waited
         for name, value in counts.items():
-            counters[name].set(value)
+            counters[name].add(value)
+            counts[name] = 0.0
         for name, value in getattr(self.env, "figures", {}).items():
             self._row[name].set(value)
         self._gauges["heartbeat"].set(time.time())
@@ -349,7 +353,7 @@ class RolloutWorker:
     def _pause(self, rung: int) -> None:
         begin = time.perf_counter()
         self._board.rollout_bell.wait(rung, PAUSE_WAIT)
-        self._paused_seconds += time.perf_counter() - begin
+        self._counts["wait_seconds"] += time.perf_counter() - begin
         self.report()
 
     def _wait_for_room(self) -> None:

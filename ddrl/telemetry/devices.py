@@ -35,7 +35,7 @@ class Counters(Protocol):
         ...
 
     def row(self, index: int) -> Any:
-        """row[name].set(value)."""
+        """row[name].set(value), row[name].add(value), row[name].value."""
         ...
 
 
@@ -141,7 +141,7 @@ class HostSampler:
         self._guard = Guard(report or partial(print, file=sys.stderr, flush=True))
         self._on_death = on_death
         self._dead = set[int]()
-        self._used: dict[int, tuple[int, float, float]] = {}  # by row: pid, its processor time, that of those before it
+        self._used: dict[tuple[int, str], tuple[int, float]] = {}  # by row and counter: pid, its time so far
         self._counters = counters
         self._period = period
         self._gpus = Gpus()
@@ -163,19 +163,25 @@ class HostSampler:
 
     def _sample_processes(self, table: Floats) -> None:
         for index in np.flatnonzero(~np.isnan(table[:, COLUMN["pid"]])):
-            use = process_use(int(table[index, COLUMN["pid"]]))
+            pid = int(table[index, COLUMN["pid"]])
+            use = process_use(pid)
             if use is not None:
-                pid = int(table[index, COLUMN["pid"]])
-                known, last, before = self._used.get(int(index), (pid, 0.0, 0.0))
-                before += last if pid != known else 0.0
-                self._used[int(index)] = pid, float(np.nan_to_num(use.cpu_seconds)), before
                 row = self._counters.row(int(index))
-                row["cpu_seconds"].set(before + use.cpu_seconds)
+                for name in ("cpu_seconds", "queued_seconds"):
+                    self._add_time(int(index), name, pid, getattr(use, name))
                 row["memory_bytes"].set(use.memory_bytes)
-                row["queued_seconds"].set(use.queued_seconds)
             elif index not in self._dead and table[index, COLUMN["ended"]] != 1.0:
                 self._dead.add(int(index))
                 self._on_death(int(index))
+
+    def _add_time(self, index: int, name: str, pid: int, used: float) -> None:
+        """Count what a process has used since it was asked last; one that is met as the first of a counter that has
+        begun was counted by the sampler before this one."""
+        counter = self._counters.row(index)[name]
+        known, last = self._used.get((index, name), (pid, 0.0 if math.isnan(counter.value) else used))
+        if math.isfinite(used):
+            counter.add(used - last if pid == known else used)
+            self._used[index, name] = pid, used
 
     def _sample_gpus(self, table: Floats) -> None:
         gpus = self._gpus.use()

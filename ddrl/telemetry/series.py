@@ -248,6 +248,9 @@ class SeriesWindow:
         self.series = series_of(self.metrics)
         self._column = {metric.name: index for index, metric in enumerate(self.metrics)}
         self._counts = np.array([index for index, metric in enumerate(self.metrics) if metric.kind == "count"])
+        names = [self.metrics[index].name for index in self._counts]
+        self._of_episodes = np.array([name in ("episodes", "episode_steps_sum", "return_sum") for name in names])
+        self._rising = np.array([name != "return_sum" for name in names])
         self._last: Floats | None = None
         self._grown = np.empty((0, len(self.metrics)))
         self._moments: deque[tuple[_Moment, float]] = deque()
@@ -281,8 +284,9 @@ class SeriesWindow:
         return {series.name: values[series.name] for series in self.series}
 
     def _accumulate(self, table: Floats) -> Floats:
-        """The table with counts that never fall: where counts of a process have fallen, another one began at zero, and
-        adds to them. A rollout that is started again after a death continues its predecessor's counts itself."""
+        """The table with counts that never fall: where one has fallen, another process began at zero, and adds to it.
+        Counts of episodes, which are divided by each other, begin anew together: returns may fall below zero, and more
+        episodes than before may have been played since."""
         last = self._grown[:0] if self._last is None else self._last
         rows = max(len(table), len(last))
         table, last, grown = (_lengthened(part, rows) for part in (table, last, self._grown))
@@ -291,9 +295,7 @@ class SeriesWindow:
         old = _or_zero(last[:, counts])
         before = grown[:, counts]
         fallen = new < old
-        if "return_sum" in self._column:  # returns may be negative: their sum falls without a restart
-            returns = counts == self._column["return_sum"]
-            fallen[:, returns] = fallen[:, ~returns].any(axis=1, keepdims=True)
+        fallen[:, self._of_episodes] = fallen[:, self._of_episodes & self._rising].any(axis=1, keepdims=True)
         gain = np.where(fallen, new, new - old)
         whole = table.copy()
         whole[:, counts] = np.where(np.isnan(new), before, _or_zero(before) + gain)

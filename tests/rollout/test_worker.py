@@ -39,6 +39,7 @@ class Job:
         env: Any = None,
         index: int = 0,
         count: int = 1,
+        counters: Counters | None = None,
     ) -> None:
         self.env = make_vector_env(EnvConfig(), num_envs) if env is None else env
         model = make_mlp(self.env.spec)
@@ -46,7 +47,7 @@ class Job:
         self.lane = Lane.create(None, row_schema(self.env.spec).dtype, capacity)
         self.mailbox = Mailbox.create(None, self.layout.nbytes, 3, 2)
         self.board = Board.create(None)
-        self.counters = Counters.create(None, 1)
+        self.counters = counters or Counters.create(None, 1)
         self.worker = RolloutWorker(
             self.env,
             ActingPolicy(model),
@@ -264,6 +265,20 @@ class Paying(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         return np.zeros(2, np.float32), 5.0, self.steps == 4, False, {}
+
+
+def test_a_rollout_made_while_another_one_still_plays_in_its_place_adds_to_what_that_one_counts() -> None:
+    first = Job(seed=1)
+    rows = [first.play(100)]
+    first.worker.report()
+    second = Job(seed=2, counters=first.counters)
+    rows.append(first.play(100))
+    first.worker.report()
+    rows.append(second.play(100))
+    figures = second.figures()
+    steps, ends = (sum(int(np.sum((some["kind"] == RowKind.STEP) == are)) for some in rows) for are in (True, False))
+    assert (figures["env_steps"], figures["episodes"]) == (steps, ends)
+    assert figures["return_sum"] == figures["episode_steps_sum"] <= steps
 
 
 def test_rewards_are_recorded_clipped_and_returns_counted_as_they_were_paid() -> None:

@@ -227,6 +227,13 @@ class Cells:
             def set(self, value):
                 self.values[self.column] = value
 
+            def add(self, value):
+                self.values[self.column] = np.nan_to_num(self.values[self.column]) + value
+
+            @property
+            def value(self):
+                return self.values[self.column]
+
         return {name: Cell(self.values[index], column) for column, name in enumerate(COLUMNS)}
 
 
@@ -240,13 +247,18 @@ def test_the_host_sampler_fills_in_what_each_process_used():
         sampler.sample()
         sampler.sample()
         assert dead == [1]  # once, and not the one that has said that it ended
-        cpu, memory = COLUMNS.index("cpu_seconds"), COLUMNS.index("memory_bytes")
-        used = cells.values[0, cpu]
-        assert used > 0
+        cpu, queued, memory = map(COLUMNS.index, ("cpu_seconds", "queued_seconds", "memory_bytes"))
+        cells.values[0, queued] += 1e6
+        used = cells.values[0].copy()
+        assert used[cpu] > 0
         assert 5e6 < cells.values[0, memory] < 1e10
         cells.values[0, COLUMNS.index("pid")] = os.getppid()  # another process in its place
         sampler.sample()
-        assert cells.values[0, cpu] >= used
+        assert cells.values[0, cpu] >= used[cpu]
+        assert cells.values[0, queued] >= used[queued]
+    with HostSampler(cells, period=1000.0) as sampler:  # of a trainer that was started again
+        sampler.sample()
+        assert used[queued] <= cells.values[0, queued] < used[queued] + 1e6
     assert np.isnan(cells.values[1:, [cpu, memory]]).all()
     assert process_use(4_194_305) is None
 
@@ -316,9 +328,9 @@ def test_an_nvml_question_without_an_answer_stops_neither_the_other_gpus_nor_the
         assert values[1:] == [0.25, 0.9, 0.25, 0.9]
         assert reports == []
         nvml.nvmlDeviceGetMemoryInfo = lambda device: 1 / 0  # no error of NVML's: a source that is broken
-        cells.values[0, COLUMNS.index("cpu_seconds")] = NAN
+        cells.values[0, COLUMNS.index("memory_bytes")] = NAN
         sampler.sample()
         sampler.sample()
-        assert cells.values[0, COLUMNS.index("cpu_seconds")] > 0
+        assert cells.values[0, COLUMNS.index("memory_bytes")] > 0
         assert len(reports) == 1
         assert "ZeroDivisionError" in reports[0]

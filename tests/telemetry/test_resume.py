@@ -112,16 +112,27 @@ def test_a_process_that_starts_again_counts_on_from_what_it_had_counted():
     assert values["return_mean"] == -10.0
 
 
-def test_a_process_that_continues_the_counts_of_a_dead_one_counts_nothing_twice():
+@pytest.mark.parametrize("times", [(1.0, 2.0), (2.0, 1.0)])
+def test_a_process_that_continues_the_counts_of_a_dead_one_counts_nothing_twice(times):
     cluster = FakeCluster()
     window = SeriesWindow(Config())
     row = int(cluster.rollouts[0])
-    cluster.set(row, episodes=100.0, return_sum=-500.0, pid=98.0)
+    cluster.set(row, episodes=100.0, return_sum=-500.0, queued_seconds=times[0], pid=98.0)
     before = window.measure(cluster.table(), 0.0, 0.0)["episodes"]
-    cluster.set(row, episodes=103.0, return_sum=-530.0, pid=99.0)
+    cluster.set(row, episodes=103.0, return_sum=-530.0, queued_seconds=times[1], pid=99.0)
     values = window.measure(cluster.table(), 1.0, 1.0)
     assert values["episodes"] == before + 3
     assert values["return_mean"] == -10.0
+
+
+def test_a_process_that_begins_anew_and_has_played_more_than_the_one_before_has_returns_of_its_own():
+    cluster = FakeCluster()
+    window = SeriesWindow(Config())
+    row = int(cluster.rollouts[0])
+    cluster.set(row, episodes=2.0, return_sum=1000.0, episode_steps_sum=1000.0)
+    window.measure(cluster.table(), 0.0, 0.0)
+    cluster.set(row, episodes=3.0, return_sum=60.0, episode_steps_sum=60.0, pid=99.0)
+    assert window.measure(cluster.table(), 1.0, 1.0)["return_mean"] == 20.0
 
 
 def test_frames_of_a_ddrl_with_other_counters_are_dropped_on_resume_not_misread(tmp_path):
