@@ -198,13 +198,13 @@ class Job:
 def session(options: argparse.Namespace) -> Any:
     """Kills under plain mpirun."""
     launcher = [*mpirun(options.ranks), sys.executable, "-m", "ddrl.run"]
-    return _torment(options, launcher, MEMBERS)
+    return _torment(options, launcher, (*MEMBERS, "keeper"))
 
 
 def kept(options: argparse.Namespace) -> Any:
     """Kills under a launcher that starts the job again, of relays and keepers too."""
     launcher = [str(ROOT / "mpi_launch" / "local"), str(options.ranks), "--keep-alive", "1000"]
-    return _torment(options, launcher, (*MEMBERS, "relay", "keeper"))
+    return _torment(options, launcher, (*MEMBERS, "relay", "keeper", "first-keeper"))
 
 
 def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
 from ddrl.run.processes import HostKeeper, KeepHost, Made
 from ddrl.run.ranks import Meeting, SliceOrders, abort_on_error, barrier
 from ddrl.run.relay import relay_process
-from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, board_name, describe, report_failure
+from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -272,7 +272,7 @@ def _relay(membership: Membership, place: RelayPlace, board: Board | None, stack
         channels = None
         if data := membership.exchange.broadcast(None):
             sweep_dead()
-            keeper = HostKeeper(place.run_id, place.host)
+            keeper = HostKeeper(place.run_id, place.host, Topology.from_bytes(data).config.run.silence_limit)
             stack.callback(keeper.end)
             keeper.send(KeepHost(data, []))
             keeper.receive(Made)

@@ -51,6 +51,7 @@ MAX_WORDS = 16_000  # [B] of what a child prints that are kept for messages
 MAX_OUTPUT_FILE = 1 << 20  # [B]
 STACKS_SIGNAL = signal.SIGUSR2
 STACKS_TIMEOUT = 2.0  # [s] for a process to write its stacks
+MAX_NAME = 15  # letters of a process's name that Linux keeps
 KILL_TIMEOUT = 10.0  # [s] for the kernel to end a process that was killed
 STATES = {
     "R": "computes",
@@ -233,6 +234,24 @@ def ask_for_stacks(pid: int) -> str:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, STACKS_SIGNAL)
     return "its stacks are on its standard error"
+
+
+def process_name(rank: int, role: Role) -> str:
+    """What a fork is called."""
+    return f"ddrl {rank} {role.value}"
+
+
+def await_end(pid: int, name: str) -> None:
+    """Wait for a process of this name that the kernel is about to end; KeeperError where it does not."""
+    with contextlib.suppress(OSError):  # it has ended
+        descriptor = os.pidfd_open(pid)
+        try:
+            if Path(f"/proc/{pid}/comm").read_text().strip() != name[:MAX_NAME]:
+                return
+            if not select.select([descriptor], [], [], KILL_TIMEOUT)[0]:
+                raise KeeperError(f"process {pid} ({name}) was killed and does not end: {STATES['D']}")
+        finally:
+            os.close(descriptor)
 
 
 def end_stranger(pid: int) -> None:
@@ -588,7 +607,7 @@ class Keeper:
                     os.close(child.errors)
                     os.close(child.pidfd)
                 self._selector.close()
-                name_process(f"ddrl {wanted.rank} {wanted.role.value}")
+                name_process(process_name(wanted.rank, wanted.role))
                 run_fork(parent, writing, wanted.work, [self.seed, place, incarnation])
         return pid
 

@@ -104,7 +104,7 @@ def run_here(
     from ddrl.run.trainer import drive, start_rounds
 
     run_id = preparation.run_id
-    keeper = HostKeeper(run_id, 0)
+    keeper = HostKeeper(run_id, 0, preparation.config.run.silence_limit)
     channels: HostChannels | None = None
     rounds: Any = None
     try:

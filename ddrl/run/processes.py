@@ -49,6 +49,7 @@ from ddrl.run.keeper import (
     HOST,
     LOOK_PERIOD,
     MEMBERS,
+    MIN_WORK,
     RANK,
     ROLE,
     STATES,
@@ -60,8 +61,10 @@ from ddrl.run.keeper import (
     Silence,
     Silent,
     ask_for_stacks,
+    await_end,
     end_stranger,
     import_for_members,
+    process_name,
     report_stacks,
     without_launcher,
     work_done,
@@ -141,11 +144,13 @@ class Ranks(msgspec.Struct, tag=True):
 
 class KeepHost(msgspec.Struct, tag=True):
     """To the keeper of another host, or beside a pool's task: the topology, and the cores of the host's ranks in their
-    order. has_board: somebody has made the host's board."""
+    order. has_board: somebody has made the host's board; takes_over: a keeper before this one has made all channels,
+    and was killed."""
 
     topology: bytes
     cores: list[list[int]]
     has_board: bool = False
+    takes_over: bool = False
 
 
 class Made(msgspec.Struct, tag=True):
@@ -285,10 +290,15 @@ class Job:
                 raise JobFailed(text)
         return ranks
 
-    def open(self, topology: Topology, cores: Sequence[Sequence[int]] = ()) -> None:
+    def open(self, topology: Topology, cores: Sequence[Sequence[int]] = (), *, takes_over: bool = False) -> None:
         """Make the host's channels and start its members: the evaluator and rollouts; where learning goes in rounds,
-        collectors take the rollouts' places later. cores: of the host's ranks, in their order."""
-        channels = HostChannels.create(topology, self.host, self.board)
+        collectors take the rollouts' places later. cores: of the host's ranks, in their order. takes_over: of a keeper
+        that was killed, and its members with it; lanes and counters continue."""
+        if takes_over:
+            channels = HostChannels.attach(self.run_id, self.host, 0.0)
+            channels.attach_drained()
+        else:
+            channels = HostChannels.create(topology, self.host, self.board)
         self.channels = channels
         config = topology.config
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
@@ -308,7 +318,9 @@ class Job:
             elif member.role is Role.EVALUATOR or (member.role is Role.ROLLOUT and not topology.in_rounds):
                 work = partial(_be_member, channels, member)
                 self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
-                if member.role is Role.EVALUATOR or topology.has_relays or started < rollouts_of_host(config):
+                if takes_over:
+                    self._take_over_member(member)
+                elif member.role is Role.EVALUATOR or topology.has_relays or started < rollouts_of_host(config):
                     started += member.role is Role.ROLLOUT
                     self._start_member(member.rank, 0)
                 else:
@@ -510,16 +522,11 @@ class Job:
         row["ended"].set(1.0)
         if self.board.command not in GOING:
             return
-        assert self.channels is not None
-        row["pid"].set(float("nan"))
-        if child.role is Role.ROLLOUT and row["phase"].value == Phase.RUNNING:
-            row["episodes_cut"].add(self.channels.topology.config.env.num_envs)
-        if child.role is Role.ROLLOUT and not self.channels.topology.area_columns:
-            try:
-                self.channels.lanes[self.channels.topology.ranks[child.rank].index].hand_over()
-            except ChannelError as error:
-                self.fail(f"{child.name} {ended.how}: {error}{_below(ended.words)}")
-                return
+        try:
+            self._empty_place(child.rank)
+        except ChannelError as error:
+            self.fail(f"{child.name} {ended.how}: {error}{_below(ended.words)}")
+            return
         if child.retired:
             self._wanted = math.nan  # it may be wanted again by now
             return
@@ -527,6 +534,28 @@ class Job:
         if pause is not None:
             row["restarts"].add(1)
             self._due[child.place] = time.monotonic() + pause, child.incarnation + 1
+
+    def _empty_place(self, rank: int) -> None:
+        """Of a member whose process has ended. ChannelError where that has damaged its lane."""
+        assert self.channels is not None
+        topology = self.channels.topology
+        row = self._counters_of(rank)
+        row["pid"].set(float("nan"))
+        if topology.ranks[rank].role is not Role.ROLLOUT:
+            return
+        if row["phase"].value == Phase.RUNNING:
+            row["episodes_cut"].add(topology.config.env.num_envs)
+        if not topology.area_columns:
+            self.channels.lanes[topology.ranks[rank].index].hand_over()
+
+    def _take_over_member(self, member: Assignment) -> None:
+        """Start a member in place of one that was killed with its keeper."""
+        row = self._counters_of(member.rank)
+        await_end(int(np.nan_to_num(row["pid"].value)), process_name(member.rank, member.role))
+        row["ended"].set(1.0)
+        self._empty_place(member.rank)
+        row["restarts"].add(1)
+        self._start_member(member.rank, int(np.nan_to_num(row["incarnation"].value)) + 1)
 
     def _resize(self, channels: HostChannels) -> None:
         """Start and end rollouts so that the first ones of this host run, as many as a command wants. One that ends
@@ -868,20 +897,27 @@ def run_host(
 
 class HostKeeper:
     """The keeper of a host as a program, `python -m ddrl.run.processes RUN_ID HOST LINK OUTPUT ERRORS`, seen from its
-    parent."""
+    parent. One that shows no sign of life for `silence_limit` [s] is killed."""
 
-    def __init__(self, run_id: str, host: int) -> None:
+    def __init__(self, run_id: str, host: int, silence_limit: float) -> None:
         self.made: Made | None = None
         self.result: Result | None = None
         self._run_id = run_id
         self._host = host
+        self._silence_limit = silence_limit
+        self._orders: KeepHost | None = None
+        self._deaths = 0  # in a row
+        self._threads: list[threading.Thread] = []
+        self._start()
+
+    def _start(self) -> None:
         self._link, theirs = Link.pair(JOB)
         output = os.pipe()
         errors = os.pipe()
         descriptors = [theirs.fileno(), output[0], errors[0]]
         with interrupts_held_back():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.processes", run_id, str(host), *map(str, descriptors)],
+                [sys.executable, "-m", "ddrl.run.processes", self._run_id, str(self._host), *map(str, descriptors)],
                 stdin=subprocess.DEVNULL,
                 stdout=output[1],
                 stderr=errors[1],
@@ -890,11 +926,26 @@ class HostKeeper:
                 start_new_session=True,
             )
         theirs.close()
-        self._threads: list[threading.Thread] = []
         for (reading, writing), to in ((output, 1), (errors, 2)):
             os.close(writing)
             self._threads.append(threading.Thread(target=_pass_on, args=(reading, to), daemon=True))
             self._threads[-1].start()
+        self._started_at = self._lived_at = self._next_look = time.monotonic()
+        self._scheduled = ""
+        self._hang = ""  # it was killed for its silence: in words
+
+    def start_again(self, limit: int) -> bool:
+        """In place of one that was killed, start one that takes over its host's channels; False where it ended
+        otherwise, and where this is more than the limit of deaths in a row, each within MIN_WORK of the start."""
+        if self._orders is None or self.result is not None or self._process.returncode >= 0:
+            return False
+        self._deaths = 1 if time.monotonic() - self._started_at > MIN_WORK else self._deaths + 1
+        if self._deaths > limit:
+            return False
+        self._link.close()
+        self._start()
+        self.send(self._orders)
+        return True
 
     @property
     def name(self) -> str:
@@ -903,6 +954,8 @@ class HostKeeper:
 
     def send(self, message: Message) -> None:
         """Send it a message."""
+        if isinstance(message, KeepHost):
+            self._orders = msgspec.structs.replace(message, takes_over=True)
         self._link.send(message)
 
     def signal(self, number: int) -> None:
@@ -937,10 +990,31 @@ class HostKeeper:
         """JobFailed where it has ended before the job."""
         status = self._process.poll()
         if status is None:
+            self._watch()
             return
         self._read()
         if self.result is None:
-            raise JobFailed(f"{self.name} {Ended(status, '', 0.0, 0.0).how}, and with it the host's rollouts")
+            how = self._hang or Ended(status, "", 0.0, 0.0).how
+            raise JobFailed(f"{self.name} {how}, and with it the host's rollouts")
+        if self._host and self.result.error:
+            raise JobFailed(self.result.error)
+
+    def _watch(self) -> None:
+        """Kill it where it was not scheduled for the limit, as by Linux; it wakes at least once in LOOK_PERIOD."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        if now - self._next_look > LOOK_PERIOD:
+            self._lived_at = now  # this process was not scheduled either
+        self._next_look = now + LOOK_PERIOD
+        with suppress(OSError):
+            scheduled = Path(f"/proc/{self._process.pid}/schedstat").read_text()
+            if scheduled != self._scheduled:
+                self._scheduled = scheduled
+                self._lived_at = now
+        if now - self._lived_at > self._silence_limit:
+            self._hang = f"has shown no sign of life for {self._silence_limit:g} s (run.silence_limit) and was killed"
+            self._process.kill()
 
     def raise_error(self) -> None:
         """JobFailed with the error that has ended it, where it has sent one: the cause of what its parent misses."""
@@ -1041,10 +1115,10 @@ def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
     ignore_interrupts()
     import_for_members()
     try:
-        board = Board.attach(board_name(run_id, host)) if orders.has_board else None
+        board = Board.attach(board_name(run_id, host)) if orders.has_board or orders.takes_over else None
         with Job(run_id, host, board, parent) as job:
             try:
-                job.open(Topology.from_bytes(orders.topology), orders.cores)
+                job.open(Topology.from_bytes(orders.topology), orders.cores, takes_over=orders.takes_over)
                 job.send_made(Made(orders.topology, None))
                 job.serve()
             except BaseException as error:  # before `close` ends what the parent hears of otherwise

@@ -219,7 +219,7 @@ class Lead:
         self._config = planned_config(self._command)
         sweep_dead()
         sweep_open_mpi()
-        keeper = HostKeeper(self._run_id, 0)
+        keeper = HostKeeper(self._run_id, 0, self._config.run.silence_limit)
         self._keeper = keeper
         launcher = os.getppid() if slot.may_lose_ranks(os.getppid()) else 0
         has_trainer = not self._config.learner.nodes
@@ -481,7 +481,7 @@ def follow(world: MPI.Intracomm, work: bytes, launcher: int) -> int:
 
 def _follow_relay(mail: Mail, topology: Topology, mine: Assignment, cores: list[list[int]]) -> int:
     """The relay of another host."""
-    keeper = HostKeeper(topology.run_id, mine.host)
+    keeper = HostKeeper(topology.run_id, mine.host, topology.config.run.silence_limit)
     failure = ""
     try:
         keeper.send(KeepHost(topology.to_bytes(), cores))

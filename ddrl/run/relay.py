@@ -57,7 +57,7 @@ def relay_process(
                     try:
                         relay.step()
                         if keeper is not None:
-                            check_keeper(keeper, membership, topology.run_id, mine)
+                            check_keeper(keeper, membership, topology, mine)
                     except Exception as error:
                         if not membership.has_lost():
                             raise
@@ -84,15 +84,19 @@ def relay_process(
     return 1 if channels.board.command == Command.FAIL else 0
 
 
-def check_keeper(keeper: HostKeeper, membership: Membership, run_id: str, mine: Assignment) -> None:
-    """JobFailed where this host's keeper has ended before the job. Its members end with it, so where the others can
-    continue without this host, the relay ends too, and they do. It also ends where they have continued without it."""
-    end_if_left_out(membership, run_id, mine)
+def check_keeper(keeper: HostKeeper, membership: Membership, topology: Topology, mine: Assignment) -> None:
+    """Start another keeper where this host's was killed. JobFailed where that cannot be, or where it has failed: its
+    members end with it, so where the others can continue without this host, the relay ends too, and they do. It also
+    ends where they have continued without it."""
+    end_if_left_out(membership, topology.run_id, mine)
     try:
         keeper.check()
     except JobFailed as error:
+        if mine.host and not topology.in_rounds and keeper.start_again(topology.config.rollout.restarts):
+            print(f"ddrl: {error}: it was started again, and they by it", file=sys.stderr, flush=True)
+            return
         if membership.shrinks and mine.host:
-            _leave_job(str(error), run_id, mine)
+            _leave_job(str(error), topology.run_id, mine)
         raise
 
 

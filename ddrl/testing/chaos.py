@@ -1,7 +1,7 @@
 """Kills processes of a living run: `python -m ddrl.testing.chaos RUN --every 15 --roles rollout,evaluator,trainer`.
 
 Beside a run on this machine, as its user. Every period (on average) one process is drawn among all of the roles named,
-each alike, and one of the ways of dying:
+each alike (keeper: of another host than the trainer's, first-keeper: of that), and one of the ways of dying:
 
     kill   SIGKILL
     stop   SIGSTOP: it falls silent, and its keeper ends it after run.silence_limit
@@ -35,7 +35,7 @@ from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.ledger import LEDGER, accounts
 
 KEEPER = "keeper"
-ROLES = (*(role.value for role in Role), KEEPER)
+ROLES = (*(role.value for role in Role), KEEPER, FIRST_KEEPER := "first-keeper")
 WAYS = ("kill", "stop", "oom")
 LOOK_PERIOD = 0.5  # [s] between two looks at the run
 NO_MEMORY = 1 << 18  # [B] of a control group in which nothing more can be had
@@ -75,7 +75,9 @@ def processes_of(job: str) -> list[Victim]:
             words = name.split()
             if len(words) != 3 or words[0] != "ddrl" or mark not in (folder / "maps").read_bytes():
                 continue
-            role = KEEPER if words[1] == KEEPER else next((one for one in ROLES if one.startswith(words[2])), "")
+            role = next((one for one in ROLES if one.startswith(words[2])), "")
+            if words[1] == KEEPER:
+                role = KEEPER if int(words[2]) else FIRST_KEEPER
             found.append(Victim(int(folder.name), role, name))
     return found
 

@@ -34,6 +34,7 @@ from tests.run.launch import (
     ddrl,
     mpirun,
     mpirun_command,
+    processes_of,
     segments_of,
     settings,
     summary,
@@ -454,6 +455,49 @@ def steps_after_checkpoint(run: Path) -> int:
     return entry["state"]["env_steps"] - saved if entry else 0
 
 
+# -- the keeper of another host ----------------------------------------------------------------------------------------
+
+
+def test_a_keeper_of_another_host_that_dies_or_falls_silent_is_started_again_with_its_members(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    log = tmp_path / "log"
+    walk = ("env.id=tests.run.environments:walk", "env.kwargs={pause = 0.002}")
+    more = settings(f"run.dir={run}", "cluster.relays=2", "run.silence_limit=6", *walk)
+    command = mpirun_command(6, *TINY, *UNTIL_STOPPED, *more)  # ranks 4 and 5 are rollouts, on the host of relay 3
+    with log.open("w") as output:
+        job = subprocess.Popen(command, stdout=output, stderr=output, env=environment(**MPI_ENVIRONMENT))
+    names = ("ddrl keeper 1", "ddrl 4 rollout", "ddrl 5 rollout")
+    try:
+        wait_for_checkpoint(run, job)
+        for number in (KILL, STOP):
+            before = processes_of(run)
+            os.kill(before[names[0]], number)
+            wait_until(
+                lambda before=before: all(processes_of(run).get(name, before[name]) != before[name] for name in names),
+                "the host's processes were not started again",
+            )
+            steps = last(run, "env_steps")
+            wait_until(lambda steps=steps: (last(run, "env_steps") > steps + 100).all(), "they do not step")
+        assert last(run, "incarnation").tolist() == [2.0, 2.0]
+        with attach(run, timeout=PATIENCE) as control:
+            control.stop()
+        assert job.wait(PATIENCE) == 0
+    finally:
+        job.kill()
+    said = log.read_text()
+    assert "was killed by SIGKILL, and with it the host's rollouts: it was started again" in said
+    assert "no sign of life for 6 s (run.silence_limit) and was killed, and with it the host's rollouts: it was" in said
+    assert summary(run)["restarts"] == 4
+    balances(run)
+    assert segments_of(run) == []
+
+
+def last(run: Path, column: str) -> np.ndarray:
+    """Of the last two ranks."""
+    with Run(run) as running:
+        return running.latest().column(column)[-1, -2:]
+
+
 # -- places ------------------------------------------------------------------------------------------------------------
 
 
@@ -515,11 +559,13 @@ def steps_ahead(run: Path) -> float:
     return float(steps[-1, -1] - steps[-1, 0]) if len(steps) else 0.0
 
 
-def test_under_mpirun_the_limit_on_processes_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["at the start", "after a death"])
+def test_under_mpirun_the_limit_on_processes_is_named(later: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    fault = f"keeper 1:Keeper._start_fork:1:{errno.EAGAIN}"
+    fault = f"keeper 1:Keeper._start_fork:{3 if later else 1}:{errno.EAGAIN}"
+    arguments = dying(run, "4 rollout", [KILL]) if later else [*TINY, *settings(f"run.dir={run}")]
     done = subprocess.run(
-        mpirun_command(6, *TINY, *settings(f"run.dir={run}", "cluster.relays=2")),
+        mpirun_command(6, *arguments, *UNTIL_STOPPED, *settings("cluster.relays=2")),
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -528,5 +574,6 @@ def test_under_mpirun_the_limit_on_processes_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode != 0
     assert done.stderr.count("ulimit -u") == 1, done.stderr
-    assert "no process can be started for the rollout (0 run): Resource temporarily unavailable" in done.stderr
+    started = 1 if later else 0
+    assert f"no process can be started for the rollout ({started} run): Resource temporarily un" in done.stderr
     assert segments_of(run) == []

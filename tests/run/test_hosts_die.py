@@ -134,8 +134,8 @@ def test_hosts_of_which_all_ranks_die_are_left_out_until_none_has_a_rollout(tmp_
         assert segments_of(job.run) == []
 
 
-def test_a_host_whose_keeper_dies_leaves_the_job(tmp_path: Path) -> None:
-    with Job(tmp_path) as job:
+def test_a_host_whose_keeper_dies_too_often_leaves_the_job(tmp_path: Path) -> None:
+    with Job(tmp_path, "rollout.restarts=0") as job:
         job.kill(["ddrl keeper 2"])
         job.goes_on([1])
         said = job.stop()

@@ -57,7 +57,6 @@ def kill(name: str, job: subprocess.Popen[bytes], run: Path, log: Path) -> None:
     [
         ("mpirun", SAVED),
         ("ddrl keeper 0", None),
-        ("ddrl keeper 1", None),
         ("slot 4", SAVED),
         ("ddrl 3 relay", None),
         pytest.param("ddrl 0 relay", SAVED, marks=pytest.mark.long),
