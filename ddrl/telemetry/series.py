@@ -248,7 +248,7 @@ class SeriesWindow:
         self.series = series_of(self.metrics)
         self._column = {metric.name: index for index, metric in enumerate(self.metrics)}
         self._counts = np.array([index for index, metric in enumerate(self.metrics) if metric.kind == "count"])
-        names = [self.metrics[index].name for index in self._counts]
+        names = [metric.name for metric in self.metrics if metric.kind == "count"]
         self._of_episodes = np.array([name in ("episodes", "episode_steps_sum", "return_sum") for name in names])
         self._rising = np.array([name != "return_sum" for name in names])
         self._last: Floats | None = None
