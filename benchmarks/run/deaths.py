@@ -1,8 +1,10 @@
 """What runs bear while their processes die: `python -m benchmarks.run.deaths --part session --seconds 900`.
 
-    session    one job under plain mpirun, three groups of ranks: kills of rollouts, the evaluator and the trainer
+    session    one job under plain mpirun, three groups of ranks: kills of rollouts, the evaluator, the trainer, and of
+               the keepers of other groups than the trainer's
     kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
     effective  env steps learned from a second, with kills over without, in turn
+    again      seconds from a kill to the next update of a trainer, and to the next step of a rollout
     solve      env steps of CartPole to 475, with kills over without, seed by seed
     cost       processor time of a run without deaths that can survive them, over one that cannot, in turn
 
@@ -33,6 +35,7 @@ import numpy as np
 from benchmarks.harness import ROOT, arguments, mpi_environment, mpirun, print_rows, ratio_of_pairs, run_parts
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
+from ddrl.run.topology import HostChannels
 from ddrl.telemetry import Run, attach, run_status
 from ddrl.telemetry.ledger import LEDGER, accounts
 from ddrl.testing.chaos import end_by, group_without_memory, processes_of
@@ -243,6 +246,35 @@ def effective(options: argparse.Namespace) -> Any:
     return {"seconds": options.seconds, "every": options.every, "deaths": deaths, "rates": rates, "ratio": ratio}
 
 
+def again(options: argparse.Namespace) -> Any:
+    """Seconds from a kill to the next update of a trainer, and to the next step of a rollout, as their counters say."""
+    seconds: dict[str, list[float]] = {"trainer": [], "rollout": []}
+    with tempfile.TemporaryDirectory() as folder:
+        launcher = [sys.executable, "-m", "ddrl.run"]
+        with Job(launcher, Path(folder), *ENDLESS, "run.processes=2") as job:
+            job.learns()
+            job_id = json.loads((job.path / "run.json").read_text())["run_id"]
+            channels = HostChannels.attach(job_id, 0, 0.0)
+            for turn in range(2 * options.pairs_of_runs):
+                role, column = (("trainer", "updates"), ("rollout", "env_steps"))[turn % 2]
+                victim = next(one for one in processes_of(job_id) if one.role == role)
+                row = channels.counters.row(int(victim.name.split()[1]))
+                end_by("kill", victim, None)
+                begun = time.monotonic()
+                while row["pid"].value == victim.pid or np.isnan(row["pid"].value):
+                    time.sleep(1e-3)
+                before = float(np.nan_to_num(row[column].value)) if role == "rollout" else 0.0
+                while not row[column].value > before:
+                    time.sleep(1e-3)
+                seconds[role].append(time.monotonic() - begun)
+                time.sleep(options.every)
+            channels.close()
+            job.stop()
+    medians = {f"{role}_median": statistics.median(found) for role, found in seconds.items()}
+    print(medians, {f"{role}_most": max(found) for role, found in seconds.items()}, flush=True)
+    return {"every": options.every, "seconds": seconds, **medians}
+
+
 def solve(options: argparse.Namespace) -> Any:
     """Steps to 475, with kills and without, seed by seed."""
     steps: dict[str, list[float]] = {"kills": [], "without": []}
@@ -315,7 +347,9 @@ def main() -> None:
     parser.add_argument("--how", default="kill,stop,oom", help="ways of dying in sessions (%(default)s)")
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
     parser.add_argument("--pairs-of-runs", type=int, default=3)
-    run_parts(parser, {"session": session, "kept": kept, "effective": effective, "solve": solve, "cost": cost})
+    run_parts(
+        parser, {"session": session, "kept": kept, "effective": effective, "again": again, "solve": solve, "cost": cost}
+    )
 
 
 if __name__ == "__main__":
