@@ -23,6 +23,9 @@ import traceback
 from pathlib import Path
 
 MAX_WORDS = 90  # letters of an error of the user's code
+MIN_WORDS = 30  # letters of it that stay in a line that is full
+MIN_STATEMENT = 10  # letters of the user's statement, which is left out where fewer have room
+MAX_LINE = 299  # letters of a message
 MAX_LETTERS = 400  # of an error that quotes a damaged file
 
 
@@ -53,10 +56,16 @@ def user_frame(error: BaseException) -> str:
     return ""
 
 
-def user_error(error: BaseException) -> str:
-    """An exception that left the user's code in one line: type, first words, and where."""
-    frame = user_frame(error)
-    return f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]} {frame}".rstrip()
+def user_error(error: BaseException, before: str = "", after: str = "") -> str:
+    """An exception that left the user's code in one line: type, first words, and where, between other words, as far as
+    MAX_LINE letters hold."""
+    words = f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]}"
+    room = MAX_LINE - len(before) - len(after) - 1
+    place, colon, statement = user_frame(error).removesuffix(")").partition(": ")
+    kept = room - len(words) - len(place) - len(colon) - 1
+    frame = f"{place}{colon}{statement[:kept]})" if kept >= MIN_STATEMENT else f"{place})"
+    frame = frame if place else ""
+    return f"{before}{words[: max(room - len(frame), MIN_WORDS)]} {frame}".rstrip() + after
 
 
 def is_of_user(path: Path) -> bool:

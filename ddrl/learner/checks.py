@@ -107,7 +107,7 @@ def _check_gradients(learner: Learner, batch: Any, where: str) -> dict[str, floa
                 if not by_kernel:
                     learner.use_autograd(part)
                 learner.seed(0)
-                with _named(where, f"the evaluations of part {part!r}"):
+                with _named(where, f"computing part {part!r}"):
                     gradient = learner.gradient(batch, part)
                 if gradient is None:
                     break
@@ -149,7 +149,8 @@ def _named(where: str, method: str) -> Generator[None]:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = "" if user_frame(error) else f" ({Path(frame.filename).name}, line {frame.lineno})"
-        raise ConfigError(f"{where}: {method} fails on a batch of random rows: {user_error(error)}{place}") from error
+        before = f"{where}: {method} fails on a batch of random rows: "
+        raise ConfigError(user_error(error, before, place)) from error
 
 
 class CheckedAlgorithm:

@@ -37,6 +37,10 @@ from ddrl.learner.part import layout_of, named_tensors
 OPSET = 17
 CHECKED_BATCHES = (1, 5)  # rows; neither is the size that the graph was traced with
 TRACED_BATCH = 2
+OTHER_THE_SECOND_TIME = (
+    "gives other outputs for the same observations the second time: its forward must keep no state in attributes "
+    "(register_buffer keeps it for rollouts too), nor draw random numbers in evaluation mode"
+)
 EPSILON = torch.finfo(torch.float32).eps  # of nn.RMSNorm where none is given
 
 
@@ -114,11 +118,8 @@ def _refuse_hidden_state(module: nn.Module, inputs: Sequence[ActingInput], spec:
         module.load_state_dict(known)
         module.eval()(*(each.clone() for each in other))
         after = _tensors_of(module(*(each.clone() for each in first)))
-    if not all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
-        raise NetworkError(
-            f"{what} gives other outputs for the same observations the second time: its forward must keep no state in "
-            "attributes (register_buffer keeps it for rollouts too), nor draw random numbers in evaluation mode"
-        )
+    if not all(torch.allclose(*pair, rtol=0, atol=0, equal_nan=True) for pair in zip(before, after, strict=True)):
+        raise NetworkError(f"{what} {OTHER_THE_SECOND_TIME}")
 
 
 def _tensors_of(given: Any) -> tuple[torch.Tensor, ...]:
@@ -254,8 +255,8 @@ def _whole(observation: ArraySpec) -> NDArray[np.int64] | None:
 
 
 def variants(spec: EnvSpec, arrays: list[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:
-    """Observations' arrays and further inputs as they are, and with numbers that are all zero, all large, all negative:
-    whole numbers as far as their bounds."""
+    """Observations' arrays and further inputs as they are, and with numbers that are all zero, all large, all negative,
+    and large and negative by turns: whole numbers as far as their bounds."""
 
     def bounded(given: list[NDArray[Any]]) -> list[NDArray[Any]]:
         specs = spec.observation.arrays.values()
@@ -263,9 +264,14 @@ def variants(spec: EnvSpec, arrays: list[NDArray[Any]]) -> Iterator[list[NDArray
 
     yield arrays
     yield bounded([array if array.dtype == np.bool_ else np.zeros_like(array) for array in arrays])
-    for factor in (100, -100):
-        large = (np.abs(array) * array.dtype.type(factor) if array.dtype.kind == "f" else array for array in arrays)
-        yield bounded([*large])
+    turns = 100 * (1 - 2 * (np.arange(len(arrays[0])) % 2))
+    for factor in (100, -100, turns):
+
+        def large(array: NDArray[Any], factor: Any = factor) -> NDArray[Any]:
+            factors = np.broadcast_to(factor, len(array)).reshape(-1, *(1 for _ in array.shape[1:]))
+            return np.abs(array) * factors.astype(array.dtype) if array.dtype.kind == "f" else array
+
+        yield bounded([large(array) for array in arrays])
 
 
 def _bounded(array: NDArray[Any], observation: ArraySpec) -> NDArray[Any]:
@@ -311,11 +317,15 @@ def _trace(
             raise _export_error(what, error) from error
         except Exception as error:
             raise _export_error(what, error) from error
-    branching = [
-        one for one in caught if issubclass(one.category, torch.jit.TracerWarning) and is_of_user(Path(one.filename))
-    ]
-    lines = [f" (line {one.lineno} of {Path(one.filename).name})" for one in branching]
-    return file.getvalue(), lines[0] if lines else ""
+    return file.getvalue(), branch_line(caught)
+
+
+def branch_line(caught: Iterable[warnings.WarningMessage]) -> str:
+    """The first line of the user's that torch's tracer warns of, as " (line 12 of net.py)"; "" for none."""
+    for one in caught:
+        if issubclass(one.category, torch.jit.TracerWarning) and is_of_user(Path(one.filename)):
+            return f" (line {one.lineno} of {Path(one.filename).name})"
+    return ""
 
 
 @cache
@@ -340,15 +350,20 @@ def _add_operators() -> None:
         product = g.op("Einsum", x, weight, y, equation_s="...i,oij,...j->...o")
         return product if symbolic_helper._is_none(bias) else g.op("Add", product, bias)
 
+    def m_transpose(g: Any, x: Any) -> Any:
+        axes = [*range(symbolic_helper._get_tensor_rank(x) or 0)]
+        return g.op("Transpose", x, perm_i=[*axes[:-2], axes[-1], axes[-2]])
+
+    torch.onnx.register_custom_op_symbolic("aten::mT", m_transpose, OPSET)
     for operator in (rms_norm, vdot, bilinear):
         torch.onnx.register_custom_op_symbolic(f"aten::{operator.__name__}", operator, OPSET)
 
 
 def _export_error(what: str, error: BaseException) -> NetworkError:
-    return NetworkError(
-        f"{what} cannot be exported to ONNX, which rollouts act with: {user_error(error)}; write its forward with "
-        "operations that torch.onnx exports"
-    )
+    remedy = "use operations that torch.onnx exports"
+    if "requires grad as a constant" in str(error):
+        remedy = "layers and parameters that it uses must be its own (nn.ModuleList, nn.Parameter)"
+    return NetworkError(user_error(error, f"{what} cannot be exported to ONNX, for rollouts: ", f"; {remedy}"))
 
 
 def _parameters_as_inputs(
@@ -428,6 +443,12 @@ def _check(
     options.log_severity_level = 4  # what it says of an error is in the exception
     try:
         session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise NetworkError(
+            f"{what} is exported as an ONNX graph that cannot be loaded: write its forward with other operations, in "
+            f"float32 (no torch.autocast) ({first_line(error)[-MAX_WORDS:]})"
+        ) from error
+    try:
         views = {name: tensor.detach().numpy() for name, tensor in named_tensors(owner).items()}
         taken = [value.name for value in session.get_inputs()]
         order = (*spec.observation.arrays, *(declared.name for declared in inputs))

@@ -8,10 +8,13 @@ run on random observations, and what it gives is compared with what the part nee
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,8 @@ from ddrl.core.errors import NetworkError, first_line, user_error
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Evaluation
-from ddrl.learner.export import random_inputs, variants
-from ddrl.learner.part import Part
+from ddrl.learner.export import OTHER_THE_SECOND_TIME, branch_line, random_inputs, variants
+from ddrl.learner.part import Part, named_tensors
 
 ROWS = 2  # observations that a network is checked with
 Shapes = Sequence[tuple[int, ...]]
@@ -55,19 +58,36 @@ def own_network(
     needed = f"its forward(observation{asked}) must give {joint.join(str([ROWS, *shape]) for shape in gives)} float32"
     if told != {"part": "value"}:
         needed += f"; the class may take {', '.join(f'{name}={value!r}' for name, value in told.items())}"
+    several = "memory" in inputs
+    rows: list[tuple[Any, ...]] = []
     for arrays in variants(spec, random_inputs(spec, (), ROWS, np.random.default_rng(0))):
         tensors = [*map(torch.from_numpy, arrays)]
         named = dict(zip(spec.observation.arrays, tensors, strict=True))
         observation = named if spec.observation.fields else tensors[0]
-        given = _run(network, (observation, *inputs.values()), spec, what, needed)
-        _check_shapes(given, gives, "memory" in inputs, what, needed)
+        rows.append((observation, *inputs.values()))
+        given = _run(network, rows[-1], spec, what, needed)
+        _check_shapes(given, gives, several, what, needed)
         if within < np.inf and (largest := float(given.abs().max())) > within:
             raise NetworkError(
                 f"{what} gives {largest:.3g} as {told['part']}: end its forward with tanh; -1 and 1 stand for the "
                 "bounds of the actions, whatever they are"
             )
-    copied = _copied(network, what)
-    return StandardInputs(copied, spec.observation) if config.normalize else copied
+        before = {name: (id(tensor), tensor._version) for name, tensor in named_tensors(network).items()}
+        again = _run(network, rows[-1], spec, what, needed)
+        _refuse_changes(network, before, what)
+        if not _close(given, again, exactly=True):
+            raise NetworkError(f"{what} {OTHER_THE_SECOND_TIME}")
+        for place in range(ROWS):
+            alone = _run(network, _rows(rows[-1], place), spec, what, needed)
+            _check_shapes(alone, gives, several, what, needed, 1)
+            if not _close(_rows(given, place), alone):
+                raise NetworkError(
+                    f"{what}{_branch(network, rows[-1])} gives other outputs for an observation alone than beside "
+                    "others: no mean, attention or recurrence may run over the first axis (batch_first=True), and no "
+                    "value may decide in Python (if, float)"
+                )
+    _check_learning(_copied(network, what), rows[0], gives, several, spec, what, needed)
+    return StandardInputs(network, spec.observation) if config.normalize else network
 
 
 def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Module:
@@ -91,10 +111,19 @@ def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Mo
     except Exception as error:
         offered = ", ".join(f"{key}={value!r}" for key, value in told.items())
         hint = f"; it may take {offered}" if isinstance(error, TypeError) else ""
-        raise NetworkError(f"{what}: {class_name}(spec) fails: {user_error(error)}{hint}") from error
+        if isinstance(error, TypeError | AttributeError):
+            hint = f"; spec has observation.shape, num_actions, action.shape{hint}"
+        where = f"{what}: {class_name}(spec) fails: "
+        raise NetworkError(user_error(error, where, hint or _remedy(error))) from error
     if not isinstance(network, nn.Module):
         raise NetworkError(f"{what} makes a {type(network).__name__}: it must be a torch.nn.Module")
-    return _uncompiled(network)
+    network = _uncompiled(network)
+    for name, parameter in network.named_parameters():
+        if parameter.is_meta:
+            raise NetworkError(f"{what} has no values in {name}: make it without the device meta")
+        if parameter.device.type != "cpu":
+            network.cpu()  # learner.device is where it learns
+    return network
 
 
 def _accepts(made: Any, argument: str) -> bool:
@@ -114,6 +143,8 @@ def _uncompiled(network: nn.Module) -> nn.Module:
         network = network._orig_mod  # type: ignore[assignment]
     for each in network.modules():
         each._compiled_call_impl = None
+        if plain := getattr(each.forward, "_torchdynamo_orig_callable", None):
+            each.forward = MethodType(getattr(plain, "__func__", plain), each)
         for name, child in each.named_children():
             if hasattr(child, "_orig_mod"):
                 setattr(each, name, _uncompiled(child))
@@ -130,10 +161,9 @@ def _refuse_unregistered(network: nn.Module, what: str) -> None:
             )
     known = {id(each) for each in (*network.modules(), *network.parameters(), *network.buffers())}
     for name, value in ((name, value) for each in network.modules() for name, value in vars(each).items()):
-        inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
         if name.startswith("_") and isinstance(value, dict):
             continue  # torch's own tables
-        for each in inside:
+        for each in _inside(value):
             learns = isinstance(each, torch.Tensor) and each.is_leaf and each.requires_grad
             if (learns or isinstance(each, nn.Module)) and id(each) not in known:
                 kind = "nn.Parameter" if learns else "nn.ModuleList or nn.ModuleDict"
@@ -143,16 +173,24 @@ def _refuse_unregistered(network: nn.Module, what: str) -> None:
                 )
 
 
+def _inside(value: Any) -> Iterator[Any]:
+    """What is in a value, as far as lists, tuples, sets and dicts are nested."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple | set):
+        yield value
+        return
+    for each in value:
+        yield from _inside(each)
+
+
 def _copied(network: nn.Module, what: str) -> nn.Module:
-    """The network, of which a target copy can be made."""
+    """A copy of the network, as a target copy will be made."""
     try:
-        copy.deepcopy(network)
+        return copy.deepcopy(network)
     except Exception as error:
-        raise NetworkError(
-            f"{what} cannot be copied, as its target network is: {user_error(error)}; keep files, locks and generators "
-            "outside of it"
-        ) from error
-    return network
+        where = f"{what} cannot be copied, as its target network is: "
+        raise NetworkError(user_error(error, where, "; keep files, locks and generators outside of it")) from error
 
 
 def require_tensors(observation: ArraySpec) -> None:
@@ -168,24 +206,108 @@ def require_tensors(observation: ArraySpec) -> None:
 def _run(network: nn.Module, given: tuple[Any, ...], spec: EnvSpec, what: str, needed: str) -> Any:
     """What the network gives in evaluation mode, its mode left as it was. One that writes into what it is given is
     given copies from then on."""
-    before = copy.deepcopy(given)
+    own = copy.deepcopy(given)
     training = network.training
     network.eval()
     try:
         with torch.no_grad():
-            outputs = network(*given)
+            outputs = network(*own)
     except Exception as error:
-        seen = f" on observations {describe(spec.observation)} as {spec.env_id} gives them"
-        hint = ""
-        if isinstance(error, TypeError):  # of arguments, most likely
-            seen = ""
-            hint = f"; {needed}"
-        raise NetworkError(f"{what} fails{seen}: {user_error(error)}{hint}") from error
+        raise _failed(error, given, spec, what, needed) from error
     finally:
         network.train(training)
-    if not _same(given, before):
+    if not _same(own, given):
         network.register_forward_pre_hook(_with_own_inputs)
     return outputs
+
+
+def _failed(error: Exception, given: tuple[Any, ...], spec: EnvSpec, what: str, needed: str) -> NetworkError:
+    seen = f" on observations {describe(spec.observation, _count(given))} as {spec.env_id} gives them"
+    hint = _remedy(error)
+    if isinstance(error, TypeError):  # of arguments, most likely
+        seen = ""
+        hint = f"; {needed}"
+    return NetworkError(user_error(error, f"{what} fails{seen}: ", hint))
+
+
+_REMEDIES = {  # by what torch says
+    "CUDA": "leave devices out: learner.device moves it",
+    "same device": "leave devices out: learner.device moves it",
+    "scalar type": "observations come in the environment's dtype: convert them, as x.float() or x.long() does",
+    "same dtype": "observations come in the environment's dtype: convert them, as x.float() does",
+    "invalid for input of size": "the first axis holds any number of observations: x.flatten(1), or view(-1, ...)",
+    "forward": "define forward(self, observation)",
+    "inplace": "leave out operations in place, such as x += y",
+}
+
+
+def _remedy(error: Exception) -> str:
+    return next((f"; {remedy}" for words, remedy in _REMEDIES.items() if words in str(error)), "")
+
+
+def _count(given: tuple[Any, ...]) -> int:
+    """How many observations there are."""
+    return len(next(iter(given[0].values())) if isinstance(given[0], dict) else given[0])
+
+
+def _rows(given: Any, place: int) -> Any:
+    """One row of inputs or outputs, in memory of its own."""
+    if isinstance(given, torch.Tensor):
+        return given[place : place + 1].clone()
+    if isinstance(given, dict):
+        return {name: _rows(each, place) for name, each in given.items()}
+    return tuple(_rows(each, place) for each in given)
+
+
+def _close(one: Any, other: Any, *, exactly: bool = False) -> bool:
+    """Whether outputs are the same, but for rounding."""
+    if not isinstance(one, torch.Tensor):
+        return all(_close(*pair, exactly=exactly) for pair in zip(one, other, strict=True))
+    scale = 0.0 if exactly else 1e-4 * (1.0 + float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()))
+    return torch.allclose(one, other, rtol=scale and 1e-3, atol=scale, equal_nan=True)
+
+
+def _branch(network: nn.Module, given: tuple[Any, ...]) -> str:
+    """Where forward takes a value into Python, as " (line 12 of net.py)"; "" where it does not."""
+    with warnings.catch_warnings(record=True) as caught, contextlib.suppress(Exception):
+        warnings.simplefilter("always")
+        torch.jit.trace(network.eval(), given, check_trace=False, strict=False)
+    return branch_line(caught)
+
+
+def _refuse_changes(network: nn.Module, before: Mapping[str, tuple[int, int]], what: str) -> None:
+    """NetworkError where forward has changed a parameter or buffer in evaluation mode: rollouts never change one."""
+    for name, tensor in named_tensors(network).items():
+        if (id(tensor), tensor._version) != before[name]:
+            raise NetworkError(
+                f"{what} changes {name} in evaluation mode, which rollouts do not: leave out max_norm, change buffers "
+                "where self.training alone, or learn by r2d2, whose networks are given a memory"
+            )
+
+
+def _check_learning(
+    trial: nn.Module, given: tuple[Any, ...], gives: Shapes, several: bool, spec: EnvSpec, what: str, needed: str
+) -> None:
+    """NetworkError unless a copy of the network gives the same in training mode, with a gradient for some
+    parameter."""
+    learns = list(trial.parameters())
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            outputs = trial.train()(*copy.deepcopy(given))
+        except Exception as error:
+            raise _failed(error, given, spec, f"{what}, in training mode,", needed) from error
+        _check_shapes(outputs, gives, several, f"{what}, in training mode,", needed)
+        total: Any = sum(each.sum() for each in (outputs if several else [outputs]))
+        if learns and not total.requires_grad:
+            raise NetworkError(
+                f"{what} would not learn: what its forward gives depends on no parameter that is differentiated; leave "
+                "out torch.no_grad, detach and requires_grad_(False)"
+            )
+        try:
+            if learns:
+                total.backward()
+        except Exception as error:
+            raise NetworkError(user_error(error, f"{what} cannot be differentiated: ", _remedy(error))) from error
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -203,21 +325,21 @@ def _with_own_inputs(network: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, 
     )
 
 
-def _check_shapes(given: Any, gives: Shapes, several: bool, what: str, needed: str) -> None:
+def _check_shapes(given: Any, gives: Shapes, several: bool, what: str, needed: str, rows: int = ROWS) -> None:
     """NetworkError unless it is a float32 tensor of one of the shapes, or `several` of all of them."""
     alternatives = [[shape] for shape in gives] if several else [gives]
     outputs = given if several and isinstance(given, tuple) else (given,)
     if len(outputs) != len(alternatives) or not all(isinstance(each, torch.Tensor) for each in outputs):
         raise NetworkError(f"{what} returns a {type(given).__name__}: {needed}")
     for tensor, shapes in zip(outputs, alternatives, strict=True):
-        if tuple(tensor.shape) not in [(ROWS, *shape) for shape in shapes] or tensor.dtype != torch.float32:
+        if tuple(tensor.shape) not in [(rows, *shape) for shape in shapes] or tensor.dtype != torch.float32:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise NetworkError(f"{what} returns {list(tensor.shape)} {dtype} for {ROWS} observations: {needed}")
+            raise NetworkError(f"{what} returns {list(tensor.shape)} {dtype} for {rows} observations: {needed}")
 
 
-def describe(observation: ArraySpec) -> str:
-    """Shapes and dtypes of two observations."""
-    arrays = {name: f"{[ROWS, *array.shape]} {array.dtype}" for name, array in observation.arrays.items()}
+def describe(observation: ArraySpec, rows: int = ROWS) -> str:
+    """Shapes and dtypes of so many observations."""
+    arrays = {name: f"{[rows, *array.shape]} {array.dtype}" for name, array in observation.arrays.items()}
     if not observation.fields:
         return arrays["observation"]
     return "{" + ", ".join(f"{name}: {words}" for name, words in arrays.items()) + "}"

@@ -59,7 +59,7 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
             )
         tensors[name] = tensor
     if not any(isinstance(tensor, nn.Parameter) for tensor in tensors.values()):
-        raise NetworkError(f"the network {type(module).__name__} has no parameters to learn")
+        raise NetworkError(f"the network {type(module).__name__} has no parameters to learn: give it layers")
     return tensors
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -23,6 +23,12 @@ ENTITIES = EnvSpec(
     ArraySpec.record({"me": ArraySpec((3,), "float32"), "others": ArraySpec((5, 3), "float32")}),
     ACTIONS,
 )
+PICTURE_AND_VECTOR = EnvSpec(
+    "PictureAndVector-v0",
+    ArraySpec.record({"screen": ArraySpec((2, 36, 36), "uint8"), "me": ArraySpec((3,), "float32")}),
+    ACTIONS,
+)
+BYTES = EnvSpec("Bytes-v0", ArraySpec((4,), "uint8", ranges=((0.0, 9.0),)), ACTIONS)
 
 
 class Net(nn.Module):
@@ -563,6 +569,234 @@ class DividesItsInput(Net):
         return super().forward(x)
 
 
+class ViT(nn.Module):
+    seen = SCREEN
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(2, 16, 12, 12)
+        self.token, self.place = nn.Parameter(torch.zeros(1, 1, 16)), nn.Parameter(torch.randn(1, 10, 16) / 50)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, activation="gelu", batch_first=True)
+        self.encoder, self.head = nn.TransformerEncoder(layer, 2), nn.Linear(16, spec.num_actions)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        patches = self.patch(x / 255.0).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), patches], 1) + self.place
+        return self.head(self.encoder(tokens)[:, 0])
+
+
+class ConvNeXt(nn.Module):
+    seen = SCREEN
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.stem, self.depthwise = nn.Conv2d(2, 8, 4, 4), nn.Conv2d(8, 8, 7, padding=3, groups=8)
+        self.mix = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+        self.head = nn.Linear(8, spec.num_actions)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.stem(x / 255.0)
+        return self.head((h + self.mix(self.depthwise(h).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)).mean((2, 3)))
+
+
+class SpatialSoftmax(nn.Module):
+    seen = SCREEN
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(2, 4, 4, 4), nn.Linear(8, spec.num_actions)
+        line = torch.linspace(-1, 1, 9)
+        self.register_buffer("grid", torch.stack(torch.meshgrid(line, line, indexing="ij")).flatten(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.convolution(x / 255.0).flatten(2).softmax(-1)
+        return self.head((share.unsqueeze(2) * self.grid).sum(-1).flatten(1))
+
+
+class PicturesBeside(nn.Module):
+    seen = PICTURE_AND_VECTOR
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.convolution, self.vector = nn.Conv2d(2, 4, 4, 4), nn.Linear(3, 8)
+        self.head = nn.Linear(332, spec.num_actions)
+
+    def forward(self, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        screen = torch.relu(self.convolution(seen["screen"] / 255.0)).flatten(1)
+        return self.head(torch.cat([screen, torch.relu(self.vector(seen["me"]))], 1))
+
+
+class ByteEmbeddings(Embeddings):
+    seen = BYTES
+
+
+class PointNet(nn.Module):
+    seen = ENTITIES
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.each, self.norm, self.last = nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.Linear(8, spec.num_actions)
+
+    def forward(self, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.each(seen["others"].transpose(1, 2)))).max(2)[0])
+
+
+class Perceiver(nn.Module):
+    seen = ENTITIES
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.latent, self.key = nn.Parameter(torch.randn(2, 4)), nn.Linear(3, 4)
+        self.attention, self.last = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(8, spec.num_actions)
+
+    def forward(self, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        keys = self.key(seen["others"])
+        latent = self.latent.unsqueeze(0).repeat(keys.shape[0], 1, 1)
+        return self.last(self.attention(latent, keys, keys, need_weights=False)[0].flatten(1))
+
+
+class Graph(nn.Module):
+    """Messages between all pairs."""
+
+    seen = ENTITIES
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.node, self.message, self.last = nn.Linear(3, 8), nn.Linear(16, 8), nn.Linear(8, spec.num_actions)
+
+    def forward(self, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        h = self.node(seen["others"])
+        count = h.shape[1]
+        pairs = [h.unsqueeze(1).expand(-1, count, -1, -1), h.unsqueeze(2).expand(-1, -1, count, -1)]
+        return self.last(torch.relu(self.message(torch.cat(pairs, -1))).sum(2).mean(1))
+
+
+class Mixer(nn.Module):
+    seen = ENTITIES
+
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.tokens, self.channels, self.last = nn.Linear(5, 5), nn.Linear(3, 3), nn.Linear(15, spec.num_actions)
+
+    def forward(self, seen: dict[str, torch.Tensor]) -> torch.Tensor:
+        h = seen["others"] + self.tokens(seen["others"].mT).mT
+        return self.last((h + self.channels(h)).flatten(1))
+
+
+class CausalTransformer(Net):
+    def make(self) -> nn.Module:
+        self.place = nn.Embedding(2, 4)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(2), persistent=False)
+        return nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.features(x).view(-1, 2, 4) + self.place(torch.arange(2, device=x.device))
+        return self.last(self.body(h, src_mask=self.mask).flatten(1))
+
+
+class Codebook(Net):
+    def make(self) -> nn.Module:
+        return nn.Embedding(5, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.features(x)
+        nearest = self.body(torch.cdist(h, self.body.weight).argmin(1))
+        return self.last(h + (nearest - h).detach() + 0.1 * nearest)
+
+
+class SparseMixture(Mixture):
+    """The two best experts of each row."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.features(x)
+        weight, chosen = self.gate(h).topk(2, 1)
+        share = torch.zeros(h.shape[0], 3).scatter(1, chosen, weight.softmax(1))
+        each = torch.stack([expert(h) for expert in self.body], 1)  # type: ignore[attr-defined]
+        return self.last((each * share.unsqueeze(2)).sum(1))
+
+
+class RoutedMixture(Mixture):
+    """Rows go to the expert that each has chosen."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.features(x)
+        chosen = self.gate(h).argmax(1)
+        mixed = torch.zeros_like(h)
+        for place, expert in enumerate(self.body):  # type: ignore[arg-type]
+            mixed[chosen == place] = expert(h[chosen == place])
+        return self.last(mixed)
+
+
+class OwnParameters(Net):
+    def make(self) -> nn.Module:
+        self.listed = nn.ParameterList([torch.randn(8, 8) / 3 for _ in range(2)])
+        self.named = nn.ParameterDict({"shift": torch.zeros(8)})
+        self.unused = nn.Linear(8, 3)
+        return nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.features(x)
+        for weight in self.listed:
+            h = torch.tanh(h @ weight + self.named["shift"])
+        return self.last(h)
+
+
+class Pruned(Net):
+    def make(self) -> nn.Module:
+        return prune.l1_unstructured(nn.Linear(8, 8), "weight", amount=0.5)
+
+
+class Sign(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx: Any, slope: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return slope
+
+
+class Binarized(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(Sign.apply(self.features(x) - 0.5))
+
+
+class InPlace(Net):
+    def make(self) -> nn.Module:
+        return _sequence(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.ELU(inplace=True))
+
+
+class FrozenNorm(BatchNormMLP):
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.body.eval()
+        return self
+
+
+class AnnealedByBuffer(Net):
+    def make(self) -> nn.Module:
+        self.register_buffer("steps", torch.zeros(()))
+        return nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps += 1
+        return super().forward(x) * (1 - 0.5 ** (self.steps + 1))
+
+
+class CompiledForward(Net):
+    @torch.compile(backend="eager")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.features(x))
+
+
+class OnItsDevice(Net):
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.to(self.device)
+
+
 # -- refused -----------------------------------------------------------------------------------------------------------
 
 
@@ -684,3 +918,156 @@ class ThreeArguments(Net):
 class NaNAtZero(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x / x.norm(dim=1, keepdim=True))
+
+
+class RecurrentOverRows(Net):
+    """Batches seem sequences to a layer without batch_first."""
+
+    def make(self) -> nn.Module:
+        return nn.LSTM(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.body(self.features(x))[0])
+
+
+class CenteredByBatch(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.features(x)
+        return self.last(h - h.mean(0))
+
+
+class NoStatistics(Net):
+    def make(self) -> nn.Module:
+        return nn.BatchNorm1d(8, track_running_stats=False)
+
+
+class ScaledByLargest(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / max(1.0, float(x.abs().max())))
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    if bool(x.sum() > 0):
+        return -x
+    return x
+
+
+_scripted = functools.cache(lambda: torch.jit.script(_turned))
+
+
+class ScriptedBranch(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(_scripted()(x))
+
+
+class Squeezed(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).squeeze()
+
+
+class TwoRowsOnly(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.view(2, 4))
+
+
+class WithoutGradient(Net):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class FrozenWhole(Net):
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(spec)
+        self.requires_grad_(False)
+
+
+class AuxiliaryInTraining(Net):
+    def forward(self, x: torch.Tensor) -> Any:
+        q = super().forward(x)
+        return (q, q.mean()) if self.training else q
+
+
+class ChangesWhatIsNeeded(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.sigmoid(self.first(x))
+        q = self.last(h)
+        h += 1
+        return q
+
+
+class BoundedEmbeddings(nn.Module):
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(10, 4, max_norm=0.5), nn.Linear(16, spec.num_actions)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.table(x.long() % 10).flatten(1))
+
+
+class BufferInEvaluation(Net):
+    def make(self) -> nn.Module:
+        self.register_buffer("memory", torch.zeros(1, 8))
+        return nn.GRUCell(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(self.features(x), self.memory.expand(x.shape[0], -1))
+        self.memory = h.detach().mean(0, keepdim=True)
+        return self.last(h)
+
+
+class NestedLists(Net):
+    def make(self) -> nn.Module:
+        self.towers = [[nn.Linear(8, 8)], [nn.Linear(8, 8)]]
+        return nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.towers[1][0](self.towers[0][0](self.features(x))))
+
+
+class InAClosure(Net):
+    def make(self) -> nn.Module:
+        layer = nn.Linear(8, 8)
+        self.call = lambda h: layer(h)
+        return nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.call(self.features(x)))
+
+
+class WithoutValues(Net):
+    def make(self) -> nn.Module:
+        return nn.Linear(8, 8, device="meta")
+
+
+class Autocast(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
+
+
+class OfTheEnvironment(nn.Module):
+    """As single files of implementations make it."""
+
+    def __init__(self, envs: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(envs.single_observation_space.shape[0], envs.single_action_space.n)
+
+
+class OfWidths(nn.Module):
+    def __init__(self, observation_width: int, actions: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(observation_width, actions)
+
+
+class StateBeside(Net):
+    """As collectors of another library call it."""
+
+    def forward(self, obs: torch.Tensor, state: Any = None, info: Any = None) -> Any:
+        return super().forward(obs), state
+
+
+class NoForward(nn.Module):
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)

@@ -187,7 +187,12 @@ class NoMemory(Atoms):
         ("r2d2", "NoMemory", VECTOR, r"TypeError.*forward\(observation, memory \[2, 128\]\) must give"),
         ("c51", "OneForBoth", VECTOR, r"must give \[2, 3, 51\] float32; the class may take part='value', atoms=51"),
         ("iqn", "Atoms", VECTOR, r"TypeError.*fraction \[2, 7\]\) must give \[2, 3, 7\]"),
-        ("dqn", "Recurrent", VECTOR, r"missing 1 required positional argument: 'memory'; it may take part='value'"),
+        (
+            "dqn",
+            "Recurrent",
+            VECTOR,
+            r"missing 1 required positional argument: 'memory'; spec has .*; it may take part='value'",
+        ),
         ("td3", "NoSuchClass", BOX, r"has no NoSuchClass"),
     ],
 )
