@@ -185,9 +185,10 @@ private:
         Reader in(source.data(), source.size());
         fail_if(in.left() < 12 || std::memcmp(source.data(), SNAPSHOT_MAGIC, 7) != 0,
                 "it is not a snapshot of a ddrl replay");
-        fail_if(std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0,
-                "another version of ddrl wrote it: resume it with that one, or let a new run begin with its networks by "
-                "--set learner.init=RUN");
+        fail_if(
+            std::memcmp(in.take(8), SNAPSHOT_MAGIC, 8) != 0,
+            "another version of ddrl wrote it: resume it with that one, or let a new run begin with its networks by "
+            "--set learner.init=RUN");
         const u32 length = in.value<u32>();
         const std::string other(reinterpret_cast<const char*>(in.take(length)), length);
         Opened file{};
