@@ -38,6 +38,7 @@ from ddrl.envs.spaces import (
     without_check,
 )
 
+BOOLS = frozenset({bool, np.bool_})
 FIGURE_EPISODES = 100  # that a figure of info is a mean of
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
@@ -114,6 +115,16 @@ class CheckedVectorEnv:
                 f"{self._where}: {name} is {kind_of(given)}, not one bool for each of {self.num_envs} environments"
             )
         return flags.astype(np.bool_, copy=False)
+
+    def _flags_of_each(self, given: list[Any], name: str) -> Flags:
+        """What each environment gave; None would be taken for False."""
+        if BOOLS.issuperset(map(type, given)):
+            return np.array(given)
+        for flag in given:
+            number = as_number(flag)
+            if number is None or number not in (0.0, 1.0):
+                raise EnvError(f"{self._where}: step gave {name} = {shown(flag)} ({kind_of(flag)}): give True or False")
+        return np.array([bool(flag) for flag in given])
 
     def _check_resets(self, step: EnvStep, over: Flags) -> None:
         reward = step.reward.reshape(self.num_envs, -1)
@@ -221,8 +232,8 @@ class LoopVectorEnv(CheckedVectorEnv):
         resets = over.tolist()
         observation = self._empty()
         rewards: list[Any] = [0.0] * self.num_envs
-        terminations = [False] * self.num_envs
-        truncations = [False] * self.num_envs
+        terminations: list[Any] = [False] * self.num_envs
+        truncations: list[Any] = [False] * self.num_envs
         for index, (env, row) in enumerate(zip(self._environments, observation, strict=True)):
             if resets[index]:
                 self._begin(env, env.reset(), row)
@@ -237,13 +248,16 @@ class LoopVectorEnv(CheckedVectorEnv):
             else:
                 write(state, row)
             rewards[index] = reward
-            if terminated or truncated:
-                if self._recent:
-                    self._keep_figures(info)
-                terminations[index] = bool(terminated)
-                truncations[index] = bool(truncated)
+            terminations[index] = terminated
+            truncations[index] = truncated
+            if type(info) is not dict and not is_mapping(info):
+                raise EnvError(f"{self._where}: step gave info = {shown(info)} ({kind_of(info)}): give a dict")
+            if self._recent and (terminated or truncated):
+                self._keep_figures(info)
         raw, learned = self._rewards(rewards)
-        return EnvStep(observation, learned, np.array(terminations), np.array(truncations), raw)
+        terminated = self._flags_of_each(terminations, "terminated")
+        truncated = self._flags_of_each(truncations, "truncated")
+        return EnvStep(observation, learned, terminated, truncated, raw)
 
     def render(self) -> Any:
         """A picture of the first environment, uint8 [height, width, 3]; None where it draws none."""

@@ -18,6 +18,7 @@
 
 #include "bind_arrays.hpp"
 #include "bind_replay_strategies.hpp"
+#include "finite.hpp"
 #include "replay/gather.hpp"
 #include "replay/replay.hpp"
 #include "replay/snapshot.hpp"
@@ -54,6 +55,11 @@ const byte* fitted(PyObject* object, View& view, const Field& field, Py_ssize_t 
     if (!view.open(object, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) || !view.fits(field, count))
         throw Misfit("an array does not fit");
     return view.data();
+}
+
+// The width of a column's numbers, where they are floats; else 0.
+size_t float_width(const Field& field) {
+    return field.format == "e" ? 2 : field.format == "f" ? 4 : field.format == "d" ? 8 : 0;
 }
 
 // Converts a Python number that is given in place of an array of one value; false where it is not of the column's kind.
@@ -186,6 +192,8 @@ public:
         for (const ColumnEntry& entry : table) {
             if (std::get<0>(entry) == "policy_version") version_ = columns_.size();
             columns_.push_back(field_of(entry));
+            names_.push_back(std::get<0>(entry));
+            float_widths_.push_back(float_width(columns_.back()));
             rows_.columns.push_back(std::get<2>(entry));
         }
         column_named(table, "policy_version");
@@ -224,17 +232,27 @@ public:
             data[c] =
                 one ? reinterpret_cast<const byte*>(&numbers[c]) : fitted(value, held.begin()[c], columns_[c], count);
             stride[c] = one ? 0 : columns_[c].bytes;
+            if (c < version_) require_finite(data[c], c, count < 0 ? 1 : static_cast<size_t>(count));
         }
         if (ends) {
             const nb::tuple final_states = nb::cast<nb::tuple>(finals);
             if (final_states.size() != states) throw Misfit("a final state has another number of arrays");
-            for (u32 c = 0; c < states; ++c)
+            for (u32 c = 0; c < states; ++c) {
                 last[c] =
                     fitted(PyTuple_GET_ITEM(final_states.ptr(), c), held.begin()[columns_.size() + c], columns_[c], -1);
+                require_finite(last[c], c, 1);
+            }
         }
         Unlocked unlocked(strategies_);
         const Rows rows{data, stride, count < 0 ? 1 : static_cast<u32>(count)};
         return replay_.record(handle, rows, static_cast<Ending>(ending), ends ? last : nullptr);
+    }
+
+    // Refuses states, actions and rewards of which a network would learn nothing but NaN; further columns may hold any.
+    void require_finite(const byte* from, size_t column, size_t rows) const {
+        const size_t width = float_widths_[column];
+        if (width == 0 || finite(from, rows * (columns_[column].bytes / width), width)) return;
+        throw nb::value_error((names_[column] + " holds a number that is NaN or infinite").c_str());
     }
 
     u32 record_rows(nb::handle rows) {
@@ -357,6 +375,8 @@ private:
     u64 seed_;
     size_t version_ = 0;  // the column policy_version
     std::vector<Field> columns_;
+    std::vector<std::string> names_;
+    std::vector<size_t> float_widths_;  // of their numbers; 0: no floats
     Replay replay_;
     RowLayout rows_;
     OutputPool windows_, transitions_, sequences_;

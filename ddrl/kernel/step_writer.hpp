@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "finite.hpp"
 #include "ring.hpp"
 
 namespace ddrl {
@@ -188,22 +189,6 @@ private:
 
     const byte* newest_frame(const byte* observations, size_t env) const {
         return observations + (env + 1) * format_.observation_bytes - format_.state.bytes;
-    }
-
-    static bool finite(const byte* from, size_t count, size_t width) {
-        if (width == 4) return finite_words<uint32_t>(from, count, 0x7F800000u);
-        if (width == 8) return finite_words<uint64_t>(from, count, 0x7FF0000000000000u);
-        return finite_words<uint16_t>(from, count, 0x7C00u);
-    }
-    template <class Word>
-    static bool finite_words(const byte* from, size_t count, Word exponent) {
-        bool all = true;
-        for (size_t i = 0; i < count; ++i) {
-            Word word;
-            std::memcpy(&word, from + i * sizeof word, sizeof word);
-            all &= (word & exponent) != exponent;
-        }
-        return all;
     }
 
     void fill_step(byte* row, size_t env, const VectorStep& given) const {

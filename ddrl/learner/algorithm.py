@@ -266,6 +266,8 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
     chooser = chooser_class(name)
     chooser(spec, 1, 0, declaration.settings)  # refuses actions that it cannot choose
     _check_family(config.rollout.by_rollout, chooser, declaration.settings, spec)
+    if config.learner.dueling == "policy" and "dueling" in getattr(algorithm, "reads", ()):
+        _check_dueling_policy(config, name, spec)
     columns = {column.name: column for column in declaration.columns}
     for column in chooser.columns(spec):
         columns.setdefault(column.name, column)
@@ -287,6 +289,23 @@ def describe(config: Config, spec: EnvSpec) -> Declaration:
         )
     figures = (*declaration.figures, *map(info_figure, config.env.figures))
     return replace(declaration, chooser=name, columns=tuple(columns.values()), unread=unread, figures=figures)
+
+
+def _check_dueling_policy(config: Config, chooser: str, spec: EnvSpec) -> None:
+    """ConfigError where learner.dueling = policy would take other probabilities for those of the acting policy."""
+    rollout = config.rollout
+    other = ""
+    if chooser != "epsilon_greedy":
+        other = f"rollout.chooser = {chooser} draws by others"
+    elif rollout.epsilon_spread or rollout.by_rollout:
+        other = "rollout.epsilon_spread or by_rollout gives each rollout others"
+    elif spec.masked:
+        other = "action masks leave some out"
+    if other:
+        raise ConfigError(
+            "learner.dueling = policy takes the probabilities of epsilon-greedy with rollout.epsilon_end, and "
+            f"{other}: use mean or softmax"
+        )
 
 
 def _check_family(

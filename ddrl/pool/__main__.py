@@ -9,12 +9,43 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddrl.core.background import checked_output, keep_streams
-from ddrl.core.errors import DdrlError, PoolError
+from ddrl.core.errors import DdrlError, PoolError, RunDirError
+from ddrl.core.files import read_json
 from ddrl.pool.records import OWN, PoolSetup
 from ddrl.telemetry import ControlClient, is_listening
 
 TIMEOUT = 10.0  # [s] for a command and its answer
+
+
+class EndedTask(msgspec.Struct):
+    """A task, as the summary of its pool has it."""
+
+    ok: bool
+    reason: str
+    rounds: int
+    wait_seconds: float
+    held_seconds: float
+    busy_seconds: float
+
+
+class EndedDevice(msgspec.Struct):
+    """A device of a pool that has ended."""
+
+    device: str
+    leases: int
+    busy_per_held: float | None
+    busy_per_wall: float | None
+
+
+class PoolSummary(msgspec.Struct):
+    """What is read of a pool's summary.json."""
+
+    makespan_seconds: float
+    tasks: dict[str, EndedTask]
+    devices: list[EndedDevice]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,14 +84,35 @@ def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -
 
 def ask_pool(pool: Path, command: str, **arguments: Any) -> dict[str, Any]:
     """The answer of a pool that runs; DdrlError with the reason where it refuses, or where no pool runs there."""
-    PoolSetup.read(pool)  # else there is no pool
+    setup = PoolSetup.read(pool)  # else there is no pool
     if not is_listening(pool / OWN):
-        end = "its figures are in summary.json" if (pool / "summary.json").exists() else "it did not end in order"
+        if command == "status" and (pool / "summary.json").exists():
+            return ended_pool(pool, setup)
+        end = "it has ended" if (pool / "summary.json").exists() else "it did not end in order"
         raise PoolError(
             f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {shlex.quote(str(pool))}"
         )
     with ControlClient(pool / OWN, timeout=TIMEOUT) as client:
         return client.ask(command, **arguments).fields
+
+
+def ended_pool(pool: Path, setup: PoolSetup) -> dict[str, Any]:
+    """What `status` answers, of a pool that has ended: from its summary."""
+    path = pool / "summary.json"
+    summary = read_json(path, PoolSummary, RunDirError, f"{path} is no summary of a pool")
+    weights = {task.name: task.weight for task in setup.tasks}
+    tasks = [
+        {
+            **msgspec.structs.asdict(end),
+            "task": name,
+            "state": "ended" if end.ok else "failed",
+            "device": None,
+            "weight": weights.get(name, 1.0),
+        }
+        for name, end in summary.tasks.items()
+    ]
+    devices = [msgspec.structs.asdict(device) for device in summary.devices]
+    return {"wall_seconds": summary.makespan_seconds, "ended": True, "tasks": tasks, "devices": devices}
 
 
 def _text(answer: dict[str, Any]) -> str:
@@ -76,7 +128,7 @@ def _text(answer: dict[str, Any]) -> str:
             f"{task['task']:<16} {task['state']:<10} {task['device'] or '-':<10} {task['weight']:>6g} "
             f"{task['rounds']:>7}{seconds}{reason}"
         )
-    lines.append("")
+    lines.append(f"the pool has ended, after {answer['wall_seconds']:.1f} s" if "ended" in answer else "")
     for device in answer["devices"]:
         held = device["busy_per_held"]
         wall = device["busy_per_wall"]

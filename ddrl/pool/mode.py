@@ -304,6 +304,13 @@ def new_setup(command: Command) -> PoolSetup:
     )
     _check(setup)
     remember_trust(directory, _foreign_code(setup))
+    for task in tasks:
+        if not Path(task.directory).resolve().is_relative_to(directory.resolve()):
+            print(
+                f"ddrl: task {task.name}: its run.dir is {task.directory}, outside the pool {directory}, and its run "
+                "is there",
+                file=sys.stderr,
+            )
     return setup
 
 

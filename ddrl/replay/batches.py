@@ -7,15 +7,34 @@ where the row schema has several. `columns` holds every further column by name."
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.rows import STATE, RowSchema
-from ddrl.core.specs import Column, ColumnRole
+from ddrl.core.specs import ArraySpec, Column, ColumnRole
 
 Outputs = tuple[NDArray[Any] | None, ...]  # a batch's arrays in the kernel's order
+
+
+def array_of(given: Any, name: str) -> ArraySpec:
+    """What a state or an action is made of, from an ArraySpec, a dict of them, or a space of Gymnasium (known by its
+    attributes: this module must not import it); TypeError for anything else."""
+    if isinstance(given, ArraySpec):
+        return given
+    arrays: Any = getattr(given, "spaces", given)  # of a Dict
+    if isinstance(arrays, Mapping):
+        named = cast(Mapping[str, Any], arrays)
+        return ArraySpec.record({key: array_of(value, f"{name}.{key}") for key, value in named.items()})
+    shape: Any = getattr(given, "shape", None)
+    dtype: Any = getattr(given, "dtype", None)
+    if not isinstance(shape, tuple) or dtype is None:
+        raise TypeError(
+            f"{name} is a {type(given).__name__}: give an ArraySpec, a dict of them, or a space of fixed shape (Box, "
+            "Discrete, MultiDiscrete, MultiBinary, Dict)"
+        )
+    return ArraySpec(cast(tuple[int, ...], shape), np.dtype(dtype).name)
 
 
 class Windows(NamedTuple):

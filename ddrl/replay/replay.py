@@ -22,7 +22,7 @@ from ddrl.core.errors import CheckpointError, shortened
 from ddrl.core.files import DAMAGE, replacement
 from ddrl.core.rows import STATE, RowSchema, schema_of
 from ddrl.core.specs import ArraySpec, Column, ColumnRole
-from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows
+from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows, array_of
 from ddrl.replay.evictions import Eviction, KernelEviction
 from ddrl.replay.selectors import KernelSelector, Selector, check_selector
 
@@ -176,7 +176,8 @@ class ExperienceReplay:
     """Experience of many episodes, at most `capacity` records, drawn by any number of pick selectors.
 
     state: shape and dtype of what is recorded a step (one frame where frame_stack > 1), a record of named arrays, or a
-    dict of arrays by name. action: integer or continuous. columns: further columns of each record, by name; one of
+    dict of arrays by name. action: integer or continuous. Spaces of Gymnasium will do for both: what they sample is
+    recorded as it is.  columns: further columns of each record, by name; one of
     role MEMORY keeps a recurrent state. A pick is `pick_len` consecutive records of one episode; with short_picks also
     fewer at an episode's end. n_step: rewards summed by `sample` before the bootstrap; a pick of a running episode
     waits until its bootstrap state is recorded. n_step = 0: picks need no state after their last record (then only
@@ -189,8 +190,8 @@ class ExperienceReplay:
 
     def __init__(
         self,
-        state: ArraySpec | Mapping[str, ArraySpec],
-        action: ArraySpec,
+        state: ArraySpec | Mapping[str, ArraySpec] | Any,
+        action: ArraySpec | Any,
         capacity: int,
         *,
         columns: Sequence[Column] = (),
@@ -198,7 +199,8 @@ class ExperienceReplay:
         frame_stack: int = 1,
         **options: Unpack[Options],
     ) -> None:
-        frame = state if isinstance(state, ArraySpec) else ArraySpec.record(state)
+        frame = array_of(state, "state")
+        action = array_of(action, "action")
         if frame_stack < 1:
             raise ValueError(f"frame_stack ({frame_stack}) must be at least 1")
         if frame.nbytes == 0 or action.nbytes == 0 or any(array.nbytes == 0 for array in frame.arrays.values()):
@@ -286,8 +288,8 @@ class ExperienceReplay:
         as name_next, for the final state.
 
         Returns the handle to use next: a new one when the episode had been evicted. Amortized O(1), evictions
-        included. Raises ValueError for a handle that never was or has ended, TypeError or ValueError for an array that
-        does not fit."""
+        included. Raises ValueError for a handle that never was or has ended and for a state, action or reward that is
+        NaN or infinite, TypeError or ValueError for an array that does not fit."""
         ending = LIVE if final_state is None else TRUNCATED if truncated else TERMINATED
         if self._plain and columns is None:
             try:

@@ -34,14 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end_at_once(number: int, frame: object) -> None:
-    """Ctrl-C before training acts on it: an exception inside an import would become another one. What is in shared
-    memory goes with the next start."""
-    os.write(2, b"\nddrl: ended by Ctrl-C before training began; nothing was lost\n")
-    os._exit(130)
+    """A signal to stop before training acts on it: an exception inside an import would become another one. What is in
+    shared memory goes with the next start."""
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    os.write(2, f"\nddrl: ended by {name} before training began; nothing was lost\n".encode())
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, _end_at_once)
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, _end_at_once)
     if launched()[0] < 2:  # a rank prints nothing, and is to import little
         from ddrl.core.background import keep_streams
 

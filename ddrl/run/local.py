@@ -169,7 +169,7 @@ def conclude(result: Result, launcher: str) -> int:
         print(f"ddrl: {result.error}", file=sys.stderr, flush=True)
         return 1
     if document is None:
-        print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
+        print("\nended at once by a signal; nothing newer than the last checkpoint was saved", file=sys.stderr)
         return 130
     lag = document["policy_lag"]
     print(

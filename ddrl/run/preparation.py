@@ -141,7 +141,7 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
             found = _Probed(spec, describe_algorithm(config, spec))
         except DdrlError as error:
             found = _Probed(kind=type(error).__name__, text=str(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             found = _Probed(kind="EnvError", text=describe(error, subject))
         os.write(answer, msgspec.msgpack.encode(found))
         return 0

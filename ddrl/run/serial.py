@@ -71,6 +71,8 @@ class SerialRun:
                 self._worker.step()
             while training.turn() and not self._stopped():  # updates may be slow, and many are due at once
                 moved = True
+                if training.at_boundary and task.obey() and task.steering.paused:
+                    break
             self._evaluate_where_due()
         return Outcome.DONE if task.attend() else Outcome.MOVED if moved else Outcome.IDLE
 
@@ -104,7 +106,9 @@ class SerialRun:
             task.accept(judged, vector)
 
     def _stopped(self) -> bool:
-        return self._is_interrupted() or self.task.training.seconds >= self.task.config.run.max_seconds
+        task = self.task
+        asked = self._is_interrupted() or task.steering.stop_requested
+        return asked or task.training.seconds >= task.config.run.max_seconds
 
     def _cut(self) -> None:
         training = self.task.training

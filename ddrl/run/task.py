@@ -536,6 +536,17 @@ class Task:
         elif not self.steering.paused:
             self.training.wait(timeout)
 
+    def obey(self) -> bool:
+        """Between two draws, where more of them are due at once: store figures and answer commands, a few times a
+        second. Whether it was time to."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_PERIOD
+        self._report(now)
+        self._obey(now)
+        return True
+
     def look(self, now: float) -> None:
         """Do the duties whose time has come; the first reason to end counts."""
         for duty in self.duties:
@@ -623,6 +634,8 @@ class Task:
         self.best.save_unjudged(self.acting_vector())
         self.best.save_again(now=True)
         state = training.state
+        if not state.updates:
+            self.recorder.record_event("alarm", self._without_updates(), env_steps=state.env_steps)
         self.recorder.record_event("end", self.reason.value, env_steps=state.env_steps)
         document = summarize(
             self.channels.tables(),
@@ -645,6 +658,16 @@ class Task:
         if refused := self.checkpoints.disk.refused:
             raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {refused}")
         return document
+
+    def _without_updates(self) -> str:
+        """What the user of a run is told that has learned nothing."""
+        needs = "a batch of whole trajectories"
+        if self.topology.declaration.experience.source == "replay":
+            needs = f"replay.min_size = {self.config.replay.min_size:,} records"
+        return (
+            f"no update was made, so the policy is as it began: the first one needs {needs}, and "
+            f"{self.training.state.env_steps:,} env steps were recorded"
+        )
 
     def _judge(self, evaluator: Evaluator, stop: Callable[[], bool]) -> None:
         """Play with the last policy where a limit ended the run; confirm the best one where that was not done; compare

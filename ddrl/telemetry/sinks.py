@@ -91,15 +91,19 @@ def speed_fields(record: Record, goal: float) -> list[tuple[str, str, int]]:
     ]
 
 
-def learning_fields(record: Record, evaluation: Evaluation | None) -> list[tuple[str, str, int]]:
-    """(label, text, width) of the second line: how well."""
+def learning_fields(record: Record, evaluation: Evaluation | None, needed: int) -> list[tuple[str, str, int]]:
+    """(label, text, width) of the second line: how well. `needed`: records without which there is no update."""
     series = record.series
+    replay = ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}", 4)
+    size = float(np.nan_to_num(record.table[:, record.columns.index("replay_size")]).sum())
+    if size < needed and not math.isnan(series["replay_fill"]):
+        replay = ("filling", f"{size / needed:.0%}", 4)  # of what the first update waits for
     judged = [] if evaluation is None else [("eval", value_text(evaluation.mean), 7)]
     return [
         ("return", value_text(series["return_mean"]), 7),
         *judged,
         ("lag", f"{count_text(series['arrival_lag_p50'])}/{count_text(series['arrival_lag_p99'])}", 5),
-        ("replay", "-" if math.isnan(series["replay_fill"]) else f"{series['replay_fill']:.0%}", 4),
+        replay,
         ("loss", "-" if math.isnan(series["loss"]) else f"{series['loss']:.2g}", 7),
     ]
 
@@ -126,6 +130,7 @@ class ProgressLine:
         self, config: Config, stream: TextIO | None = None, *, live: bool | None = None, plain_period: float = 10.0
     ) -> None:
         self._goal = config.run.max_env_steps
+        self._needed = config.replay.min_size
         self._causes = CauseWatch(config)
         self._cause = ""
         self._sick: int | None = None  # the rank that the cause named
@@ -204,7 +209,7 @@ class ProgressLine:
         return line.strip() if not width else line
 
     def _plain(self, record: Record) -> str:
-        fields = [*speed_fields(record, self._goal), *learning_fields(record, self._evaluation)]
+        fields = [*speed_fields(record, self._goal), *learning_fields(record, self._evaluation, self._needed)]
         return ready_text(record) or self._line([field for field in fields if field[1].strip("-/")])
 
     def _draw(self) -> None:
@@ -212,7 +217,7 @@ class ProgressLine:
         width = shutil.get_terminal_size((100, 24)).columns - 1
         self._erase()
         ready = ready_text(self._latest)
-        second = [("", ready, 6)] if ready else learning_fields(self._latest, self._evaluation)
+        second = [("", ready, 6)] if ready else learning_fields(self._latest, self._evaluation, self._needed)
         self._write(
             self._line(speed_fields(self._latest, self._goal), width) + "\n" + self._line([("", "", 6), *second], width)
         )

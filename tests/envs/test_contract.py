@@ -170,6 +170,17 @@ class OldStep(Given):
         return self.value, 1.0, False, {}
 
 
+class Ends(Given):
+    """Gives what it is made with for the last three values of a step."""
+
+    def __init__(self, *ends: Any) -> None:
+        super().__init__(FLOATS, np.zeros(2, np.float32))
+        self.ends = ends
+
+    def step(self, action: Any) -> Any:
+        return self.value, 1.0, *self.ends
+
+
 class Words(spaces.Space[str]):
     """A space that implements only a part of Gymnasium's interface."""
 
@@ -205,6 +216,12 @@ def play_made(make: Callable[[], Any]) -> None:
         (lambda: Given(spaces.Dict(a=FLOATS), {"a": ZEROS, "c": ZEROS}), "a dict with c too"),
         (lambda: Given(spaces.Dict(a=FLOATS), ZEROS), "float32 (2,)"),
         (lambda: Given(FLOATS, ZEROS, action=spaces.MultiBinary(300)), "more than 4,096 combinations"),
+        (lambda: Ends(None, False, {}), "terminated = None (a NoneType): give True or False"),
+        (lambda: Ends(False, "no", {}), "truncated = 'no'"),
+        (lambda: Ends(0.5, False, {}), "terminated = 0.5"),
+        (lambda: Ends(np.array([True, False]), False, {}), "terminated = array([ True, False])"),
+        (lambda: Ends(False, False, None), "info = None (a NoneType): give a dict"),
+        (lambda: Ends(True, False, ["x"]), "info = ['x']"),
     ],
 )
 def test_what_an_environment_lacks_is_said_in_one_line(make: Callable[[], Any], words: str) -> None:
@@ -214,6 +231,15 @@ def test_what_an_environment_lacks_is_said_in_one_line(make: Callable[[], Any], 
     assert words in text
     assert len(text) < MAX_MESSAGE
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("end", [True, 1, 1.0, np.True_, np.array([True]), np.array(1)])
+def test_an_end_counts_in_whatever_type_says_yes_or_no(end: Any) -> None:
+    env = LoopVectorEnv("given", [Ends(end, False, {}), Ends(False, np.False_, {})])
+    env.reset(1)
+    step = env.step(np.zeros(2, np.int64))
+    assert (step.terminated.tolist(), step.truncated.tolist()) == ([True, False], [False, False])
+    assert step.terminated.dtype == step.truncated.dtype == np.bool_
 
 
 # ---- Vectors ----

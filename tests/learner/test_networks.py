@@ -6,8 +6,10 @@ import torch
 
 from ddrl.core.config import Config, LearnerConfig, RolloutConfig
 from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner
+from ddrl.learner.algorithm import describe
 from ddrl.learner.networks import CNN, MLP, ValueHead, dueling_values, make_network
 from tests.learner.learner_cases import IMAGE, VECTOR
 
@@ -44,6 +46,30 @@ def test_the_dueling_forms_differ() -> None:
     assert 0 < dueling_values(value, advantage, "softmax", 0.5)[0, 1] < 0.5
     assert dueling_values(value, advantage, "policy", 0.5)[0].tolist() == [-1.5, 0.5]
     assert dueling_values(value, advantage, "policy", 0.0)[0].tolist() == [-2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["rollout.chooser=boltzmann"], "rollout.chooser = boltzmann draws by others"),
+        (["rollout.chooser=ez_greedy"], "rollout.chooser = ez_greedy draws by others"),
+        (["rollout.epsilon_spread=7"], "gives each rollout others"),
+        (["rollout.by_rollout=[{exploration=0.5}, {exploration=2.0}]"], "gives each rollout others"),
+        (["masked"], "action masks leave some out"),
+        ([], ""),
+    ],
+)
+def test_the_acting_policy_s_dueling_form_is_refused_where_others_act(overrides: list[str], words: str) -> None:
+    spec = EnvSpec("X", ArraySpec((4,), "float32"), 3)
+    if overrides == ["masked"]:
+        overrides = []
+        spec = spec.with_mask()
+    config = load_config(None, ["learner.dueling=policy", "learner.algorithm=dqn", *overrides])
+    if words:
+        with pytest.raises(ConfigError, match=words):
+            describe(config, spec)
+    else:
+        assert describe(config, spec).chooser == "epsilon_greedy"
 
 
 def test_the_acting_policy_s_dueling_form_has_its_epsilon() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from ddrl.pool.__main__ import main as pool_main
 from ddrl.pool.devices import parse_devices
+from ddrl.pool.mode import setup_of
 from ddrl.pool.policies import BetweenGradients, Fifo, Policy
 from ddrl.pool.task import Lender
 from ddrl.run.cli import parse
@@ -276,8 +277,13 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
     assert {name: end["reason"] for name, end in ends.items()} == {"first": "cancelled", "second": "interrupted"}
     for name in ("first", "second"):
         assert summary(pool / name)["env_steps"] == int(newest(pool / name).name)
-    assert pool_main([str(pool)]) == 1
-    assert "does not run: its figures are in summary.json" in capsys.readouterr().err
+    assert pool_main([str(pool)]) == 0  # its summary
+    shown = capsys.readouterr().out
+    assert "the pool has ended, after " in shown
+    assert [line.split()[:2] for line in shown.splitlines()[1:3]] == [["first", "ended"], ["second", "ended"]]
+    assert status(pool, capsys)["first"]["rounds"] == ends["first"]["rounds"] > 5
+    assert pool_main([str(pool), "--cancel", "first"]) == 1
+    assert "does not run: it has ended; go on with" in capsys.readouterr().err
     steps = summary(pool / "second")["env_steps"] + 400
     again = ddrl("--resume", str(pool), *settings(f"run.max_env_steps={steps}"))
     assert again.returncode == 0, again.stderr
@@ -319,6 +325,14 @@ def test_a_task_added_to_a_living_pool_learns_what_it_learns_alone(tmp_path, cap
     alone = ddrl("--serial", late, *common, *settings(f"run.dir={tmp_path / 'alone'}"))
     assert alone.returncode == 0, alone.stderr
     assert learned(newest(pool / "late")) == learned(newest(tmp_path / "alone"))
+
+
+def test_a_task_whose_run_is_outside_the_pool_is_said(tmp_path, capsys):
+    here, there = tmp_path / "pool", tmp_path / "elsewhere"
+    files = [task_file(tmp_path, "inside"), task_file(tmp_path, "outside", f'[run]\ndir = "{there}"\n')]
+    setup_of(parse(["--tasks", *files, *settings(ONE, f"run.dir={here}")]))
+    said = capsys.readouterr().err
+    assert said == f"ddrl: task outside: its run.dir is {there}, outside the pool {here}, and its run is there\n"
 
 
 # -- bad input -----------------------------------------------------------------------------------------------------

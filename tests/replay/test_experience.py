@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Column, EnvSpec
@@ -235,6 +236,70 @@ def test_one_thread_records_while_another_samples_and_no_row_is_torn() -> None:
 def test_impossible_options_are_refused(options: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         ExperienceReplay(STATE, ACTION, **({"capacity": 100} | options))
+
+
+@pytest.mark.parametrize(
+    ("state", "action", "named", "first"),
+    [
+        (spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4), ("float32", (3,)), ("int64", ())),
+        (
+            spaces.Box(0, 255, (4, 4), np.uint8),
+            spaces.Box(-1, 1, (2,), np.float32),
+            ("uint8", (4, 4)),
+            ("float32", (2,)),
+        ),
+        (spaces.MultiDiscrete([3, 5]), spaces.MultiBinary(2), ("int64", (2,)), ("int8", (2,))),
+    ],
+)
+def test_spaces_of_gymnasium_say_what_is_recorded(state, action, named, first) -> None:
+    replay = ExperienceReplay(state, action, 100)
+    handle = replay.new_episode()
+    given = [(state.sample(), action.sample()) for _ in range(5)]
+    for one, taken in given:
+        handle = replay.record(handle, one, taken, 1.0)
+    replay.record(handle, state.sample(), action.sample(), 0.0, state.sample())
+    batch = replay.sample(20, replay.new_pick_selector("uniform"), 0.9)
+    assert (batch.s_tm1.dtype.name, batch.s_tm1.shape[1:]) == named
+    assert (batch.a_tm1.dtype.name, batch.a_tm1.shape[1:]) == first
+
+
+def test_named_spaces_are_named_arrays_and_other_things_are_refused() -> None:
+    space = spaces.Dict(a=spaces.Box(0, 1, (2,), np.float32), b=spaces.Discrete(3))
+    replay = ExperienceReplay(space, spaces.Discrete(2), 10)
+    handle = replay.new_episode()
+    replay.record(handle, space.sample(), 1, 0.5, space.sample())
+    assert replay.sample(1, replay.new_pick_selector("uniform"), 0.9).s_tm1["a"].shape == (1, 2)
+    for state, action in ((space, "two"), (spaces.Sequence(space), spaces.Discrete(2)), (4, spaces.Discrete(2))):
+        with pytest.raises(TypeError, match=r"give an ArraySpec, a dict of them, or a space of fixed shape"):
+            ExperienceReplay(state, action, 10)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["state", "action", "reward"])
+@pytest.mark.parametrize("call", ["record", "record_steps", "final"])
+def test_numbers_that_are_not_finite_are_refused_and_nothing_is_recorded(bad: float, where: str, call: str) -> None:
+    replay = ExperienceReplay(ArraySpec((2,), "float32"), ArraySpec((2,), "float32"), 100)
+    handle = replay.new_episode()
+    given = {"state": np.ones((3, 2), np.float32), "action": np.ones((3, 2)), "reward": np.ones(3)}
+    given[where].reshape(3, -1)[1, -1] = bad
+    final = np.array([1.0, bad if call == "final" and where == "state" else 1.0])
+    if call == "final" and where == "state":
+        given = {name: np.ones_like(array) for name, array in given.items()}
+    rows = slice(None) if call == "record_steps" else 1
+    record = replay.record_steps if call == "record_steps" else replay.record
+    arrays = [array[rows] for array in given.values()]
+    with pytest.raises(ValueError, match=f"{where} holds a number that is NaN or infinite"):
+        record(handle, *arrays, final)
+    assert len(replay) == 0
+    replay.check()
+    replay.record(handle, np.ones(2), np.ones(2), 1.0, np.ones(2))  # the episode is still there
+    assert len(replay) == 1
+
+
+def test_further_columns_may_hold_any_number() -> None:
+    replay = ExperienceReplay(STATE, ACTION, 100, columns=[Column("bid")])
+    replay.record(replay.new_episode(), np.zeros(2), 0, 0.0, np.zeros(2), columns={"bid": np.nan})
+    assert len(replay) == 1
 
 
 def test_memory_is_reported_and_does_not_grow_once_full() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import announce
 from ddrl.telemetry.sinks import ProgressLine, ready_text
 from tests.run.launch import TINY, ddrl, mpirun, settings
+from tests.sources import environment
 from tests.telemetry.test_progress_and_summary import records
+from tests.waiting import PATIENCE, wait_until
 
 
 def test_the_banner_stands_before_mpi_and_torch_are_loaded(
@@ -119,3 +123,21 @@ def test_a_users_choice_of_transports_and_threads_is_kept(
     monkeypatch.setattr(os, "environ", dict(given))
     slot.prepare_mpi(2)
     assert os.environ == {**USUAL, **given}
+
+
+@pytest.mark.parametrize("how", [[], ["--serial"]], ids=["local", "serial"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_training_ends_the_command_with_a_line(how: list[str], number: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddrl.run", *how, *TINY, *settings(f"run.dir={tmp_path / 'run'}")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    caught = 1 << signal.SIGTERM - 1  # the second handler of the two; Python catches SIGINT from its start
+    status = Path(f"/proc/{process.pid}/status")
+    wait_until(
+        lambda: int(status.read_text().partition("SigCgt:")[2].split()[0], 16) & caught, "the signal is not caught"
+    )
+    process.send_signal(number)
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode in (128 + number, 130)
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith(("ddrl: ended by ", "ended at once by a signal"))
+    assert not (tmp_path / "run").exists()

@@ -11,9 +11,10 @@ import pytest
 
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
+from ddrl.core.settings import load_config
 from ddrl.envs import make_vector_env
 from ddrl.run.cli import parse
-from ddrl.run.preparation import Preparation
+from ddrl.run.preparation import Preparation, probe_in_fork
 from ddrl.run.serial import run_serial
 from tests.run.environments import Walk
 from tests.run.launch import TINY, ddrl, settings
@@ -35,6 +36,11 @@ class OneNumber(Walk):
 class WithoutSeed(Walk):
     def reset(self):
         return super().reset()
+
+
+class LeavesAtOnce(Walk):
+    def __init__(self) -> None:
+        sys.exit("no licence")
 
 
 class Leaves(Walk):
@@ -66,6 +72,11 @@ def test_an_environment_that_exits_ends_the_run_with_its_line(tmp_path: Path) ->
     done = ddrl(*SHORT, *settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:Leaves"))
     assert done.returncode == 1
     assert "SystemExit: 3 (test_strange_environments.py, line" in done.stderr
+
+
+def test_an_environment_that_exits_before_the_run_is_refused_with_its_line() -> None:
+    with pytest.raises(EnvError, match=r"SystemExit: no licence \(test_strange_environments.py, line"):
+        probe_in_fork(load_config(None, [f"env.id={HERE}:LeavesAtOnce"]))
 
 
 @pytest.mark.parametrize("serial", [True, False])

@@ -11,6 +11,7 @@ from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
+from ddrl.run.training import MAX_UPDATES
 from tests.run.launch import settings
 from tests.run.test_turns import prepare
 
@@ -30,6 +31,51 @@ def test_it_ends_when_its_seconds_are_over_long_before_its_steps_are(tmp_path: P
     go_to_the_end(run)
     assert run.task.reason is Reason.MAX_SECONDS
     assert run.task.training.state.env_steps < 800
+
+
+def test_a_run_that_learns_nothing_says_what_the_first_update_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    go_to_the_end(start(tmp_path / "run", "replay.min_size=900", "replay.capacity=1000"))
+    said = capsys.readouterr().err
+    assert "no update was made" in said
+    assert "replay.min_size = 900 records, and 800 env steps were recorded" in said
+    go_to_the_end(start(tmp_path / "other"))
+    assert "no update was made" not in capsys.readouterr().err
+
+
+def test_the_seconds_of_a_run_are_those_of_its_whole_course(tmp_path: Path) -> None:
+    go_to_the_end(start(tmp_path / "run", "run.checkpoint_period=0"))
+    command = ["--serial", "--resume", str(tmp_path / "run"), *settings("run.max_env_steps=900", "run.max_seconds=99")]
+    resumed = SerialRun(Preparation(parse(command), f"resumed{os.getpid()}"))
+    assert 0 < resumed.task.training.state.wall_seconds <= resumed.task.training.seconds < 99
+    resumed.task.training._began -= 99  # as if the life before had taken so long
+    go_to_the_end(resumed)
+    assert resumed.task.reason is Reason.MAX_SECONDS
+    assert resumed.task.training.state.env_steps < 900
+
+
+def test_while_a_serial_run_works_off_what_it_owes_figures_and_commands_are_not_left_waiting(tmp_path: Path) -> None:
+    run = start(tmp_path / "run", "replay.samples_per_insert=100", "replay.min_size=100", "rollout.warmup_steps=100")
+    training = run.task.training
+    while training.state.updates == 0:
+        run.turn()
+    run.task._next_look = 0.0
+    reported: list[int] = []
+    training.report = lambda: reported.append(training.state.updates)  # type: ignore[method-assign]
+    before = training.state.updates
+    real = run.task._obey
+
+    def obey(now: float) -> None:
+        real(now)
+        run.task.steering.paused = len(reported) == 1
+
+    run.task._obey = obey  # type: ignore[method-assign]
+    assert run.turn() is not Outcome.DONE
+    assert before < reported[0] == training.state.updates <= before + MAX_UPDATES
+    assert training.source.pacing.ready()  # more are due
+    run.task.steering.paused = False
+    go_to_the_end(run)
 
 
 def test_a_checkpoint_is_taken_every_period_and_the_newest_stay(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.core.config import Config
+from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Evaluation, Event, ProgressLine, Record, summarize
@@ -140,6 +140,20 @@ def test_on_a_terminal_two_lines_are_rewritten_in_place_and_fit_the_width(monkey
     assert re.search(r"return\s+\S+\s+eval\s+123.5\s+lag\s+1/3\s+replay\s+\d+%\s+loss\s+0\.\d+", shown[2])
     assert shown[3:] == [""]
     assert all(len(text) < 80 for text in shown)
+
+
+def test_until_the_first_update_the_share_of_the_records_that_it_needs_is_shown():
+    config = Config(replay=ReplayConfig(capacity=1_000_000, min_size=40_000))
+    shown = []
+    for size in (0.0, 10_000.0, 39_999.0, 40_000.0):
+        stream = io.StringIO()
+        line = ProgressLine(config, stream, plain_period=0.0)
+        (record,) = records(1, config=config)
+        record.table[:, COLUMNS.index("replay_size")] = [size] + [NAN] * (len(record.table) - 1)
+        record.series["replay_fill"] = size / 1_000_000
+        line.record(record)
+        shown += re.findall(r"(filling|replay) +(\d+%)", stream.getvalue())
+    assert shown == [("filling", "0%"), ("filling", "25%"), ("filling", "100%"), ("replay", "4%")]
 
 
 def test_elsewhere_plain_lines_come_every_so_often_and_the_last_is_printed(monkeypatch):
