@@ -28,7 +28,7 @@ from gymnasium import spaces
 from gymnasium.spaces import utils as space_utils
 
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec
+from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec, Flags
 
 Writer = Callable[[Any, Array], None]
 UNBOUNDED = 1e30  # a bound of an action that is none: some write the largest float
@@ -598,3 +598,26 @@ class MaskReader:
             row[ACTION_MASK] = mask if self._picks is None else mask[self._picks].all(axis=1)
 
         return write_both
+
+
+def as_number(value: Any) -> float | None:
+    """A number, also in an array of one; None for anything else."""
+    try:
+        numbers = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return None
+    return float(numbers.item()) if numbers.size == 1 and value is not None else None
+
+
+BOOLS = frozenset({bool, np.bool_})
+
+
+def flags_of_each(where: str, given: list[Any], name: str) -> Flags:
+    """What each environment gave as `name`, an end; None would be taken for False."""
+    if BOOLS.issuperset(map(type, given)):
+        return np.array(given)
+    for flag in given:
+        number = as_number(flag)
+        if number is None or number not in (0.0, 1.0):
+            raise EnvError(f"{where}: step gave {name} = {shown(flag)} ({kind_of(flag)}): give True or False")
+    return np.array([bool(flag) for flag in given])

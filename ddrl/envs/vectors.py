@@ -17,11 +17,13 @@ from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats,
 from ddrl.envs.spaces import (
     MaskReader,
     action_table,
+    as_number,
     batched,
     describe,
     describe_action,
     describe_named,
     environment_seeds,
+    flags_of_each,
     is_array,
     is_box,
     is_dict,
@@ -38,18 +40,8 @@ from ddrl.envs.spaces import (
     without_check,
 )
 
-BOOLS = frozenset({bool, np.bool_})
 FIGURE_EPISODES = 100  # that a figure of info is a mean of
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
-
-
-def as_number(value: Any) -> float | None:
-    """A number, also in an array of one; None for anything else."""
-    try:
-        numbers = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        return None
-    return float(numbers.item()) if numbers.size == 1 and value is not None else None
 
 
 class CheckedVectorEnv:
@@ -115,16 +107,6 @@ class CheckedVectorEnv:
                 f"{self._where}: {name} is {kind_of(given)}, not one bool for each of {self.num_envs} environments"
             )
         return flags.astype(np.bool_, copy=False)
-
-    def _flags_of_each(self, given: list[Any], name: str) -> Flags:
-        """What each environment gave; None would be taken for False."""
-        if BOOLS.issuperset(map(type, given)):
-            return np.array(given)
-        for flag in given:
-            number = as_number(flag)
-            if number is None or number not in (0.0, 1.0):
-                raise EnvError(f"{self._where}: step gave {name} = {shown(flag)} ({kind_of(flag)}): give True or False")
-        return np.array([bool(flag) for flag in given])
 
     def _check_resets(self, step: EnvStep, over: Flags) -> None:
         reward = step.reward.reshape(self.num_envs, -1)
@@ -255,8 +237,8 @@ class LoopVectorEnv(CheckedVectorEnv):
             if self._recent and (terminated or truncated):
                 self._keep_figures(info)
         raw, learned = self._rewards(rewards)
-        terminated = self._flags_of_each(terminations, "terminated")
-        truncated = self._flags_of_each(truncations, "truncated")
+        terminated = flags_of_each(self._where, terminations, "terminated")
+        truncated = flags_of_each(self._where, truncations, "truncated")
         return EnvStep(observation, learned, terminated, truncated, raw)
 
     def render(self) -> Any:
