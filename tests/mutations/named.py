@@ -133,7 +133,11 @@ _NAMED = {
             "(np.clip(raw, -1.0, 1.0) if self._reward_clip else raw)",
             "np.clip(raw, -1.0, 1.0)",
         ),
-        ("time limits are terminal", "terminations[index] = bool(terminated)", "terminations[index] = True"),
+        (
+            "time limits are terminal",
+            "terminations[index] = terminated",
+            "terminations[index] = terminated or truncated",
+        ),
     ),
     "admix/contracts.py": (
         (
