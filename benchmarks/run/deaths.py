@@ -54,7 +54,7 @@ SETTINGS = (
     "evaluation.confirm_episodes=0",
     "rollout.restarts=1000",
     "run.checkpoint_seconds=10",
-    "run.silence_limit=30",
+    "run.silence_limit=20",
 )
 ENDLESS = ("run.target_return=inf", "run.max_env_steps=1000000000", "replay.samples_per_insert=8")
 
@@ -213,6 +213,7 @@ def kept(options: argparse.Namespace) -> Any:
 def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         more = (*ENDLESS, f"cluster.relays={options.relays}", f"run.checkpoint_seconds={options.checkpoint_seconds}")
+        more += ("replay.samples_per_insert=2",)
         with Job(launcher, Path(folder), *more) as job:
             job.learns()
             begun = time.monotonic()

@@ -41,7 +41,7 @@ LOOK_PERIOD = 0.5  # [s] between two looks at the run
 NO_MEMORY = 1 << 18  # [B] of a control group in which nothing more can be had
 OOM_TIMEOUT = 3.0  # [s] until a process in it needs memory
 ACTIVE = ("running", "paused", "ending")
-CHANNEL = re.compile(rb"/dev/shm/ddrl-(\w+)-")  # of one job
+CHANNEL = re.compile(rb"/ddrl-(\w+)-h\d")  # of one job, in /dev/shm of whatever namespace
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def job_of(run: Path) -> str:
 def processes_of(job: str) -> list[Victim]:
     """The processes of a job on this machine that have a role. They are named "ddrl RANK ROLE", cut to 15 letters, or
     "ddrl keeper HOST", and have channels of the job mapped."""
-    mark = f"/dev/shm/ddrl-{job}-".encode()
+    mark = f"/ddrl-{job}-h".encode()
     found: list[Victim] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
