@@ -178,10 +178,7 @@ class Segment:
         self.array.fill(POISON)
         if initialize is not None:
             initialize(self.array)
-        pid = os.getpid()
-        header = _HEADER.pack(
-            _MAGIC, LAYOUT_VERSION, self.kind.encode(), self.nbytes, pid, start_time(pid), namespace()
-        )
+        header = _header(self.kind, self.nbytes)
         self._mapped[: len(header)] = np.frombuffer(header, np.uint8)
 
 
@@ -228,6 +225,19 @@ def _run_of(path: Path) -> str:
     return path.name.removeprefix(PREFIX).partition("-h")[0]
 
 
+def adopt_run(run_id: str, host: int) -> None:
+    """Become the owner of the segments of a host of a run whose owners have died: no start of another run takes them
+    for leftovers."""
+    for path in _segments(f"{run_id}-h{host}-"):
+        owner = _owner(path)
+        if owner is None or is_alive(*owner):
+            continue
+        with contextlib.suppress(OSError), path.open("r+b", buffering=0) as file:
+            found = _parse(file.read(_HEADER.size))
+            if found is not None:
+                os.pwrite(file.fileno(), _header(found[1], found[2]), 0)
+
+
 def unlink_run(run_id: str, host: int | None = None) -> list[str]:
     """Remove every segment of one run (of one of its hosts where that is given), also those of living owners; returns
     their names."""
@@ -258,6 +268,12 @@ def _owner(path: Path) -> tuple[int, int] | None:
     finally:
         os.close(descriptor)
     return None if header is None or header[5] != namespace() else (header[3], header[4])
+
+
+def _header(kind: str, nbytes: int) -> bytes:
+    """Of a segment that this process owns."""
+    pid = os.getpid()
+    return _HEADER.pack(_MAGIC, LAYOUT_VERSION, kind.encode(), nbytes, pid, start_time(pid), namespace())
 
 
 def _parse(data: bytes) -> tuple[int, str, int, int, int, int] | None:

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from ddrl.channels.board import KEEPER, PROCESSES, Board, Command, CounterRow
 from ddrl.channels.lane import LaneSet
-from ddrl.channels.segment import unlink_run
+from ddrl.channels.segment import adopt_run, unlink_run
 from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
@@ -295,6 +295,7 @@ class Job:
         collectors take the rollouts' places later. cores: of the host's ranks, in their order. takes_over: of a keeper
         that was killed, and its members with it; lanes and counters continue."""
         if takes_over:
+            adopt_run(self.run_id, self.host)
             channels = HostChannels.attach(self.run_id, self.host, 0.0)
             channels.attach_drained()
         else:
@@ -466,6 +467,7 @@ class Job:
         if pause is not None:
             assert self.channels is not None
             trainer = self.channels.topology.trainer
+            adopt_run(self.run_id, self.host)
             self._counters_of(trainer.rank).clear("restarts")  # the next one counts from its checkpoint
             row = self.channels.name_row(trainer)
             row["restarts"].add(1)

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddrl.channels import Segment, segment_name, sweep_dead, unlink_run
+from ddrl.channels import Blob, Segment, segment_name, sweep_dead, unlink_run
 from ddrl.channels import segment as segment_module
-from ddrl.channels.segment import HEADER_NBYTES, is_alive, start_time
+from ddrl.channels.segment import HEADER_NBYTES, adopt_run, is_alive, start_time
 from ddrl.core.errors import ChannelError
 
 SHM = Path("/dev/shm")
@@ -143,6 +143,18 @@ def test_what_a_dead_process_left_for_a_living_one_of_its_run_is_not_swept(name,
     assert not left & set(sweep_dead())
     board.unlink()
     assert left <= set(sweep_dead())
+
+
+def test_what_a_dead_process_left_and_another_one_has_adopted_is_not_swept(name, process):
+    child = process(HOLD, name().split("-")[1])
+    assert child.stdout.readline() == "made\n"
+    child.kill()
+    child.wait()
+    adopt_run(name().split("-")[1], 0)
+    left = {entry for entry in os.listdir(SHM) if name().split("-")[1] in entry}
+    assert len(left) == 5
+    assert not left & set(sweep_dead())
+    assert Blob.attach(segment_name(name().split("-")[1], 0, "blob")).segment.owner[0] == os.getpid()
 
 
 def test_a_killed_child_that_nobody_waited_for_counts_as_dead(process):
