@@ -2,6 +2,7 @@
 
     session    one job under plain mpirun, three groups of ranks: kills of rollouts, the evaluator, the trainer, and of
                the keepers of other groups than the trainer's
+    hosts      the same on --hosts hosts, emulated by network namespaces (root)
     kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
     effective  env steps learned from a second, with kills over without, in turn
     again      seconds from a kill to the next update of a trainer, and to the next step of a rollout
@@ -32,6 +33,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from benchmarks.distribution import cluster
 from benchmarks.harness import ROOT, arguments, mpi_environment, mpirun, print_rows, ratio_of_pairs, run_parts
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
@@ -60,17 +62,21 @@ ENDLESS = ("run.target_return=inf", "run.max_env_steps=1000000000", "replay.samp
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A step takes a millisecond."""
+    """A step takes a while [s]."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], pause: float) -> None:
+        super().__init__(env)
+        self._pause = pause
 
     def step(self, action: Any) -> Any:
         """One step."""
-        time.sleep(1e-3)
+        time.sleep(self._pause)
         return self.env.step(action)
 
 
-def slow_cartpole() -> gymnasium.Env[Any, Any]:
-    """CartPole whose step takes a millisecond."""
-    return Slow(gymnasium.make("CartPole-v1"))
+def slow_cartpole(pause: float = 1e-3) -> gymnasium.Env[Any, Any]:
+    """CartPole whose step takes so long [s]."""
+    return Slow(gymnasium.make("CartPole-v1"), pause)
 
 
 class Job:
@@ -204,17 +210,34 @@ def session(options: argparse.Namespace) -> Any:
     return _torment(options, launcher, (*MEMBERS, "keeper"))
 
 
+def hosts(options: argparse.Namespace) -> Any:
+    """The same on emulated hosts of two ranks each, and two more on the trainer's (root)."""
+    if problem := cluster.available():
+        raise SystemExit(problem)
+    with cluster.made(["1gbit"] * options.hosts):
+        ranks = [4] + [2] * (options.hosts - 1)
+        launcher = cluster.mpirun([sys.executable, "-m", "ddrl.run"], ranks=ranks)
+        options.ranks = sum(ranks)
+        options.relays = 0
+        # It is not reached from here to be stopped.
+        return _torment(options, launcher, (*MEMBERS, "keeper"), f"run.max_seconds={options.seconds + 60}")
+
+
 def kept(options: argparse.Namespace) -> Any:
     """Kills under a launcher that starts the job again, of relays and keepers too."""
     launcher = [str(ROOT / "mpi_launch" / "local"), str(options.ranks), "--keep-alive", "1000"]
     return _torment(options, launcher, (*MEMBERS, "relay", "keeper", "first-keeper"))
 
 
-def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str]) -> dict[str, Any]:
+def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str], *more: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        more = (*ENDLESS, f"cluster.relays={options.relays}", f"run.checkpoint_seconds={options.checkpoint_seconds}")
-        more += ("replay.samples_per_insert=2",)
-        with Job(launcher, Path(folder), *more) as job:
+        given = (
+            f"cluster.relays={options.relays}",
+            f"run.checkpoint_seconds={options.checkpoint_seconds}",
+            "replay.samples_per_insert=2",
+            f"env.kwargs={{pause = {options.pause}}}",
+        )
+        with Job(launcher, Path(folder), *ENDLESS, *given, *more) as job:
             job.learns()
             begun = time.monotonic()
             job.torment(options.seconds, options.every, roles, options.how.split(","))
@@ -346,10 +369,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900.0, help="of each run, at most (%(default)s)")
     parser.add_argument("--every", type=float, default=15.0, help="mean time between two deaths [s] (%(default)s)")
     parser.add_argument("--how", default="kill,stop,oom", help="ways of dying in sessions (%(default)s)")
+    parser.add_argument("--pause", type=float, default=1e-3, help="of an environment's step in sessions [s]")
+    parser.add_argument("--hosts", type=int, default=8, help="emulated ones (%(default)s)")
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
     parser.add_argument("--pairs-of-runs", type=int, default=3)
     run_parts(
-        parser, {"session": session, "kept": kept, "effective": effective, "again": again, "solve": solve, "cost": cost}
+        parser,
+        {
+            "session": session,
+            "hosts": hosts,
+            "kept": kept,
+            "effective": effective,
+            "again": again,
+            "solve": solve,
+            "cost": cost,
+        },
     )
 
 
