@@ -46,6 +46,7 @@ MEMBERS = ("rollout", "evaluator", "trainer")
 HANG = 60.0  # [s] without a step or an update
 START_LIMIT = 300.0  # [s] until the first update
 END_LIMIT = 120.0  # [s]
+ANSWER_LIMIT = 15.0  # [s]
 LOOK_PERIOD = 0.25  # [s]
 COST_STEPS = 30_000
 SETTINGS = (
@@ -107,6 +108,7 @@ class Job:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
+            self.process.wait()
         self._log.close()
 
     def counts(self) -> tuple[float, float]:
@@ -175,11 +177,12 @@ class Job:
 
     def stop(self) -> dict[str, Any]:
         """End it as a user does, and say what became of it and of its rows."""
-        if self.process.poll() is None:
-            with contextlib.suppress(DdrlError), attach(self.path, timeout=END_LIMIT) as control:
-                control.stop()
+        deadline = time.monotonic() + END_LIMIT
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with contextlib.suppress(DdrlError), attach(self.path, timeout=ANSWER_LIMIT) as control:
+                control.stop()  # it may be lost with a trainer that was killed just before
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(END_LIMIT)
+                self.process.wait(ANSWER_LIMIT)
         status = self.process.poll()
         with Run(self.path) as run:
             entry = run.snapshot(LEDGER)
@@ -230,7 +233,7 @@ def kept(options: argparse.Namespace) -> Any:
 
 
 def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str], *more: str) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         given = (
             f"cluster.relays={options.relays}",
             f"run.checkpoint_seconds={options.checkpoint_seconds}",

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from ddrl.channels.segment import sweep_dead, unlink_run
+from ddrl.channels.board import CounterRow
+from ddrl.channels.segment import start_time, sweep_dead, unlink_run
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MessageError
 from ddrl.core.metrics import COLUMNS
@@ -539,6 +540,8 @@ def _relay(
     try:
         with abort_on_error(world, topology.run_id):  # other relays are inside collective calls that nothing interrupts
             membership = _join_relays(world, topology, where)
+        ranks = topology.on_host(mine.host)
+        nodes = [channels.counters.row(row) for row, rank in enumerate(ranks) if rank.role is Role.NODE]
         with membership:
             relay_process(
                 membership,
@@ -546,7 +549,7 @@ def _relay(
                 mine,
                 channels,
                 keeper,
-                on_death=partial(_note_death, topology, mine, channels),
+                look=partial(_note_dead, nodes),
             )
         if work is not None and membership.silent:
             work[-1] = slot.LEFT_OUT
@@ -572,11 +575,13 @@ def _group(world: MPI.Intracomm, topology: Topology, *roles: Role) -> MPI.Intrac
     return world.Create_group(world.Get_group().Incl(ranks))
 
 
-def _note_death(topology: Topology, mine: Assignment, channels: HostChannels, row: int) -> None:
-    """Note that a gradient node of this host has died, where mpirun (with --enable-recovery) has not ended the job: the
-    trainer continues without it. All other processes have their keeper."""
-    if topology.on_host(mine.host)[row].role is Role.NODE:
-        channels.counters.row(row)["ended"].set(1.0)
+def _note_dead(nodes: list[CounterRow]) -> None:
+    """Note which gradient nodes have died, where mpirun (with --enable-recovery) has not ended the job: the trainer
+    continues without them. All other processes have their keeper."""
+    for row in nodes:
+        pid = int(np.nan_to_num(row["pid"].value))
+        if pid and row["ended"].value != 1.0 and not start_time(pid):
+            row["ended"].set(1.0)
 
 
 def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, launcher: int) -> Result:

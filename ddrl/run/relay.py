@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,8 @@ from ddrl.telemetry import HostSampler
 if TYPE_CHECKING:
     from ddrl.run.processes import HostKeeper
 
+LOOK_PERIOD = 0.1  # [s]
+
 
 def relay_process(
     membership: Membership,
@@ -37,11 +40,11 @@ def relay_process(
     mine: Assignment,
     channels: HostChannels,
     keeper: HostKeeper | None = None,
-    on_death: Callable[[int], object] = lambda row: None,
+    look: Callable[[], object] = lambda: None,
 ) -> int:
     """Relay until the stop protocol has ended, or return at once where the job fails before there is a model. Leaves
-    the membership; the process's exit status. keeper: of this host, where it is a child of this process; on_death: see
-    `HostSampler`."""
+    the membership; the process's exit status. keeper: of this host, where it is a child of this process; look: is
+    called about once in LOOK_PERIOD."""
     starter: CollectorStarter | None = None
     if keeper is not None and mine.host and topology.in_rounds:  # on the trainer's host the trainer orders collectors
         collectors = keeper.take_collectors_end()
@@ -50,12 +53,16 @@ def relay_process(
         relay = _make_relay(membership, topology, mine, channels, keeper, starter)
         if relay is not None:
             forbid_torch()
-            sampler = HostSampler(channels.counters, on_death=on_death)
+            sampler = HostSampler(channels.counters)
             sampler.start()
+            next_look = 0.0
             try:
                 while not relay.finished:
                     try:
                         relay.step()
+                        if time.monotonic() >= next_look:
+                            look()
+                            next_look = time.monotonic() + LOOK_PERIOD
                         if keeper is not None:
                             check_keeper(keeper, membership, topology, mine)
                     except Exception as error:

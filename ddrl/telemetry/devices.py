@@ -135,12 +135,8 @@ class HostSampler:
         *,
         period: float = SAMPLE_PERIOD,
         report: Callable[[str], None] | None = None,
-        on_death: Callable[[int], object] = lambda row: None,
     ) -> None:
-        """`on_death(row)` is called once for each process that is gone and has not reported its end."""
         self._guard = Guard(report or partial(print, file=sys.stderr, flush=True))
-        self._on_death = on_death
-        self._dead = set[int]()
         self._used: dict[tuple[int, str], tuple[int, float]] = {}  # by row and counter: pid, its time so far
         self._counters = counters
         self._period = period
@@ -170,9 +166,6 @@ class HostSampler:
                 for name in ("cpu_seconds", "queued_seconds"):
                     self._add_time(int(index), name, pid, getattr(use, name))
                 row["memory_bytes"].set(use.memory_bytes)
-            elif index not in self._dead and table[index, COLUMN["ended"]] != 1.0:
-                self._dead.add(int(index))
-                self._on_death(int(index))
 
     def _add_time(self, index: int, name: str, pid: int, used: float) -> None:
         """Count what a process has used since it was asked last; one that is met as the first of a counter that has

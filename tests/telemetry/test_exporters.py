@@ -241,12 +241,8 @@ def test_the_host_sampler_fills_in_what_each_process_used():
     cells = Cells(3)
     cells.values[0, COLUMNS.index("pid")] = os.getpid()
     cells.values[1, COLUMNS.index("pid")] = 4_194_305  # no such process
-    cells.values[2, [COLUMNS.index("pid"), COLUMNS.index("ended")]] = 4_194_305, 1.0
-    dead = []
-    with HostSampler(cells, period=1000.0, on_death=dead.append) as sampler:
+    with HostSampler(cells, period=1000.0) as sampler:
         sampler.sample()
-        sampler.sample()
-        assert dead == [1]  # once, and not the one that has said that it ended
         cpu, queued, memory = map(COLUMNS.index, ("cpu_seconds", "queued_seconds", "memory_bytes"))
         cells.values[0, queued] += 1e6
         used = cells.values[0].copy()
