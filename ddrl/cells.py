@@ -71,7 +71,7 @@ def write_cells(roles: Mapping[str, Any], run: Path) -> dict[str, str]:
         files[setting].write(folder / f"{role}.py")
         names[setting] = f"{package}.{role}:{value.__name__}"
     mount_cells(run, names.values())
-    _check(package, {name.partition(".")[2]: roles[setting] for setting, name in names.items()})
+    _check(package, {name.partition(".")[2]: files[setting].defined for setting, name in names.items()})
     return names
 
 
@@ -84,6 +84,7 @@ class CellFile:
     constants: dict[str, str] = field(default_factory=dict[str, str])  # expression by name
     arrays: dict[str, Any] = field(default_factory=dict[str, Any])
     definitions: list[str] = field(default_factory=list[str])
+    defined: dict[str, Any] = field(default_factory=dict[str, Any])  # the living objects of the definitions
 
     def write(self, path: Path) -> None:
         """Write the module, and a file beside it for each array."""
@@ -209,6 +210,7 @@ class Cells:
         for needed in at_once:
             self._need(needed, name, made, seen)
         made.definitions.append(source)
+        made.defined[name] = value
         for needed in later:
             self._need(needed, name, made, seen)
 
@@ -232,6 +234,8 @@ def _literal(value: Any) -> str | None:
     if kind not in (tuple, list, set, frozenset, dict):
         return None
     keys = list(map(_literal, value))
+    if kind in (set, frozenset) and None not in keys:
+        keys.sort(key=str)  # the same in every process
     items = list(map(_literal, value.values())) if kind is dict else keys
     if None in keys or None in items:
         return None
@@ -264,25 +268,31 @@ def _names(source: str) -> tuple[list[str], list[str]]:
 # -- the check in a fresh process --------------------------------------------------------------------------------------
 
 
-def digests(value: Any) -> dict[str, str]:
-    """Of the code of a function or of a class's methods, by name."""
-    return {name: hashlib.blake2b(_text(code).encode(), digest_size=8).hexdigest() for name, code in _codes(value)}
+def digests(name: str, value: Any) -> dict[str, str]:
+    """Of the code and the plain defaults of a function, or of a class's methods and its plain attributes, by name."""
+    texts: dict[str, str] = {}
+    for path, text in _parts(name, value):
+        texts[path] = f"{texts.get(path, '')} {text}"
+    return {path: hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for path, text in texts.items()}
 
 
-def _codes(value: Any) -> Iterator[tuple[str, CodeType]]:
+def _parts(path: str, value: Any) -> Iterator[tuple[str, str]]:
     members: list[Any] = []
     if isinstance(value, FunctionType):
-        yield value.__qualname__, value.__code__
+        yield path, f"{_text(value.__code__)} {_literal((value.__defaults__, value.__kwdefaults__))}"
         members = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-    elif isinstance(value, type):
-        own: list[Any] = list(vars(value).values())
-        members = [one for one in own if not isinstance(one, type) or one.__qualname__.startswith(value.__qualname__)]
     elif isinstance(value, staticmethod | classmethod):
         members = [cast(Any, value).__func__]
     elif isinstance(value, property):
         members = [value.fget, value.fset, value.fdel]
+    elif isinstance(value, type):
+        for name, one in vars(value).items():
+            if not isinstance(one, type) or one.__qualname__.startswith(value.__qualname__):
+                yield from _parts(f"{path}.{name}", one)
+    elif not path.rpartition(".")[2].startswith("__") and (literal := _literal(value)) is not None:
+        yield path, literal
     for member in members:
-        yield from _codes(member)
+        yield from _parts(path, member)
 
 
 def _is_full(cell: Any) -> bool:
@@ -311,8 +321,10 @@ def _constant(value: Any) -> str:
     return repr(sorted(map(repr, cast("frozenset[Any]", value)))) if isinstance(value, frozenset) else repr(value)
 
 
-def _check(package: str, roles: Mapping[str, Any]) -> None:
-    """Import the files in a fresh process; ConfigError where that fails or gives other code than lives here."""
+def _check(package: str, roles: Mapping[str, Mapping[str, Any]]) -> None:
+    """Import the files in a fresh process; ConfigError where that fails or gives other code than lives here.
+
+    `roles`: the definitions of each by their names."""
     command = [sys.executable, "-m", "ddrl.cells", package, *roles]
     try:
         done = subprocess.run(
@@ -327,15 +339,17 @@ def _check(package: str, roles: Mapping[str, Any]) -> None:
     if done.returncode:
         said = lines[-1] if lines else f"exit status {done.returncode}"
         raise ConfigError(f"{', '.join(roles)} cannot be imported by itself: {said}")
-    found: dict[str, dict[str, str]] = json.loads(done.stdout.splitlines()[-1])
-    for role, value in roles.items():
-        here = digests(value)
-        for name in [*here, *found[role]]:
-            if here.get(name) != found[role].get(name):
-                raise ConfigError(
-                    f"{name} is not what its cell says (it was replaced, or its cell was changed without being run): "
-                    f"run the cell of {value.__name__} again, with everything inside it"
-                )
+    found: dict[str, dict[str, dict[str, str]]] = json.loads(done.stdout.splitlines()[-1])
+    for role, defined in roles.items():
+        for definition, value in defined.items():
+            here = digests(definition, value)
+            there = found[role].get(definition, {})
+            for name in [*here, *there]:
+                if here.get(name) != there.get(name):
+                    raise ConfigError(
+                        f"{name} is not what its cell says (it was replaced, or what it is made from has changed): "
+                        f"run the cell of {definition} again, with everything inside it"
+                    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -345,7 +359,12 @@ def main(arguments: Sequence[str]) -> int:
     for role in roles:
         code = code_name(f"{package}.{role}")
         assert code is not None, role
-        found[role] = digests(getattr(import_code(code.module), code.attribute))
+        module = import_code(code.module)
+        found[role] = {
+            name: digests(name, one)
+            for name, one in vars(module).items()
+            if getattr(one, "__module__", "") == code.module
+        }
     print(json.dumps(found))
     return 0
 

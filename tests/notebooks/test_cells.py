@@ -179,7 +179,19 @@ REFUSED = {
     ),
     "a patched method": (
         "class f:\n    def step(self): return 1\ndef other(self): return 2\nf.step = other\n",
-        "other is not what its cell says",
+        "f.step is not what its cell says",
+    ),
+    "a patched method of a base": (
+        "class A:\n    def step(self): return 1\nclass f(A): pass\nA.step = lambda self: 2\n",
+        "A.step is not what its cell says .*: run the cell of A again, with everything inside it",
+    ),
+    "an attribute of a value that has changed": (
+        "N = {'a', 'b'}\nclass f:\n    names = N\nN = {'c'}\n",
+        "f.names is not what its cell says .*what it is made from has changed",
+    ),
+    "a definition that another has replaced": (
+        "class g: pass\nf = g\nclass g: pass\n",
+        "env.id uses g, which is no definition of a cell as it is now .*: write it with def or class, and run its",
     ),
     "what a decorator left": ("def g(of): pass\n@g\ndef f(): pass\n", "env.id is a NoneType: give the class"),
 }
@@ -191,6 +203,37 @@ def test_what_cannot_be_written_is_refused_by_name(notebook, tmp_path, source, m
     with pytest.raises(ConfigError, match=message) as refused:
         cells.write_cells({"env.id": book["f"]}, tmp_path / "run")
     assert "\n" not in str(refused.value)
+
+
+LIVING = """
+class f:
+    limit = 1
+    @property
+    def size(self): return 1
+    @staticmethod
+    def table(): return 1
+    class Inner:
+        def place(self, a=1): return a
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [
+        ("f.limit = 2", "f.limit"),
+        ("f.size = property(lambda self: 2)", "f.size"),
+        ("f.size = f.size.setter(lambda self, value: None)", "f.size"),
+        ("f.table = staticmethod(lambda: 2)", "f.table"),
+        ("f.Inner.place = lambda self, a=1: 2", "f.Inner.place"),
+        ("f.Inner.place.__defaults__ = (2,)", "f.Inner.place"),
+        ("f.more = lambda self: 2", "f.more"),
+    ],
+)
+def test_whatever_a_class_is_made_of_is_compared(change, seen):
+    exec(LIVING, before := {})
+    exec(f"{LIVING}\n{change}", after := {})
+    assert cells.digests("f", before["f"]) | {seen: ""} == cells.digests("f", after["f"]) | {seen: ""}
+    assert cells.digests("f", before["f"]).get(seen) != cells.digests("f", after["f"])[seen]
 
 
 def test_a_cell_that_was_changed_but_not_run_is_refused(notebook, tmp_path):
