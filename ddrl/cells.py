@@ -222,10 +222,16 @@ class Cells:
         return getattr(builtins, name, self) is self._namespace[name]
 
 
+def plain(value: Any) -> Any:
+    """numpy's and torch's scalars as Python's, anything else as it is."""
+    if isinstance(value, np.generic) or (type(value).__module__ == "torch" and getattr(value, "ndim", 1) == 0):
+        return cast(Any, value).item()
+    return value
+
+
 def _literal(value: Any) -> str | None:
     """The value as an expression; None where it is none of plain numbers, texts and containers of them."""
-    if isinstance(value, np.generic) or (type(value).__module__ == "torch" and getattr(value, "ndim", 1) == 0):
-        value = cast(Any, value).item()
+    value = plain(value)
     if isinstance(value, float):
         return repr(value) if np.isfinite(value) else f"float({str(value)!r})"
     kind = cast(Any, type(value))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import os
 import shutil
 import signal
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from ddrl.cells import plain, write_cells
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
 from ddrl.core.files import last_lines
 from ddrl.core.plugins import CELLS
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
     from ddrl.acting.policy_file import SavedPolicy
     from ddrl.rollout.evaluation import EvaluationResult
     from ddrl.video import Film
+
+
+_numbers = itertools.count(1)  # runs started in one second by one process need different names
 
 
 class StartedRun:
@@ -163,13 +169,20 @@ class Policy:
         return array, False
 
 
-def policy(run: StartedRun | Attached | str | Path, *, trust: bool = False) -> Policy:
+AnyRun = StartedRun | Attached | str | Path  # a run, or its directory
+
+
+def _path_of(run: AnyRun) -> Path:
+    return Path(run) if isinstance(run, (str, Path)) else run.path
+
+
+def policy(run: AnyRun, *, trust: bool = False) -> Policy:
     """The best policy that a run has saved, of a run started here or of a run directory from anywhere.
 
     DdrlError where there is none yet, or it names code that the user has not trusted; `trust` does."""
     from ddrl.acting.policy_file import load_trusted_policy
 
-    return Policy(load_trusted_policy(Path(run) if isinstance(run, (str, Path)) else run.path, trust=trust))
+    return Policy(load_trusted_policy(_path_of(run), trust=trust))
 
 
 def start(
@@ -199,7 +212,7 @@ def start(
     settings = {**(settings or {}), **{name: value for name, value in given.items() if value is not None}}
     root = Path(root).absolute()
     path = Path(
-        settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{_next()}"
+        settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
     ).absolute()
     if (path / "config.toml").exists():
         raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
@@ -240,7 +253,7 @@ def _code_names(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
     roles: dict[str, Any] = {}
     for setting, value in settings.items():
         module = getattr(value, "__module__", None)
-        if isinstance(value, str | int | float | Mapping | list | tuple) or value is None:
+        if isinstance(plain(value), str | int | float | Mapping | list | tuple) or value is None:
             continue
         if isinstance(value, type | FunctionType) and module != main:
             if getattr(sys.modules.get(value.__module__), value.__qualname__, None) is not value:
@@ -253,8 +266,6 @@ def _code_names(settings: Mapping[str, Any], path: Path) -> dict[str, str]:
             roles[setting] = value
     _refuse_registered_here(settings.get("env.id"))
     if roles:
-        from ddrl.cells import write_cells
-
         try:
             names |= write_cells(roles, path)
         except ConfigError:
@@ -288,29 +299,17 @@ def _reason(words: str) -> str:
     return next(reversed(before), "it said nothing")
 
 
-_count = 0
-
-
-def _next() -> int:
-    """Runs started in one second by one process need different names."""
-    global _count
-    _count += 1
-    return _count
-
-
 def _toml(value: Any) -> str:
     """A value as --set takes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_toml, cast(Sequence[Any], value)))}]"
+    value = plain(value)
     if isinstance(value, Mapping):
         table = cast(Mapping[Any, Any], value)
-        return "{" + ", ".join(f"{name} = {_toml(item)}" for name, item in table.items()) + "}"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+        return "{" + ", ".join(f"{json.dumps(str(name))} = {_toml(item)}" for name, item in table.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_toml, cast(Sequence[Any], value)))}]"
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value if isinstance(value, int) else str(value), ensure_ascii=False)
 
 
 def _mpirun(ranks: int) -> list[str]:
@@ -378,14 +377,14 @@ def panel_html(run: Run) -> str:
     return f"<div>{head}{sentence}</div><table><tr>{cells}</tr></table>{curve}"
 
 
-def play(run: StartedRun | Attached | str | Path, *, episodes: int = 1, seed: int = 0, trust: bool = False) -> Film:
+def play(run: AnyRun, *, episodes: int = 1, seed: int = 0, trust: bool = False) -> Film:
     """A film of a run's best policy at play, kept as agent.gif in the run directory; the last line of a cell shows it.
 
     Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, its environment cannot be drawn, or it
     names code that the user has not trusted; `trust` does."""
     from ddrl.video import NAME, Film, record
 
-    path = Path(run) if isinstance(run, (str, Path)) else run.path
+    path = _path_of(run)
     return Film(path / NAME, record(policy(path, trust=trust).saved, path / NAME, episodes, seed))
 
 
@@ -503,11 +502,10 @@ class Panel:
         return self.widget._repr_mimebundle_(**options)
 
 
-def watch(run: StartedRun | Attached | str | Path, *, period: float = 1.0) -> Panel:
+def watch(run: AnyRun, *, period: float = 1.0) -> Panel:
     """A live panel of a run: one started here, attached to, or a run directory. The last line of a cell shows it; the
     kernel stays free."""
-    path = run if isinstance(run, (str, Path)) else run.path
-    return Panel(Path(path), period=period)
+    return Panel(_path_of(run), period=period)
 
 
 @dataclass(frozen=True)
@@ -538,7 +536,7 @@ class Comparison:
         shown.display(self.figure)
 
 
-def compare(runs: Sequence[StartedRun | Attached | str | Path]) -> Comparison:
+def compare(runs: Sequence[AnyRun]) -> Comparison:
     """Runs by the settings in which they differ: those that differ in their seed alone are one group, with the mean of
     its runs and the mean's 95 % interval. Code of cells differs where its text does.
 
@@ -546,7 +544,7 @@ def compare(runs: Sequence[StartedRun | Attached | str | Path]) -> Comparison:
     from ddrl.core.trust import cells_digest
     from ddrl.plots.runs import differing_labels, interval_of_mean, learning_curve
 
-    paths = [(Path(run) if isinstance(run, (str, Path)) else run.path).absolute() for run in runs]
+    paths = [_path_of(run).absolute() for run in runs]
     if not paths or len(set(paths)) < len(paths):
         raise ConfigError("ddrl.compare needs runs, each of them once")
     names = [path.name for path in paths]

@@ -104,7 +104,10 @@ def share_axis(figure: go.Figure) -> None:
 def add_heatmap(figure: go.Figure, x: Array, y: Sequence[Any] | Array, z: Array, unit: str, **options: Any) -> None:
     """A heatmap from zero on. y: [rows]; z: [rows, len(x)]; `unit` is written on its color bar."""
     colorbar = {"title": {"text": unit}, "thickness": 12}
-    figure.add_heatmap(x=x, y=y, z=z.astype(np.float32), colorscale=SCALE, zmin=0, colorbar=colorbar, **options)
+    z = z.astype(np.float32)
+    top = float(z.max(initial=0.0, where=np.isfinite(z))) or 1.0  # without it plotly leaves out zmin too
+    look = {"colorscale": SCALE, "zmin": 0, "zmax": top, "colorbar": colorbar}
+    figure.add_heatmap(x=x, y=y, z=z, **{**look, **options})
     figure.update_layout(hovermode="closest")
 
 

@@ -367,7 +367,8 @@ try:
     ddrl.start(env="Here-v0", root="runs")
 except ddrl.core.errors.ConfigError as error:
     print("refused:", error)
-small = {"run.max_env_steps": 400, "run.processes": 1, "evaluation.period": 200, "env.num_envs": 2}
+small = {"run.max_env_steps": np.int64(400), "learner.lr": torch.tensor(5e-4), "learner.hidden": [np.int32(16)]}
+small |= {"run.processes": 1, "evaluation.period": 200, "env.num_envs": 2}
 small |= {"replay.selector": Tournament, "rollout.chooser": Careful}
 run = ddrl.start(settings=small, env=Corridor, network=Net, root="runs", wait=%f)
 print(run.wait(%f), run.path)

@@ -473,6 +473,7 @@ def test_many_relays_have_the_rows_of_their_hosts_in_order():
     heat = plots.relay_bandwidth(relays).data[0]
     assert list(heat.y) == list(range(0, 60, 3))
     assert np.asarray(heat.z)[:, 0].tolist() == list(range(0, 60, 3))
+    assert (heat.zmin, heat.zmax) == (0, 57), "plotly leaves out the one where it has not the other"
 
 
 def test_the_age_of_versions_is_clipped_in_color_alone():

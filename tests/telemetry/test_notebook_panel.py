@@ -213,11 +213,13 @@ def test_a_sketch_is_well_formed_and_leaves_out_what_is_not_a_number():
 
 
 def test_settings_reach_the_command_line_as_toml():
-    values = ("CartPole-v1", 3, 1e-4, True, [64, 64], {"a": 1}, 'say "hi" \\ bye', float("inf"))
+    values = ("CartPole-v1", 3, 1e-4, True, [64, 64], {"a": 1, "b c": [False]}, 'say "hi" \\ bye', float("inf"))
     import tomllib
 
     for value in values:
         assert tomllib.loads(f"v = {_toml(value)}")["v"] == value
+    for scalar in (np.float32(0.5), np.float64(0.5), np.array([0.5])[0]):
+        assert tomllib.loads(f"v = {_toml([scalar, np.int64(3)])}")["v"] == [0.5, 3]
 
 
 def test_a_run_that_ends_at_once_gives_its_own_words(tmp_path):
