@@ -175,9 +175,11 @@ class Route(NamedTuple):
     taken: Any
     given: Any
     action: Callable[..., Any]  # of bytes: a coroutine
+    guarded: bool = False  # asked with the token alone
 
 
 _ERRORS = {
+    "401": "The token is missing or another one.",
     "403": "A page of another site asks, or it is asked by a name that is not its own.",
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
@@ -194,7 +196,7 @@ def openapi_document(routes: Sequence[Route], **limits: int) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components([*kinds, Error], ref_template="#/components/schemas/{name}")
     schema = iter(schemas)
     paths: dict[str, Any] = {}
-    for path, method, words, taken, given, _ in routes:
+    for path, method, words, taken, given, _, guarded in routes:
         operation: dict[str, Any] = {"summary": words, "responses": {}}
         if taken is bytes:
             body: dict[str, Any] = {
@@ -206,6 +208,8 @@ def openapi_document(routes: Sequence[Route], **limits: int) -> dict[str, Any]:
         answer = {"text/plain": {"schema": {"type": "string"}}} if given is str else _json(next(schema))
         operation["responses"]["200"] = {"description": words, "content": answer}
         if method == "POST":
+            if guarded:
+                operation["security"] = [{"token": []}]
             for status, meaning in _ERRORS.items():
                 error: dict[str, Any] = {
                     "description": meaning,
@@ -218,7 +222,7 @@ def openapi_document(routes: Sequence[Route], **limits: int) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "ddrl.serve", "version": "1", "description": f"Ad mixing by a trained policy. {named}"},
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
     }
 
 

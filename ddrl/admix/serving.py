@@ -1,11 +1,11 @@
 """`python -m ddrl.serve`: a run's policy and a day of `ddrl.admix` make a mixer, which serves HTTP or scores a log.
 
 The HTTP server is an ASGI application, `App`, that uvicorn runs. One event loop calls it, so a decision is never
-interrupted; policies are loaded in a thread and change between two requests. Status: 200; 403 a page of another site
-asks; 404 and 405 for paths and methods; 408 a body that does not arrive; 413 too large; 422 refused by the mixer; 429
-too many bodies at once; 500 a policy that gives no numbers; 503 too many requests wait. Every answer but /metrics is a
-JSON object. SIGTERM or Ctrl-C: no new connection is taken, requests that were accepted are answered, the counters are
-saved.
+interrupted; policies are loaded in a thread and change between two requests. Status: 200; 401 what changes the server
+without its token; 403 a page of another site asks; 404 and 405 for paths and methods; 408 a body that does not arrive;
+413 too large; 422 refused by the mixer; 429 too many bodies at once; 500 a policy that gives no numbers; 503 too many
+requests wait. Every answer but /metrics is a JSON object. SIGTERM or Ctrl-C: no new connection is taken, requests that
+were accepted are answered, the counters are saved.
 
 A whole log is decided request by request, as a server would: counters grow with what the mixer shows. Where that is the
 log's own ad, its billing is the log's; other impressions stay under way, and count at the contract's estimated rate.
@@ -18,9 +18,11 @@ import asyncio
 import bisect
 import contextlib
 import gc
+import hmac
 import ipaddress
 import itertools
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -74,13 +76,16 @@ from ddrl.core.errors import (
     shortened,
 )
 from ddrl.core.files import decode, new_file
+from ddrl.core.trust import own_secret
 from ddrl.run.directory import RunLock
 
 STATE = "serving.json"
 BACKLOG = 2048  # connections that the operating system holds until they are accepted
 BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
 CLOCK_PERIOD = 1.0  # [s] between looks at the clock for the day's end
-RETRY = [(b"retry-after", b"1")]  # [s], headers of 429 and 503
+CHALLENGE = (b"www-authenticate", b"Bearer")
+RETRY = (b"retry-after", b"1")  # [s]
+HEADERS = {401: (CHALLENGE,), 429: (RETRY,), 503: (RETRY, (b"connection", b"close"))}  # by status
 HELD = "ddrl.held"  # bytes of a request's body, in its scope
 HEADER_BYTES = 1024  # of a file of parameters for each tensor, its name included
 MAX_ACCEPTED = 64  # pairs of the headers host and origin that are remembered
@@ -114,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             gc.collect()
             gc.freeze()  # what exists before `serve` is never collected
-            serve(mixer, options.run, config, options.state or options.run / STATE, new_day=options.new_day)
+            serve(mixer, options.run, config, options.state or options.run / STATE, new_day=options.new_day,
+                  token=not options.no_token)  # fmt: skip
     except DdrlError as error:
         print(f"ddrl.serve: {error}", file=sys.stderr)
         return 1
@@ -134,6 +140,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contracts", type=Path, metavar="FOLDER", help="log folder whose contracts.json is served")
     parser.add_argument("--state", type=Path, metavar="FILE", help=f"file of the counters (RUN/{STATE})")
     parser.add_argument("--new-day", action="store_true", help="begin with counters of zero")
+    parser.add_argument(
+        "--no-token", action="store_true", help="let whoever reaches the server change it, without a token"
+    )
     parser.add_argument("--log", type=Path, metavar="FOLDER", help="score this log instead, and end")
     parser.add_argument("--out", type=Path, metavar="FILE", default=Path("decisions.parquet"),
                         help="where the decisions go: .parquet or .jsonl")  # fmt: skip
@@ -178,8 +187,9 @@ class App:
     """The application. `waiting()`: requests that the server has taken and not yet answered; `ending()`: whether it
     is to end."""
 
-    def __init__(self, mixer: Mixer, config: ServeConfig, run: Path, state: Path) -> None:
-        """`run`: where newer policies appear; `state`: the file of the counters."""
+    def __init__(self, mixer: Mixer, config: ServeConfig, run: Path, state: Path, token: bytes = b"") -> None:
+        """`run`: where newer policies appear; `state`: the file of the counters; `token`: asked for where something is
+        set; empty: not."""
         self.mixer = mixer
         self.config = config
         self.waiting: Callable[[], int] = lambda: 0
@@ -188,6 +198,7 @@ class App:
         self.answers: Counter[int] = Counter()  # by status
         self._run = run
         self._state = state
+        self._token = token
         self._policy_seen = self._policy_stamp()
         self._versions = Versions(run)
         self.journal: Journal | None = None
@@ -205,18 +216,19 @@ class App:
             Route("/v1/decide", "POST", "Choose the ad to show, and count it as shown.", DisplayRequest, Decision,
                   mixer.answer),
             Route("/v1/billing", "POST", "News of billing.", Billing, dict[str, Any], mixer.bill),
-            Route("/v1/control", "POST", "Set rate and theta of contracts.", Control, dict[str, Any], mixer.control),
+            Route("/v1/control", "POST", "Set rate and theta of contracts.", Control, dict[str, Any], mixer.control,
+                  guarded=True),
             Route("/v1/contracts", "GET", "What is known of each contract.", None, list[ContractState],
                   mixer.contracts),
             Route("/v1/policy", "GET", "The policy that chooses now.", None, PolicyInfo, mixer.policy_info),
             Route("/v1/policy", "POST", "Take the newest policy of RUN, or the parameters in the body.", bytes,
-                  PolicyInfo, self._change_policy),
+                  PolicyInfo, self._change_policy, guarded=True),
             Route("/v1/versions", "GET", "Every version of the policy that is kept.", None, list[VersionInfo],
                   lambda: self._versions.listed(mixer.policy.version)),
             Route("/v1/versions", "POST", "Serve a version; none: the newest policy of RUN.", VersionChange, PolicyInfo,
-                  self._choose),
+                  self._choose, guarded=True),
             Route("/v1/day", "POST", "End the day: what it showed goes into the log, counters begin at zero.", None,
-                  dict[str, Any], self.end_day),
+                  dict[str, Any], self.end_day, guarded=True),
             Route("/health", "GET", "200 while it serves, 503 when it ends.", None, dict[str, str], self._health),
             Route("/metrics", "GET", "Prometheus text.", None, str, self._metrics),
             Route("/openapi.json", "GET", "This description.", None, dict[str, Any], lambda: document),
@@ -237,6 +249,8 @@ class App:
                 raise Refused(503, f"more than {self.config.max_connections} connections are open; ask again later")
             self._check_site(scope["headers"])
             route = self._route(path, scope["method"])
+            if route.guarded:
+                self._check_token(scope["headers"])
             body = b""
             if scope["method"] == "POST":
                 limit = self._max_parameters() if route.taken is bytes else self.config.max_body
@@ -258,10 +272,7 @@ class App:
         self.answers[status] += 1
         kind = b"text/plain; version=0.0.4" if path == "/metrics" and status == 200 else b"application/json"
         headers = [(b"content-type", kind), (b"content-length", b"%d" % len(answer))]
-        if status in (429, 503):
-            headers += RETRY
-        if status == 503:
-            headers.append((b"connection", b"close"))
+        headers += HEADERS.get(status, ())
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
 
@@ -287,6 +298,16 @@ class App:
             raise Refused(403, f"a page of {shortened(origin.decode('latin-1'))} asks: only this server's own may")
         if len(self._accepted) < MAX_ACCEPTED:
             self._accepted.add((host, origin))
+
+    def _check_token(self, headers: list[tuple[bytes, bytes]]) -> None:
+        """Refused for what changes the server without its token."""
+        given = dict(headers).get(b"authorization", b"")
+        if self._token and not hmac.compare_digest(given, b"Bearer " + self._token):
+            raise Refused(
+                401,
+                "this needs the server's token: send the header Authorization: Bearer TOKEN; the server "
+                "said at its start which file holds it",
+            )
 
     def _max_parameters(self) -> int:
         """Bytes of a file of the served network's parameters, at most."""
@@ -532,9 +553,11 @@ def day_begin(config: ServeConfig, now: float) -> float:
     return now - (now - offset) % config.day_seconds
 
 
-def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day: bool = False) -> None:
+def serve(
+    mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day: bool = False, token: bool = True
+) -> None:
     """Serve until a signal comes. `run`: where newer policies appear; `state`: the file of the counters, which are
-    taken from it unless `new_day`.
+    taken from it unless `new_day`; `token`: whether what changes the server needs the token in the file beside it.
 
     The first thing printed is the address. ConfigError where it cannot listen there."""
     for package in ("uvicorn", "httptools", "uvloop"):  # other packages bring the first without the rest
@@ -555,10 +578,12 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
                 self.transport.close()
 
     lock = RunLock(state.parent, f".{state.name}.lock")
+    kept = state.with_suffix(".token")
     journal = None
     try:
         mixer.began = day_begin(config, mixer.began)
-        app = App(mixer, config, run, state)
+        secret = own_secret(state.parent, kept.name, lambda: secrets.token_urlsafe(32).encode()) if token else b""
+        app = App(mixer, config, run, state, secret)
         app.keep(Versions(run).newest())
         if config.write_log:
             journal = app.journal = Journal(Path(config.write_log), mixer.book, config.log_days, report)
@@ -600,7 +625,8 @@ def serve(mixer: Mixer, run: Path, config: ServeConfig, state: Path, *, new_day:
         signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises the signal again once all is done
         with _listen(config) as listening:
             address = f"http://{config.host}:{listening.getsockname()[1]}"
-            _say(f"serving {run} on {address}, policy {mixer.policy.version}")
+            named = f", token in {kept}" if token else ""
+            _say(f"serving {run} on {address}, policy {mixer.policy.version}{named}")
             with contextlib.suppress(KeyboardInterrupt):
                 server.run(sockets=[listening])
         snapshot.save(state, snapshot.encode(mixer))  # all that was accepted has been answered

@@ -15,8 +15,9 @@ import hashlib
 import ipaddress
 import os
 import re
+import stat
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, cast
 from ddrl import current_name
 from ddrl.core import plugins
 from ddrl.core.errors import RunDirError, shortened
-from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular
+from ddrl.core.files import MAX_ARRAYS, MAX_STATUS, open_to_append, read_regular, write_atomically
 
 NOT_CODE = ("learner.device", "pool.devices")  # settings of the form a:b that nothing is imported by
 PATHS = ("replay.file", "learner.init", "balance.ddqn.network")
@@ -103,6 +104,29 @@ def remember(digests: Iterable[str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             with open_to_append(path) as file:
                 file.write("".join(f"{digest}\n" for digest in sorted(new)).encode())
+
+
+def own_secret(folder: Path, name: str, make: Callable[[], bytes]) -> bytes:
+    """The secret in FOLDER/name, readable by its owner alone. It is made anew where it is missing, damaged, readable by
+    others, or not made here: who gave the folder has kept a copy. RunDirError where it cannot be written."""
+    path = folder / name
+    with contextlib.suppress(OSError):
+        secret = read_regular(path, MAX_STATUS).strip()
+        is_own = is_remembered(_secret_digest(folder, path.name, secret))
+        if is_own and path.lstat().st_mode == stat.S_IFREG | 0o600:
+            return secret
+    secret = make()
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(path, secret, secret=True)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+    remember([_secret_digest(folder, path.name, secret)])
+    return secret
+
+
+def _secret_digest(folder: Path, name: str, secret: bytes) -> str:
+    return digest_of(folder, name, secret.decode(errors="replace"))
 
 
 def is_loopback(address: str) -> bool:

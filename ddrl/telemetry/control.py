@@ -7,11 +7,9 @@ stream where it leaves the machine. Whatever is no message of ours is dropped an
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
 import itertools
-import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +22,7 @@ import zmq
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError, shortened
 from ddrl.core.files import MAX_STATUS, decode, read_regular, write_atomically
-from ddrl.core.trust import digest_of, is_loopback, is_remembered, remember
+from ddrl.core.trust import is_loopback, own_secret
 from ddrl.telemetry.directory import announce, find_runs, is_alive, read_live_file, run_status
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.series import Evaluation, Event, Record, plain
@@ -54,7 +52,7 @@ def secure_server(sock: zmq.Socket[bytes], folder: Path) -> str:
             "this build of pyzmq has no CURVE encryption, without which a run takes no commands: install the pyzmq of "
             "PyPI, or set telemetry.live = false"
         )
-    public, secret = _key_pair(folder / _KEYS / "server.secret")
+    public, secret = _key_pair(folder, "server.secret")
     sock.curve_server = True
     sock.curve_secretkey = secret
     sock.curve_publickey = public
@@ -66,7 +64,7 @@ def start_authenticator(context: zmq.Context[Any], folder: Path) -> Authenticato
     """Accept only clients that hold FOLDER/keys/client.secret; returns what must be stopped with the context."""
     from zmq.auth.thread import ThreadAuthenticator  # runs that take no commands never need it
 
-    public, _ = _key_pair(folder / _KEYS / "client.secret")
+    public, _ = _key_pair(folder, "client.secret")
     clients = folder / _KEYS / "clients"
     clients.mkdir(exist_ok=True)
     for path in clients.iterdir():  # whoever has one of these keys would be obeyed
@@ -102,26 +100,10 @@ def secure_client(sock: zmq.Socket[bytes], folder: Path, server_key: str) -> Non
         ) from None
 
 
-def _key_pair(path: Path) -> tuple[bytes, bytes]:
-    """(public, secret) of the key in `path`. It is made anew where it is missing, damaged, readable by others, or not
-    made here: who gave the folder has kept a copy."""
-    with contextlib.suppress(OSError, ValueError, zmq.ZMQError):
-        secret = read_regular(path, MAX_STATUS).strip()
-        public = zmq.curve_public(secret)
-        if is_remembered(_key_digest(path, secret)) and path.lstat().st_mode == stat.S_IFREG | 0o600:
-            return public, secret
-    public, secret = zmq.curve_keypair()
-    try:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(path, secret, secret=True)
-    except OSError as error:
-        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
-    remember([_key_digest(path, secret)])
-    return public, secret
-
-
-def _key_digest(path: Path, secret: bytes) -> str:
-    return digest_of(path.parent.parent, path.name, secret.decode(errors="replace"))
+def _key_pair(folder: Path, name: str) -> tuple[bytes, bytes]:
+    """(public, secret) of the key in FOLDER/keys/NAME."""
+    secret = own_secret(folder, f"{_KEYS}/{name}", lambda: zmq.curve_keypair()[1])
+    return zmq.curve_public(secret), secret
 
 
 # -- sockets -----------------------------------------------------------------------------------------------------------

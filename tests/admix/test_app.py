@@ -251,6 +251,31 @@ def test_a_policy_that_scores_no_numbers_in_time_is_not_taken_into_service(
         assert ask(app, body) == ask(never, body)
 
 
+SETS = ("/v1/control", "/v1/policy", "/v1/versions", "/v1/day")
+
+
+def test_what_changes_the_server_needs_its_token_and_nothing_else_does() -> None:
+    app = App(small_mixer(), ServeConfig(), Path("no run"), Path("no state"), b"secret")
+    document = ask(app, path="/openapi.json", method="GET")[2]
+    before = snapshot.encode(app.mixer)
+    for path in SETS:
+        assert document["paths"][path]["post"]["security"] == [{"token": []}]
+        for given in ({}, {"authorization": "Bearer other"}, {"authorization": "secret"}, {"authorization": "Bearer "}):
+            status, headers, answer = ask(app, b"{}", path=path, **given)
+            assert (status, headers["www-authenticate"], list(answer)) == (401, "Bearer", ["error"])
+    assert snapshot.encode(app.mixer) == before
+    body = msgspec.json.encode({"ad": app.mixer.book.contracts.ad_id[:1].tolist(), "rate": [0.5]})
+    assert ask(app, body, path="/v1/control", authorization="Bearer secret")[0] == 200
+    assert app.mixer.rate[0] == 0.5
+    assert ask(app, msgspec.json.encode(request_of(app.mixer.book)))[0] == 200
+    for path, operations in document["paths"].items():
+        assert (
+            "get" not in operations
+            or path in ("/metrics", "/v1/versions")
+            or ask(app, path=path, method="GET")[0] == 200
+        )
+
+
 def test_an_empty_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="every interface"):
         ServeConfig(host="")

@@ -44,12 +44,14 @@ class Server:
         if not words:
             raise AssertionError(self.process.communicate(timeout=PATIENCE)[1])
         self.port = int(words[words.index("on") + 1].rpartition(":")[2].rstrip(","))
+        self.headers = {"Authorization": f"Bearer {Path(words[-1]).read_text()}"} if words[-2] == "in" else {}
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON of one request on a connection of its own."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         with connection_closed(connection):
-            connection.request(method, path, body if isinstance(body, bytes | None) else msgspec.json.encode(body))
+            data = body if isinstance(body, bytes | None) else msgspec.json.encode(body)
+            connection.request(method, path, data, self.headers)
             answer = connection.getresponse()
             text = answer.read()
             return answer.status, json.loads(text) if path != "/metrics" else text.decode()
@@ -236,15 +238,20 @@ def test_a_policy_changes_under_load_and_no_request_is_lost(tmp_path: Path) -> N
 def test_counters_survive_a_restart_and_other_contracts_are_refused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     book = save_run(run, env_config(mode="all"), kind=1.0)
+    tokens = set[str]()
     with serving(run) as server:
+        tokens.add(server.headers["Authorization"])
         for number in range(3):
             assert server.ask("POST", "/v1/decide", request_of(book, number))[1]["ad"] == 1
         assert server.ask("POST", "/v1/control", {"ad": [2], "theta": [0.5]})[0] == 200
         status, words = server.end()
     assert (status, "ended after 3 requests" in words) == (0, True)
     with serving(run) as server:
+        tokens.add(server.headers["Authorization"])
         first, second, *_ = server.ask("GET", "/v1/contracts")[1]
         assert (first["shown"], second["theta"]) == (3, 0.5)
+    token = run / "serving.token"
+    assert (token.stat().st_mode & 0o777, len(tokens)) == (0o600, 1)
     snapshot = run / "serving.json"
     document = json.loads(snapshot.read_text())
     document["contracts"][0]["ad"] = 555
@@ -256,7 +263,10 @@ def test_counters_survive_a_restart_and_other_contracts_are_refused(tmp_path: Pa
     assert refused.returncode == 1
     assert "other contracts" in refused.stderr
     assert "--new-day" in refused.stderr
+    token.write_text("what who gave the folder has kept")
+    token.chmod(0o600)
     with serving(run, "--new-day") as server:
+        assert server.headers["Authorization"] not in {*tokens, "Bearer what who gave the folder has kept"}
         assert server.ask("GET", "/v1/contracts")[1][0]["shown"] == 0
 
 

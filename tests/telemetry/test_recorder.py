@@ -371,7 +371,7 @@ def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
         shutil.copy(tmp_path / "live.json", stranger)
         with pytest.raises(RunDirError, match=r"client\.secret"):
             LiveReader(stranger)
-        _key_pair(stranger / "keys" / "client.secret")  # a key of one's own making
+        _key_pair(stranger, "client.secret")  # a key of one's own making
         with LiveReader(tmp_path) as friend, LiveReader(stranger) as other:
             assert friend.receive(timeout=PATIENCE)
             assert other.receive(timeout=0.2) == []
