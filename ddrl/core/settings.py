@@ -22,7 +22,7 @@ import tomli_w
 from ddrl.core import plugins
 from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert, installed_slices, slice_component
 from ddrl.core.errors import ConfigError, shortened
-from ddrl.core.files import DAMAGE
+from ddrl.core.files import DAMAGE, MAX_DOCUMENT, read_regular
 
 
 @dataclass(frozen=True)
@@ -267,11 +267,11 @@ def _lay_over(tree: dict[str, Any], overrides: Iterable[str], source: str, named
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(read_regular(path, MAX_DOCUMENT).decode())
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except DAMAGE as error:
+        raise ConfigError(f"{path} is not valid TOML: {shortened(error)}") from None
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

@@ -14,6 +14,7 @@ import msgspec
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError, PoolError, RunDirError
 from ddrl.core.files import read_json
+from ddrl.core.trust import remember_trust
 from ddrl.pool.records import OWN, PoolSetup
 from ddrl.telemetry import ControlClient, is_listening
 
@@ -92,6 +93,12 @@ def ask_pool(pool: Path, command: str, **arguments: Any) -> dict[str, Any]:
         raise PoolError(
             f"the pool {pool} does not run: {end}; go on with python -m ddrl.run --resume {shlex.quote(str(pool))}"
         )
+    if command == "add":  # who names the file here trusts what it names
+        from ddrl.pool.mode import add_task, code_of_task
+
+        wider, config = add_task(setup, Path(arguments["file"]))
+        directory = Path(setup.directory)
+        remember_trust(directory, code_of_task(wider.tasks[-1], config, directory))
     with ControlClient(pool / OWN, timeout=TIMEOUT) as client:
         return client.ask(command, **arguments).fields
 

@@ -85,15 +85,23 @@ class Slot:
 
     @name.setter
     def name(self, name: str) -> None:
-        data = name.encode()
-        if len(data) > _LINE:
-            raise PoolError(f"the task name '{name}' is longer than {_LINE} bytes: give it a shorter one")
-        self._name[:] = np.frombuffer(data.ljust(_LINE, b"\0"), np.uint8)
+        self._name[:] = np.frombuffer(_encoded(name).ljust(_LINE, b"\0"), np.uint8)
 
     @property
     def owner(self) -> tuple[int, int]:
         """Process id (0: none) and start time of the task's process."""
         return int(self.wish["pid"]), int(self.wish["started"])
+
+
+def _encoded(name: str) -> bytes:
+    """A task's name as a slot holds it. PoolError where none can."""
+    try:
+        data = name.encode()
+    except UnicodeEncodeError:
+        raise PoolError(f"the task name {name!r} is no text: rename its file of settings") from None
+    if len(data) > _LINE:
+        raise PoolError(f"the task name '{name}' is longer than {_LINE} bytes: give it a shorter one")
+    return data
 
 
 class LeaseTable:
@@ -174,14 +182,19 @@ class LeaseMaster:
 
     def add(self, task: str, weight: float = 1.0) -> None:
         """Let the process of `task` attach. PoolError where the name is taken, too long, or no slot is free."""
-        if task in self._members:
-            raise PoolError(f"two tasks of the pool have the name '{task}': give one another name")
-        check_weight(task, weight)
-        if len(self._members) == len(self.table.slots):
-            raise PoolError(f"the pool has room for {len(self.table.slots)} tasks and has had that many")
+        self.check_room(task, weight)
         slot = self.table.slots[len(self._members)]
         slot.name = task
         self._members[task] = _Member(task, slot, weight)
+
+    def check_room(self, task: str, weight: float) -> None:
+        """PoolError where `add` would be refused."""
+        if task in self._members:
+            raise PoolError(f"two tasks of the pool have the name '{task}': give one another name")
+        check_weight(task, weight)
+        _encoded(task)
+        if len(self._members) == len(self.table.slots):
+            raise PoolError(f"the pool has room for {len(self.table.slots)} tasks and has had that many")
 
     def weight(self, task: str) -> float:
         """The task's weight in the queue."""

@@ -249,10 +249,15 @@ class Pool:
             raise PoolError("the pool was interrupted and is ending: add the task to the one that is resumed")
         setup, config = add_task(self._setup, Path(file))
         task = setup.tasks[-1]
+        directory = Path(setup.directory)
+        check_trust(directory, code_of_task(task, config, directory), trust=setup.trust)
+        self._master.check_room(task.name, task.weight)
         if self._relays is not None:
-            self._relays.add(task.name, config)
-        self._master.add(task.name, task.weight)
+            self._relays.check_room(task.name, config)
         setup.write()
+        if self._relays is not None:
+            self._relays.add(task.name)
+        self._master.add(task.name, task.weight)
         self._setup = setup
         self._start(task)
         return {"added": task.name, "run": task.directory}
@@ -357,7 +362,6 @@ def add_task(setup: PoolSetup, file: Path) -> tuple[PoolSetup, Config]:
             raise ConfigError(f"{file}: pool.{name} = '{given}', but this pool has '{own}': leave it out")
     wider = replace(setup, tasks=(*setup.tasks, task))
     _refuse_twins(wider.tasks)
-    remember_trust(Path(setup.directory), _foreign_code(wider))
     return wider, config
 
 
@@ -394,14 +398,18 @@ def _foreign_code(setup: PoolSetup) -> dict[str, str]:
     """The code from outside that the pool and its tasks name."""
     pool = Path(setup.directory)
     code = foreign_code({"pool": {"policy": setup.policy}}, pool)
-    code |= {
-        f"{task.name}: directory": task.directory
-        for task in setup.tasks
-        if not Path(task.directory).resolve().is_relative_to(pool.resolve())
-    }
-    for task, config in task_configs(setup.tasks, setup.overrides).items():
-        code |= {f"{task}: {setting}": name for setting, name in foreign_code(config_tree(config), pool).items()}
+    configs = task_configs(setup.tasks, setup.overrides)
+    for task in setup.tasks:
+        code |= code_of_task(task, configs.get(task.name), pool)
     return code
+
+
+def code_of_task(task: PoolTask, config: Config | None, pool: Path) -> dict[str, str]:
+    """The code, and the directory, from outside of the pool that a task names."""
+    code = {} if config is None else foreign_code(config_tree(config), pool)
+    if not Path(task.directory).resolve().is_relative_to(pool.resolve()):
+        code["directory"] = task.directory
+    return {f"{task.name}: {setting}": name for setting, name in code.items()}
 
 
 def _read_task(file: Path, overrides: Sequence[str], directory: Path) -> PoolTask:

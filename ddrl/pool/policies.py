@@ -451,7 +451,7 @@ class DeviceQueue:
             raise PoolError(f"there is no task '{task}' in the pool")
 
 
-def check_weight(task: str, weight: float) -> None:
+def check_weight(task: str, weight: object) -> None:
     """Raise PoolError for what cannot be a weight."""
-    if not 0 < weight < math.inf:
+    if not isinstance(weight, (int, float)) or isinstance(weight, bool) or not 0 < weight < math.inf:
         raise PoolError(f"task '{task}' has the weight {weight}: it must be positive and finite")

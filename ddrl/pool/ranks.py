@@ -165,9 +165,12 @@ class TaskRelays:
         """Of the run of which they are the relays."""
         return self.ranks.run_ids[self._place_of[task]]
 
-    def add(self, task: str, config: Config) -> None:
-        """Give a place to one more task. ConfigError where its settings are not for it, PoolError where none is
-        free."""
+    def add(self, task: str) -> None:
+        """Give a place to one more task, for which there is room."""
+        self._place_of[task] = self._free.pop(0)
+
+    def check_room(self, task: str, config: Config) -> None:
+        """ConfigError where the task's settings are not for a place, PoolError where none is free."""
         self._check(task, config)
         if config.cluster.relays != self._relays:
             raise ConfigError(f"task '{task}': cluster.relays is {self._relays} in this pool: leave it out")
@@ -176,7 +179,6 @@ class TaskRelays:
                 "no place is free: under mpirun a task has a relay on every host. Start a pool, or go on with this "
                 f"one, with more ranks: {self.hosts} for each task to be added"
             )
-        self._place_of[task] = self._free.pop(0)
 
     def _check(self, task: str, config: Config) -> None:
         try:

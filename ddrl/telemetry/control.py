@@ -330,6 +330,12 @@ class Request(msgspec.Struct, forbid_unknown_fields=True):
     arguments: Annotated[dict[Word, Argument], msgspec.Meta(max_length=8)] = {}
 
 
+class _Numbered(msgspec.Struct):
+    """What may be left of a command that cannot be read: the sender knows it by its id."""
+
+    id: int = 0
+
+
 class Reply(msgspec.Struct):
     """The answer to the request of the same id; `text` says what was done, or why not."""
 
@@ -340,6 +346,7 @@ class Reply(msgspec.Struct):
 
 
 _REQUEST_DECODER = msgspec.json.Decoder(Request)
+_NUMBERED_DECODER = msgspec.json.Decoder(_Numbered)
 _REPLY_DECODER = msgspec.json.Decoder(Reply)
 
 
@@ -349,8 +356,16 @@ def read_request(parts: list[bytes]) -> Request:
         raise MessageError(
             "a message on the control socket was not one of ddrl's and was dropped: does another program use the port?"
         )
-    what = "a command on the control socket could not be read and was dropped"
+    what = "a command on the control socket could not be read"
     return decode(parts[2], _REQUEST_DECODER, MessageError, what)
+
+
+def _id_of(data: bytes) -> int:
+    """The id of a command that cannot be read; 0 where that cannot be read either."""
+    try:
+        return decode(data, _NUMBERED_DECODER, MessageError, "").id
+    except MessageError:
+        return 0
 
 
 def check_setting(config: Config, name: str, value: object) -> float | str | None:
@@ -430,8 +445,11 @@ class ControlServer(_Server):
                 self._dropped += 1
                 if self._dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...: a flood must not fill the disk
                     self._record_event("alarm", str(error), foreign_messages=self._dropped)
-                continue
-            reply = self._answer(request)
+                if parts[1:2] != [TOPIC]:
+                    continue
+                reply = Reply(_id_of(parts[-1]), False, str(error))
+            else:
+                reply = self._answer(request)
             self._socket.send_multipart([parts[0], TOPIC, msgspec.json.encode(reply, enc_hook=str)], flags=zmq.NOBLOCK)
         return answered
 

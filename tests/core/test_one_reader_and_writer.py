@@ -22,7 +22,6 @@ ELSEWHERE = {
     "core/background.py": "/dev/null",
     "core/trust.py": "tasks that ship",
     "core/config.py": "the library's own files",
-    "core/settings.py": "a settings file that the user names",
     "core/plugins.py": "the library's own files",
     "run/cli.py": "tasks that ship",
     "dashboard/__main__.py": "its own settings",

@@ -94,6 +94,14 @@ def test_an_impossible_value_is_refused_and_the_run_is_not_touched(tmp_path):
         assert all("refused" in text for _, text in serving.events)
 
 
+def test_a_command_of_the_wrong_type_is_answered_at_once(tmp_path):
+    with Serving(tmp_path) as serving, attach(tmp_path) as run:
+        for value in ([0.1], {"lr": 0.1}, True):
+            with pytest.raises(MessageError, match=r"could not be read|wanted a number"):
+                run.ask("set", name="learner.lr", value=value)
+        assert serving.done == []
+
+
 def test_a_handler_that_fails_answers_with_its_words_and_the_server_goes_on(tmp_path):
     def broken():
         raise OSError("disk full")
@@ -123,7 +131,10 @@ def test_messages_that_are_not_ours_are_dropped_and_noted_without_flooding(tmp_p
         ):
             stranger.send_multipart(message)
         stranger.send_multipart([TOPIC, b'{"id": 5, "command": "format_disk"}'])
-        assert b"there is no command" in stranger.recv_multipart()[1]
+        answers = [json.loads(stranger.recv_multipart()[1]) for _ in range(6)]  # what is of the protocol is answered
+        assert [answer["id"] for answer in answers] == [0, 1, 1, 1, 0, 5]
+        assert "there is no command" in answers[-1]["text"]
+        assert all("could not be read" in answer["text"] for answer in answers[:-1])
         stranger.close(linger=0)
         context.term()
         assert run.status() == {"env_steps": 7}
