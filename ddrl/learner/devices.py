@@ -4,19 +4,25 @@ that never change are launched at once."""
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
-from collections import Counter
+import sys
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from functools import cache
+from time import perf_counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, first_line
+
+T = TypeVar("T")
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
@@ -53,6 +59,7 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
+MAX_PENDING = 256  # contexts of `BusySeconds` whose times are not added yet
 _torch_alone = False  # set by `without_kernel`
 
 
@@ -94,6 +101,20 @@ def host_memory(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
+def host_array(shape: tuple[int, ...], dtype: Any, device: torch.device) -> NDArray[Any]:
+    """An array of arbitrary contents, for copies to `device`."""
+    if device.type != "cuda":
+        return np.empty(shape, dtype)
+    memory = host_memory(math.prod(shape) * np.dtype(dtype).itemsize, device)
+    return memory.numpy().view(dtype).reshape(shape)
+
+
+def is_page_locked(array: NDArray[Any], device: torch.device) -> bool:
+    """Whether a copy from where the array lies to `device` blocks nobody."""
+    flags = array.flags
+    return device.type == "cuda" and flags.writeable and flags.c_contiguous and torch.from_numpy(array).is_pinned()
+
+
 def mark(device: torch.device) -> Any:
     """An event behind all copies begun so far; None where copies have ended when they return."""
     if device.type != "cuda":
@@ -125,16 +146,68 @@ def move(vectors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor
     return fresh
 
 
+class HostEvent:
+    """A time of the host's clock, for devices that compute while they are asked."""
+
+    def __init__(self) -> None:
+        self._time = 0.0
+
+    def record(self) -> None:
+        """Now."""
+        self._time = perf_counter()
+
+    def synchronize(self) -> None:
+        """It is there at once."""
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Milliseconds to `end`."""
+        return 1e3 * (end._time - self._time)
+
+
+class BusySeconds:
+    """Seconds that a device spent on what was launched inside `counted`, by its own clock: from the first operation of
+    each context to the last, gaps between operations that are launched one by one among them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pending: list[tuple[Any, Any]] = []  # events before and after
+        self._sum = 0.0
+
+    @contextmanager
+    def counted(self) -> Generator[None]:
+        """Count what is launched inside; nothing waits for it."""
+        begin, end = self._event(), self._event()
+        begin.record()
+        yield
+        end.record()
+        self._pending.append((begin, end))
+        if len(self._pending) == MAX_PENDING:
+            self.seconds()
+
+    def seconds(self) -> float:
+        """Those so far; waits for the device."""
+        for begin, end in self._pending:
+            end.synchronize()
+            self._sum += begin.elapsed_time(end) / 1e3
+        self._pending.clear()
+        return self._sum
+
+    def _event(self) -> Any:
+        return torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else HostEvent()
+
+
 # -- batches -----------------------------------------------------------------------------------------------------------
 # Batches of experience: numpy arrays become tensors on the learner's device.
 #
 # A batch is a named tuple of arrays, as replay gives it (Transitions, Sequences), with further columns by name in
 # `columns`. On the CPU the tensors share the arrays' memory. To a device all of them travel in one copy, through two
-# staging memories on the host in turn, so that filling one does not wait for the copy out of the other. Batches of the
-# same shapes come to the same place there: it is overwritten behind the operations that read it.
+# staging memories on the host in turn, so that filling one does not wait for the copy out of the other; large arrays
+# that are page-locked, as replay's are, travel from where they lie. Batches of the same shapes come to the same place
+# there: it is overwritten behind the operations that read it.
 
 
 ALIGNMENT = 64  # [bytes] of each array within a batch on its way to a device
+LARGE = 2**16  # [bytes] of an array that is worth a copy of its own
 MAX_LAYOUTS = 8  # of batches, whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 BOOKKEEPING = frozenset({"pick_epi", "pick_pos", "policy_version"})  # of replay and run: no network reads them
 
@@ -142,11 +215,11 @@ BOOKKEEPING = frozenset({"pick_epi", "pick_pos", "policy_version"})  # of replay
 class TensorBatch(SimpleNamespace):
     """A batch on the device: its fields as tensors (an observation of several arrays as a dict of them), and `columns`,
     a dict of tensors by name. `place`: (its first row, rows of the whole) where it is a part of a larger batch.
-    `layout`: equal for batches whose tensors are at the same place."""
+    `layout`: a number, equal for batches whose tensors are at the same place; None on the CPU."""
 
     columns: dict[str, torch.Tensor]
     place: tuple[int, int] | None
-    layout: Hashable
+    layout: int | None
 
 
 class BatchLoader:
@@ -179,19 +252,25 @@ class BatchLoader:
             if len(self._layouts) == MAX_LAYOUTS:
                 del self._layouts[next(iter(self._layouts))]
             layout = self._layouts[key] = _Layout(batch, arrays, self._device)
-            layout.tensors.layout = key
         return layout.fill(arrays)
+
+
+_layouts = itertools.count()  # numbers of those made so far
 
 
 class _Layout:
     """Memory for batches of the same shapes: two staging memories on the host, and their place on the device."""
 
     def __init__(self, batch: Any, arrays: list[NDArray[Any]], device: torch.device) -> None:
-        places: list[tuple[int, int]] = []  # of each array: first and last byte
-        for array in arrays:
-            begin = math.ceil((places[-1][1] if places else 0) / ALIGNMENT) * ALIGNMENT
-            places.append((begin, begin + array.size * _torch_dtype(array).itemsize))
-        nbytes = places[-1][1] if places else 0
+        self._large = [index for index, array in enumerate(arrays) if array.nbytes >= LARGE and not _is_wide(array)]
+        places = [(0, 0)] * len(arrays)  # of each array: first and last byte, the large ones behind the others
+        self._small = nbytes = 0  # bytes of the others, and of all
+        for index in sorted(range(len(arrays)), key=self._large.__contains__):
+            begin = math.ceil(nbytes / ALIGNMENT) * ALIGNMENT
+            nbytes = begin + arrays[index].size * _torch_dtype(arrays[index]).itemsize
+            places[index] = (begin, nbytes)
+            if index not in self._large:
+                self._small = nbytes
 
         def views(memory: torch.Tensor) -> list[torch.Tensor]:
             return [
@@ -201,21 +280,30 @@ class _Layout:
 
         self._device = device
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        self._views = views(self._memory)
         self._staging = [host_memory(nbytes, device) for _ in range(2)]
         self._hosts = [[view.numpy() for view in views(memory)] for memory in self._staging]
         self._copied: list[Any] = [None, None]
+        self._sources: list[Any] = [None, None]  # arrays that are copied from where they lie, until that has ended
         self._turn = 0
-        there = iter(views(self._memory))
+        there = iter(self._views)
         self.tensors = _as_tensors(batch, lambda array: next(there))
+        self.tensors.layout = next(_layouts)
 
     def fill(self, arrays: list[NDArray[Any]]) -> TensorBatch:
         """The arrays on the device, behind all operations begun so far."""
         turn = self._turn = self._turn ^ 1
         if self._copied[turn] is not None:
             self._copied[turn].synchronize()
-        for host, array in zip(self._hosts[turn], arrays, strict=True):
-            np.copyto(host, array)
-        self._memory.copy_(self._staging[turn], non_blocking=True)
+        large = self._large if all(is_page_locked(arrays[index], self._device) for index in self._large) else []
+        for index, (host, array) in enumerate(zip(self._hosts[turn], arrays, strict=True)):
+            if index not in large:
+                np.copyto(host, array)
+        staged = self._small if large else len(self._memory)
+        self._memory[:staged].copy_(self._staging[turn][:staged], non_blocking=True)
+        for index in large:
+            self._views[index].copy_(torch.from_numpy(arrays[index]), non_blocking=True)
+        self._sources[turn] = [arrays[index] for index in large]
         self._copied[turn] = mark(self._device)
         return self.tensors
 
@@ -250,64 +338,121 @@ def draw_rows(batch: Any, width: int, draw: Callable[[torch.Tensor], torch.Tenso
 
 
 def _shared(array: NDArray[Any]) -> torch.Tensor:
-    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        array = array.astype(np.int64)  # torch computes with signed integers
+    if _is_wide(array):
+        array = array.astype(np.int64)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
-    wide = array.dtype.kind == "u" and array.dtype.itemsize > 1
-    return torch.int64 if wide else getattr(torch, array.dtype.name)
+    return torch.int64 if _is_wide(array) else getattr(torch, array.dtype.name)
+
+
+def _is_wide(array: NDArray[Any]) -> bool:
+    """Whether its integers become signed ones, with which torch computes."""
+    return array.dtype.kind == "u" and array.dtype.itemsize > 1
 
 
 # -- operations that never change --------------------------------------------------------------------------------------
 
 WARM_UPS = 16  # launches before a capture, which takes as long as some of them: a pool's leases are short
 MAX_CAPTURES = 8  # of one `Captures`; the oldest goes
+MAX_COUNTED = 64  # keys whose launches are counted; the one not launched for longest goes
+
+
+class CudaGraph:
+    """A CUDA graph: operations that are launched as one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._graph = torch.cuda.CUDAGraph()
+
+    @contextmanager
+    def capture(self) -> Generator[None]:
+        """What is launched inside becomes the graph; it computes nothing. RuntimeError where it waits for the device
+        or copies from memory that is not page-locked."""
+        with torch.cuda.device(self._device), torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            yield
+
+    def replay(self) -> None:
+        """Launch it."""
+        self._graph.replay()
+
+
+GRAPHS: dict[str, Callable[[torch.device], Any]] = {"cuda": CudaGraph}  # by the type of a device that has them
+
+
+class _Reads(TorchDispatchMode):
+    """Keeps the tensors that operations take from outside: a graph reads their memory, which must stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._outside: dict[int, torch.Tensor] = {}  # by the address of their memory
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in _tensors((args, kwargs)):
+            address = tensor.untyped_storage().data_ptr()
+            if address not in self._made:
+                self._outside.setdefault(address, tensor.detach())
+        self._made.update(
+            address
+            for tensor in _tensors(result)
+            if (address := tensor.untyped_storage().data_ptr()) not in self._outside
+        )
+        return result
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 class Captures:
-    """Launches of operations on a device that never change; on CUDA, where `active`, after some times as one, a CUDA
-    graph:
-
-        result = captures.replay(key)
-        if result is None:
-            with captures.launch(key) as keep:
-                result = ...
-                keep(result)
-
-    What is launched there must be the same operations on tensors at the same places each time, of which none is waited
-    for, and leave nothing to be done on the host. The result is overwritten by the next replay of its key."""
+    """Launches of operations on a device that never change; where the device has graphs, and `active`, after some times
+    as one. Where a capture fails they are launched one by one from then on, which is said in a line."""
 
     def __init__(self, device: torch.device, *, active: bool = True) -> None:
         # Runs that must be reproducible bit for bit do not depend on when something is captured.
-        self._active = active and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+        self._active = active and device.type in GRAPHS and not torch.are_deterministic_algorithms_enabled()
         self._device = device
-        self._launches: Counter[Hashable] = Counter()
-        self._captured: dict[Hashable, tuple[Any, Any]] = {}  # (graph, result)
+        self._launches: dict[Hashable, int] = {}  # the key launched last comes last
+        self._captured: dict[Hashable, tuple[Any, Any, _Reads]] = {}  # (graph, result, what it reads)
 
-    def replay(self, key: Hashable) -> Any:
-        """Launch what was captured; its result, None where nothing was."""
-        if key not in self._captured:
-            return None
-        graph, result = self._captured[key]
-        graph.replay()
-        return result
-
-    @contextmanager
-    def launch(self, key: Hashable) -> Generator[Callable[[Any], object]]:
-        """What is launched inside is of this key; gives the function that takes the result."""
-        kept: list[Any] = []
-        if self._active:
-            self._launches[key] += 1
-        if self._launches[key] <= WARM_UPS:
-            yield kept.append
-            return
+    def run(self, key: Hashable, launch: Callable[[], T]) -> T:
+        """The result of `launch`, which launches the same operations on tensors at the same places for each call of one
+        key, waits for none and leaves nothing to be done on the host; overwritten by the next call of the key."""
+        if key in self._captured:
+            graph, result, _ = self._captured[key]
+            graph.replay()
+            return result
+        if not self._active:
+            return launch()
+        count = self._launches[key] = self._launches.pop(key, 0) + 1
+        if count <= WARM_UPS:
+            if len(self._launches) > MAX_COUNTED:
+                del self._launches[next(iter(self._launches))]
+            return launch()
+        del self._launches[key]
         if len(self._captured) == MAX_CAPTURES:
-            oldest = next(iter(self._captured))
-            del self._captured[oldest], self._launches[oldest]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            yield kept.append
-        self._captured[key] = graph, kept[0]
+            del self._captured[next(iter(self._captured))]
+        return self._capture(key, launch)
+
+    def _capture(self, key: Hashable, launch: Callable[[], T]) -> T:
+        graph = GRAPHS[self._device.type](self._device)
+        reads = _Reads()
+        try:
+            with graph.capture(), reads:
+                result = launch()
+        except RuntimeError as error:
+            self._active = False
+            self._captured.clear()
+            print(
+                f"ddrl: what an update launches on {self._device} cannot be captured and is launched one by one: "
+                f"{first_line(error)}",
+                file=sys.stderr,
+                flush=True,
+            )
+            return launch()
+        self._captured[key] = graph, result, reads
         graph.replay()  # a capture computes nothing
+        return result

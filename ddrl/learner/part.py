@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,6 +184,7 @@ class FlatParameters:
 
 BETA1 = 0.9
 BETA2 = 0.999
+PIECES = 36  # of a vector on a device: torch's kernel for CUDA gives each a block of threads, so many in one launch
 SERIAL_NUMBERS = 2**20  # up to so many parameters one thread of the kernel steps them, else torch's threads
 
 
@@ -212,7 +214,7 @@ class Adam:
         self._taken = 0
         self._captures = devices.Captures(parameters.device)
         self._lr = math.nan
-        self._lr_there = torch.full((), math.nan, device=parameters.device)
+        self._lr_there = torch.full((), math.nan, device=parameters.device)  # of the newest step, for graphs
 
     def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
         """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
@@ -223,17 +225,12 @@ class Adam:
             settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken)
             norm = _kernel.adam_step(parameters, gradient.numpy(), first, second, *settings)
             return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
-        if gradient.device.type != "cuda":
+        if gradient.device.type not in devices.GRAPHS:
             return self._step(gradient, lr)
         if lr != self._lr:
             self._lr = lr
             self._lr_there.fill_(lr)
-        norm = self._captures.replay(gradient.data_ptr())
-        if norm is None:
-            with self._captures.launch(gradient.data_ptr()) as keep:
-                norm = self._step(gradient, self._lr_there)
-                keep(norm)
-        return norm
+        return self._captures.run(gradient.data_ptr(), partial(self._step, gradient, self._lr_there))
 
     def _step(self, gradient: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """The same by torch."""
@@ -242,14 +239,17 @@ class Adam:
         if norm.device.type != "cpu" or not norm.item() <= self._max_grad_norm:  # a device is not waited for
             shrink = (norm / self._max_grad_norm).clamp_(min=1.0)
         self._count += 1
-        parameters, first, second = self._vectors
+        size = len(gradient)
+        if size and gradient.device.type != "cpu":
+            size = math.ceil(size / PIECES / 16) * 16  # each piece begins at a boundary of 64 bytes
+        parameters, first, second = (vector.split(size) for vector in self._vectors)
         torch._fused_adam_(
-            [parameters],
-            [gradient],
-            [first],
-            [second],
+            parameters,
+            gradient.split(size),
+            first,
+            second,
             [],
-            [self._count],
+            [self._count] * len(parameters),
             lr=lr,
             beta1=BETA1,
             beta2=BETA2,

@@ -6,6 +6,7 @@ torch.nn.Sequential makes of plain layers."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -52,6 +53,15 @@ class Bounds(NamedTuple):
 Layer = Linear | Norm | Activation | Dueling | Bounds
 
 
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor if tensor.device == device else _copied(tensor, device)
+
+
+@lru_cache(maxsize=64)  # by the tensors' identity
+def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return tensor.to(device)
+
+
 class Scale(NamedTuple):
     """x -> (x - offset) factor; tensors hold a number for each column."""
 
@@ -69,8 +79,8 @@ class Scale(NamedTuple):
         return isinstance(self.offset, torch.Tensor) or self.offset != 0.0
 
     def on(self, device: torch.device) -> Scale:
-        """The same on another device."""
-        return Scale(*(part.to(device) if isinstance(part, torch.Tensor) else part for part in self))
+        """The same on another device; its tensors are copied there once."""
+        return Scale(*(_on(part, device) if isinstance(part, torch.Tensor) else part for part in self))
 
     def shaped(self, shape: tuple[int, ...]) -> Scale:
         """The same with its tensors in another shape."""

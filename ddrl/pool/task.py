@@ -66,8 +66,7 @@ class Lender:
         self._part = 0
         self._lease: ExitStack | None = None  # undoes, in reverse order, what was done for the lease
         self._updates = 0  # when the lease began
-        self._began = 0.0  # [s] of the time on the device
-        self._ended = 0.0
+        self._busy_before = self._busy = 0.0  # [s] in which the device computed: before the lease, and in it
         self._first_steps = training.state.env_steps
 
     def take(self) -> None:
@@ -89,8 +88,8 @@ class Lender:
             training.learner.to(device.torch)
             lease.callback(training.learner.to, HOME)
         self._updates = training.state.updates
-        self._began = time.perf_counter()
-        self.switch_seconds += self._began - begin
+        self._busy_before = training.learner.busy_seconds()
+        self.switch_seconds += time.perf_counter() - begin
 
     def give_back(self, move: Move) -> None:
         """Leave the device where the round ends before `move`; between two updates, where the policy splits rounds."""
@@ -121,13 +120,14 @@ class Lender:
         assert self._lease is not None
         lease = self._lease
         self._lease = None
-        self._ended = time.perf_counter()
+        self._busy = self._training.learner.busy_seconds() - self._busy_before
+        begin = time.perf_counter()
         lease.close()
-        self.switch_seconds += time.perf_counter() - self._ended
+        self.switch_seconds += time.perf_counter() - begin
 
     def _release(self, slot: CpuSlot | None, busy_before: float) -> None:
-        """A slot counts its own processor seconds; a torch device is busy between the learner's two copies."""
-        self._holder.release(self._ended - self._began if slot is None else slot.busy - busy_before)
+        """A slot counts its own processor seconds, a torch device by events of its own."""
+        self._holder.release(self._busy if slot is None else slot.busy - busy_before)
 
     def _remaining(self, run: RunConfig) -> float:
         """Rounds to run.max_env_steps, by the steps of a round so far; nan in the first one."""

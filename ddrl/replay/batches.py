@@ -6,7 +6,7 @@ where the row schema has several. `columns` holds every further column by name."
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -135,6 +135,7 @@ class BatchShapes:
         self._pick_len = pick_len
         self._n_step = n_step
         self._burn_in = burn_in
+        self.allocate: Callable[[tuple[int, ...], Any], NDArray[Any]] = np.empty  # an array of a shape and a dtype
 
     def windows(self, size: int) -> tuple[tuple[Windows, dict[str, NDArray[Any]]], Outputs]:
         """Arrays for get_batch; after the columns: next states, lengths."""
@@ -215,7 +216,7 @@ class BatchShapes:
     def _array(self, lead: tuple[int, ...], column: Column) -> NDArray[Any]:
         stacked = self._schema.frame_stack > 1 and column in self._schema.observation
         stack = (self._schema.frame_stack,) if stacked else ()
-        return np.empty(lead + stack + column.shape, column.dtype)
+        return self.allocate(lead + stack + column.shape, column.dtype)
 
     def _outputs(self, arrays: Mapping[str, NDArray[Any]]) -> Outputs:
         return tuple(arrays.get(column.name) for column in self._schema.stored)

@@ -249,7 +249,7 @@ class ExperienceReplay:
             shift=chunk_shift(sum(column.array.nbytes for column in schema.stored), capacity, pick_len),
             file="" if file is None else str(file),
         )
-        shapes = BatchShapes(schema, pick_len=pick_len, n_step=n_step, burn_in=burn_in)
+        shapes = self.shapes = BatchShapes(schema, pick_len=pick_len, n_step=n_step, burn_in=burn_in)
         self._make_windows = shapes.windows
         self._make_transitions = shapes.transitions
         self._make_sequences = shapes.sequences

@@ -105,19 +105,16 @@ class Graphs:
 
 def test_a_function_is_captured_once_after_its_warm_ups_and_replayed_from_then_on(monkeypatch):
     cuda = Graphs()
-    fake = SimpleNamespace(cuda=cuda, are_deterministic_algorithms_enabled=lambda: False)
-    monkeypatch.setattr(transfers, "torch", fake)
+    monkeypatch.setattr(transfers.torch, "cuda", cuda)
     captures = transfers.Captures(CUDA)
     called: list[str] = []
 
     def call(key: str) -> Any:
-        result = captures.replay(key)
-        if result is None:
-            with captures.launch(key) as keep:
-                called.append(key)
-                result = [key, cuda.recording]
-                keep(result)
-        return result
+        def launch() -> Any:
+            called.append(key)
+            return [key, cuda.recording]
+
+        return captures.run(key, launch)
 
     for _ in range(transfers.WARM_UPS):
         assert call("a") == ["a", None]
@@ -138,7 +135,5 @@ def test_nothing_is_captured_elsewhere_or_where_functions_may_differ_or_bits_mus
     fixed = transfers.Captures(CUDA)  # a run that gives the same bits each time
     monkeypatch.undo()
     for captures in (transfers.Captures(CPU), transfers.Captures(CUDA, active=False), fixed):
-        for _ in range(transfers.WARM_UPS + 3):
-            with captures.launch("a") as keep:
-                keep("a result")
-            assert captures.replay("a") is None
+        results = [captures.run("a", list) for _ in range(transfers.WARM_UPS + 3)]
+        assert len({id(result) for result in results}) == len(results)

@@ -389,6 +389,7 @@ class Ledger:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.device = "cpu"
+        self.computed = 0.0
 
     def to(self, device: str) -> None:
         self.calls.append(f"to {device}")
@@ -398,8 +399,12 @@ class Ledger:
         self.calls.append(f"acquire {round}.{part}, {remaining:g} left")
         return 0
 
+    def busy_seconds(self) -> float:
+        self.computed += 1.0
+        return self.computed
+
     def release(self, busy: float) -> None:
-        assert busy >= 0
+        assert busy == 1.0  # what was computed in this lease alone
         self.calls.append("release")
 
     def close(self) -> None:

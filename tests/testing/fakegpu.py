@@ -15,13 +15,17 @@ Not there, because torch's Python backend has no hook for it: gradients on anoth
 torch.accelerator.synchronize (use torch.fake.synchronize), torch.accelerator's memory figures and device index (always
 0), torch.Event, generators on the device (random numbers come from the CPU's generator), complex numbers viewed as real
 ones, copy.deepcopy of a tensor, `parameter.data = tensor` across devices (so module.to makes new parameters, as it does
-for every device but cuda and xpu), fused recurrent layers, autocast, and graphs.
+for every device but cuda and xpu), fused recurrent layers, and autocast.
+
+`Graph` stands for torch.cuda.CUDAGraph: it launches recorded operations anew on the tensors that they had, as one
+launch, and refuses to record what waits for the device or copies from or to the host.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -129,13 +133,15 @@ def on_device(cpu: torch.Tensor, index: int) -> torch.Tensor:
 try:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 except ImportError:
-    raise ImportError(f"tests.testing.fakegpu needs torch 2.13 or newer, this is {torch.__version__}") from None
+    _setup_privateuseone_for_python_backend = None
 
 _libraries: list[torch.library.Library] = []  # torch keeps what they register as long as they live
 
 
 def install(devices: int = 1) -> None:
     """Register the device type and its devices fake:0 ... fake:{devices - 1}; later calls only change their number."""
+    if _setup_privateuseone_for_python_backend is None:
+        raise ImportError(f"tests.testing.fakegpu needs torch 2.13 or newer, this is {torch.__version__}")
     if not 1 <= devices <= 127:
         raise ValueError(f"{devices} fake devices: 1 to 127 are possible")
     del MEMORIES[devices:]
@@ -245,6 +251,10 @@ def _empty_strided(
 def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Between a device and the host, or from device to device; counted where the device is."""
     nbytes = target.numel() * target.itemsize
+    if Graph.recording is not None:
+        if not (_is_fake(source) and _is_fake(target)):
+            raise RuntimeError("a copy from or to the host cannot be recorded")
+        Graph.recording.calls.append((_copy_from, (source, target), {}, None))
     if not _is_fake(source):
         counted = counters(target.device.index)
         counted.copies_in += 1
@@ -311,8 +321,55 @@ _KERNELS = {
 }
 
 
+class Graph:
+    """Operations recorded on a device, launched as one. What is recorded is computed then and there, and the first
+    replay does nothing in its place."""
+
+    recording: Graph | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []  # (kernel, arguments, result)
+        self._device = device
+        self._computed = False
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Record what is launched inside."""
+        Graph.recording = self
+        try:
+            yield
+        finally:
+            Graph.recording = None
+        self._computed = True
+
+    def replay(self) -> None:
+        """Launch all of it on the same memory."""
+        launches = counters(self._device.index or 0).launches
+        for kernel, args, kwargs, result in [] if self._computed else self.calls:
+            fresh = kernel(*args, **kwargs)
+            for to, of in zip(pytree.tree_leaves(result), pytree.tree_leaves(fresh), strict=True):
+                if _is_fake(to) and to.data_ptr() != of.data_ptr():
+                    on_host(to).copy_(on_host(of))
+        self._computed = False
+        counters(self._device.index or 0).launches = launches + 1
+
+
 def _fallback(operation: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the CPU's kernel over the device's memory."""
+    result = _compute(operation, *args, **kwargs)
+    if Graph.recording is not None and not operation.is_view:
+        if _waits(operation):
+            raise RuntimeError(f"{operation} waits for the device and cannot be recorded")
+        Graph.recording.calls.append((_compute, (operation, *args), kwargs, result))
+    return result
+
+
+def _waits(operation: Any) -> bool:
+    """Whether the host reads a value."""
+    return torch.Tag.data_dependent_output in operation.tags or torch.Tag.dynamic_output_shape in operation.tags
+
+
+def _compute(operation: Any, *args: Any, **kwargs: Any) -> Any:
     names = _output_names(operation)
     outputs = [leaf for leaf in pytree.tree_leaves([kwargs.get(name) for name in names]) if _is_fake(leaf)]
     leaves, _ = pytree.tree_flatten((args, kwargs))
@@ -326,8 +383,7 @@ def _fallback(operation: Any, *args: Any, **kwargs: Any) -> Any:
     counted = counters(device.index)
     if not operation.is_view:
         counted.launches += 1
-    if torch.Tag.data_dependent_output in operation.tags or torch.Tag.dynamic_output_shape in operation.tags:
-        counted.synchronizations += 1  # the host reads a value
+    counted.synchronizations += _waits(operation)
     for output in outputs:
         host = fresh[id(output)]
         if host.shape == output.shape:

@@ -53,6 +53,7 @@ class C51(ValueAlgorithm):
     Settings = C51Settings
     output = "logits"
     reads = ("normalize", "network", "hidden", "dueling", "double")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

@@ -70,6 +70,7 @@ class D4PG(ActorCriticAlgorithm):
     name = "d4pg"
     Settings = D4PGSettings
     reads = ("normalize", "hidden", "own_network")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

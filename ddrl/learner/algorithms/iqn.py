@@ -42,6 +42,7 @@ class IQN(ValueAlgorithm):
     Settings = IQNSettings
     output = "z"
     reads = ("normalize", "network", "hidden", "dueling", "double")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

@@ -59,6 +59,7 @@ class PQN(ValueAlgorithm):
     Settings = PQNSettings
     targets = ()
     reads = ("network", "hidden")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

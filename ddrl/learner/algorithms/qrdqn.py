@@ -36,6 +36,7 @@ class QRDQN(ValueAlgorithm):
     Settings = QRDQNSettings
     output = "theta"
     reads = ("normalize", "network", "hidden", "dueling", "double")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

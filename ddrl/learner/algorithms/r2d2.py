@@ -40,6 +40,7 @@ class R2D2(ValueAlgorithm):
     name = "r2d2"
     Settings = R2D2Settings
     reads = ("double", "own_network")
+    capturable = True
 
     @staticmethod
     def describe(config: Config, spec: EnvSpec) -> Declaration:

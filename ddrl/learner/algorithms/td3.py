@@ -48,6 +48,7 @@ class TD3(ActorCriticAlgorithm):
     name = "td3"
     Settings = TD3Settings
     reads = ("normalize", "hidden", "loss", "own_network")
+    capturable = True
     draws = ("critic",)  # the noise on the target action
 
     @staticmethod

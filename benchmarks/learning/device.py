@@ -1,0 +1,389 @@
+"""What a trainer's GPU does: updates of every algorithm, launched one by one and captured as CUDA graphs, beside
+Stable-Baselines3 and TorchRL; equal bits; publishing meanwhile; `busy` by the device's own clock and by NVML.
+
+    python -m benchmarks.learning.device [--part updates same publish busy profile] [--peers-python PYTHON]
+
+All cases of one algorithm and batch take turns, on one thread; each turn ends with the device idle. A batch is in the
+memory that replay draws into, and comes to the device in each update: that of "ready" peers lies there from the start,
+others copy theirs too. Peers learn without double and dueling, and so does ddrl beside them ("plain")."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.harness import Peer, Timing, arguments, interleave, print_rows, ratios, run_parts
+from ddrl.core.config import Config, LearnerConfig, RunConfig
+from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.learner import Learner, devices
+from ddrl.learner.algorithms.pqn import Minibatch
+from ddrl.replay.batches import Sequences, Transitions
+from ddrl.run.process import flush_denormals, set_torch_threads
+
+VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
+IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
+BOX = EnvSpec("Box", ArraySpec((3,), "float32"), 0, ArraySpec((1,), "float32"), action_low=(-2.0,), action_high=(2.0,))
+PLAIN = {"double": False, "dueling": "none"}
+R2D2 = {"length": 20, "burn_in": 10, "units": 64}
+
+
+class Case(NamedTuple):
+    """An algorithm, what it learns from, its settings and its own table, updates a turn, and its peers by the words of
+    peers/device_update.py."""
+
+    algorithm: str
+    spec: EnvSpec
+    batch: int
+    settings: dict[str, Any]
+    table: dict[str, Any]
+    updates: int = 100
+    peers: tuple[str, ...] = ()
+
+
+DQN_PEERS = ("sb3 ready", "sb3 copied", "torchrl copied", "torchrl captured")
+CASES = {
+    "dqn 64": Case("dqn", VECTOR, 64, PLAIN, {}, peers=DQN_PEERS),
+    "dqn 1024": Case("dqn", VECTOR, 1024, PLAIN, {}, peers=DQN_PEERS),
+    "dqn Nature 32": Case("dqn", IMAGE, 32, PLAIN, {}, peers=DQN_PEERS),
+    "dqn Nature 256": Case("dqn", IMAGE, 256, PLAIN, {}, 50, DQN_PEERS),
+    "dqn double dueling 64": Case("dqn", VECTOR, 64, {}, {}),
+    "dqn double dueling Nature 256": Case("dqn", IMAGE, 256, {}, {}, 50),
+    "td3 256": Case("td3", BOX, 256, {"target_period": 1, "target_rate": 0.005}, {}, peers=("sb3 ready", "sb3 copied")),
+    "c51 64": Case("c51", VECTOR, 64, {}, {}),
+    "rainbow 64": Case("c51", VECTOR, 64, {}, {"sigma": 0.5}),
+    "qrdqn 64": Case("qrdqn", VECTOR, 64, {}, {}),
+    "iqn 64": Case("iqn", VECTOR, 64, {}, {}),
+    "r2d2 64": Case("r2d2", VECTOR, 64, {}, R2D2, 30),
+    "d4pg 256": Case("d4pg", BOX, 256, {"target_period": 1, "target_rate": 0.005}, {}),
+    "pqn 256": Case("pqn", VECTOR, 256, {}, {}),
+}
+
+
+def learner_of(case: Case, device: str, *, captured: bool = True) -> Learner:
+    config = LearnerConfig(algorithm=case.algorithm, batch_size=case.batch, device=device, **case.settings)
+    tables = {f"learner.{case.algorithm}": dict(case.table)} if case.table else {}
+    learner = Learner.of(Config(run=RunConfig(seed=3), learner=config, tables=tables), case.spec)
+    for captures in (learner._captures, *(part._adam._captures for part in learner.parts.values())):
+        captures._active = captures._active and captured
+    return learner
+
+
+def batch_of(case: Case, device: str, seed: int = 0, *, locked: bool = True) -> Any:
+    """Random experience, where replay would have drawn it; `locked`: into memory from which it comes to the device
+    fastest."""
+    generator = np.random.default_rng(seed)
+    place = torch.device(device if locked else "cpu")
+    spec, size = case.spec, case.batch
+
+    def kept(array: np.ndarray) -> np.ndarray:
+        memory = devices.host_array(array.shape, array.dtype, place)
+        memory[...] = array
+        return memory
+
+    def states(*lead: int) -> np.ndarray:
+        shape = (*lead, *spec.observation.shape)
+        if spec.observation.dtype == "uint8":
+            return kept(generator.integers(0, 256, shape).astype(np.uint8))
+        return kept(generator.standard_normal(shape, np.float32))
+
+    def actions(*lead: int) -> np.ndarray:
+        if spec.discrete:
+            return kept(generator.integers(0, spec.num_actions, lead))
+        return kept(generator.uniform(-2.0, 2.0, (*lead, spec.action.size)).astype(np.float32))
+
+    handles, places = np.zeros(size, np.uint64), np.zeros(size, np.uint32)
+    versions = np.zeros(size, np.uint64)
+    if case.algorithm == "pqn":
+        target = generator.standard_normal(size, np.float32)
+        return Minibatch(states(size), actions(size), target, np.ones(size, np.uint32), versions[:, None])
+    if case.algorithm == "r2d2":
+        length, burn = R2D2["length"], R2D2["burn_in"]
+        return Sequences(
+            states(size, length + burn + 1),
+            actions(size, length + burn),
+            generator.standard_normal((size, length), np.float32),
+            np.full((size, length), 0.97, np.float32),
+            np.ones((size, length), np.uint32),
+            np.full(size, burn, np.uint32),
+            np.full(size, length, np.uint32),
+            handles,
+            places,
+            np.ones(size, np.float32),
+            versions,
+            {"memory": np.zeros((size, 2 * R2D2["units"]), np.float32)},
+        )
+    reward = kept(generator.random(size, np.float32))
+    ones = kept(np.ones(size, np.float32))
+    discount = kept(np.full(size, 0.97, np.float32))
+    return Transitions(states(size), actions(size), reward, discount, states(size), handles, places, ones, versions, {})
+
+
+def synchronize(device: str) -> None:
+    """Wait until the device has done what it was given."""
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+
+
+def updates_of(learner: Learner, batches: list[Any], updates: int, device: str) -> Callable[[], None]:
+    """A turn of updates; statistics in one of ten, as a trainer has them more rarely."""
+    turn = itertools.cycle(batches)
+
+    def run() -> None:
+        for index in range(updates):
+            learner.update(next(turn), statistics=index % 10 == 0)
+        synchronize(device)
+
+    return run
+
+
+def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds an update by case, and how many times as long the others take as ddrl's captured one."""
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if options.cases and name not in options.cases:
+            continue
+        batches = [batch_of(case, options.device, seed) for seed in range(3)]
+        cases: dict[str, Callable[[], object]] = {}
+        for way in ("captured", "launched"):
+            learner = learner_of(case, options.device, captured=way == "captured")
+            cases[f"ddrl {way}"] = updates_of(learner, batches, case.updates, options.device)
+        if case.spec is IMAGE:
+            staged = [batch_of(case, options.device, seed, locked=False) for seed in range(3)]
+            learner = learner_of(case, options.device)
+            cases["ddrl captured, staged"] = updates_of(learner, staged, case.updates, options.device)
+        peers = []
+        for words in case.peers if options.peers_python else ():
+            network = "nature_cnn" if case.spec is IMAGE else "mlp"
+            program = ("device_update.py", *words.split(), case.algorithm, network, str(case.batch), options.device)
+            peer = Peer(words, options.peers_python, *program)
+            try:
+                peer.answer()
+            except SystemExit as error:
+                print(f"left out: {error}", flush=True)
+                continue
+            peers.append(peer)
+            cases[words] = lambda peer=peer, count=case.updates: peer.ask(str(count))
+        seconds = interleave(cases, options.rounds)
+        for peer in peers:
+            peer.close()
+        microseconds = {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()}
+        over = {way: ratios(taken, seconds["ddrl captured"]) for way, taken in seconds.items()}
+        found[name] = {"microseconds": microseconds, "over_captured": over}
+        print(f"\n{name}", flush=True)
+        print_rows([{"way": way, "us": each, "over captured": over[way]} for way, each in microseconds.items()])
+    return found
+
+
+def measure_same(options: argparse.Namespace) -> dict[str, Any]:
+    """Whether a run of updates gives the same bits twice, captured and launched, and how far it is from the CPU's."""
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        if (case.spec is IMAGE and case.batch > 32) or case.batch > 512:
+            continue
+        count = 6 if case.spec is IMAGE else 40
+        batches = [batch_of(case, options.device, seed) for seed in range(5)]
+        runs = {}
+        for run, (device, captured) in {
+            "captured": (options.device, True),
+            "captured again": (options.device, True),
+            "launched": (options.device, False),
+            "launched again": (options.device, False),
+            "cpu": ("cpu", False),
+        }.items():
+            learner = learner_of(case, device, captured=captured)
+            losses = [learner.update(batches[index % 5]).figures["loss"] for index in range(count)]
+            vectors = np.concatenate([part.online.numpy() for part in learner.parts.values()])
+            runs[run] = (losses, vectors)
+        vector = runs["captured"][1]
+        difference = np.abs(vector.view(np.float32) - runs["cpu"][1].view(np.float32))
+        found[name] = {
+            "updates": count,
+            "finite": bool(np.isfinite(runs["captured"][0]).all()),
+            "captured_twice": bool((vector == runs["captured again"][1]).all()),
+            "launched_twice": bool((runs["launched"][1] == runs["launched again"][1]).all()),
+            "captured_as_launched": bool((vector == runs["launched"][1]).all()),
+            "largest_from_cpu": float(difference.max()),
+            "last_loss": runs["captured"][0][-1],
+            "last_loss_cpu": runs["cpu"][0][-1],
+        }
+        print(name, found[name], flush=True)
+    return found
+
+
+def measure_publish(options: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds an update with the parameters taken after each `period` updates, into a vector of the host."""
+    found: dict[str, Any] = {}
+    for name in ("dqn 64", "dqn Nature 32"):
+        case = CASES[name]
+        batches = [batch_of(case, options.device, seed) for seed in range(3)]
+        cases: dict[str, Callable[[], object]] = {}
+        for period in (0, 10, 1):
+            learner = learner_of(case, options.device)
+            slot = np.empty(learner.parameters.layout.nbytes, np.uint8)
+            turn = itertools.cycle(batches)
+
+            run = partial(publishing, learner, turn, case.updates, period, slot, options.device)
+            cases[f"each {period}" if period else "never"] = run
+        seconds = interleave(cases, options.rounds)
+        found[name] = {
+            "nbytes": len(slot),
+            "microseconds": {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()},
+            "over_never": {way: ratios(taken, seconds["never"]) for way, taken in seconds.items()},
+        }
+        print(name, found[name], flush=True)
+    return found
+
+
+def publishing(learner: Learner, turn: Iterator[Any], updates: int, period: int, slot: Any, device: str) -> None:
+    """A turn of updates; the parameters go into `slot` after each `period` of them, never where that is 0."""
+    for index in range(updates):
+        learner.update(next(turn), statistics=index % 10 == 0)
+        if period and index % period == 0:
+            learner.parameters.copy_to(slot)
+    synchronize(device)
+
+
+def measure_busy(options: argparse.Namespace) -> dict[str, Any]:
+    """What telemetry reads of a device that is busy for a known share of the time, and what a learner's events say."""
+    from ddrl.telemetry.devices import Gpus
+
+    size = 4096
+    left, right = (torch.randn(size, size, device=options.device) for _ in range(2))
+    out = torch.empty_like(left)
+    for _ in range(3):
+        torch.mm(left, right, out=out)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(20):
+        torch.mm(left, right, out=out)
+    end.record()
+    synchronize(options.device)
+    each = begin.elapsed_time(end) / 20e3  # [s] of a product
+    gpus = Gpus()
+    found: dict[str, Any] = {"gpus": len(gpus.use()), "idle": [list(gpu) for gpu in gpus.use()], "load": []}
+    for share in (0.0, 0.25, 0.5, 1.0):
+        busy = devices.BusySeconds(torch.device(options.device))
+        seen: list[float] = []
+        began = read = time.perf_counter()
+        launched = 0
+        while (now := time.perf_counter()) - began < options.load_seconds:
+            if share and launched * each < share * (now - began) + 0.02 * (share == 1.0):
+                with busy.counted():
+                    torch.mm(left, right, out=out)
+                launched += 1
+                if share < 1.0:
+                    synchronize(options.device)
+            elif share < 1.0:
+                time.sleep(0.0005)
+            if now - read > 0.5:
+                read = now
+                seen.append(gpus.use()[0].utilization)
+        synchronize(options.device)
+        wall = time.perf_counter() - began
+        row = {"wanted": share, "events": busy.seconds() / wall, "nvml": seen, "nvml_mean": float(np.mean(seen[2:]))}
+        row["launched"] = launched * each / wall
+        found["load"].append(row)
+        print(row, flush=True)
+    block = torch.zeros(2**30, dtype=torch.uint8, device=options.device)
+    synchronize(options.device)
+    found["memory"] = [gpus.use()[0].memory_bytes, gpus.use()[0].memory_total_bytes, len(block)]
+    case = CASES["dqn 64"]
+    for way in ("captured", "launched"):
+        learner = learner_of(case, options.device, captured=way == "captured")
+        batch = batch_of(case, options.device)
+        run = updates_of(learner, [batch], 300, options.device)
+        run()
+        before, began = learner.busy_seconds(), time.perf_counter()
+        run()
+        wall = time.perf_counter() - began
+        before, began = learner.busy_seconds(), time.perf_counter()
+        run()
+        counted = time.perf_counter() - began
+        found[f"updates {way}"] = {
+            "busy_share": (learner.busy_seconds() - before) / counted,
+            "counting_over_not": counted / wall,
+        }
+        print(way, found[f"updates {way}"], flush=True)
+    gpus.close()
+    return found
+
+
+def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
+    """Where the time of an update goes, by the host's clock with the device idle in between, and by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    found: dict[str, Any] = {}
+    for name in ("dqn 64", "dqn Nature 256"):
+        case = CASES[name]
+        rows: dict[str, Any] = {}
+        for locked in (True, False):
+            learner = learner_of(case, options.device)
+            batches = [batch_of(case, options.device, seed, locked=locked) for seed in range(3)]
+            updates_of(learner, batches, 60, options.device)()
+            parts: dict[str, list[float]] = {}
+
+            def timed(part: str, work: Callable[[], Any], parts: dict[str, list[float]] = parts) -> Any:
+                begin = time.perf_counter()
+                made = work()
+                asked = time.perf_counter() - begin
+                synchronize(options.device)
+                parts.setdefault(f"{part}: host", []).append(asked * 1e6)
+                parts.setdefault(f"{part}: done", []).append((time.perf_counter() - begin) * 1e6)
+                return made
+
+            for index in range(50):
+                batch = batches[index % 3]
+                tensors = timed("load", lambda learner=learner, batch=batch: learner._loader.load(batch, "value"))
+                gradient = timed(
+                    "passes", lambda learner=learner, tensors=tensors: learner._gradient(tensors, "value", False)
+                )
+                timed("step", lambda learner=learner, gradient=gradient: learner.apply(gradient))
+                timed("priority", lambda gradient=gradient: gradient.priority.cpu())
+            key = "page-locked" if locked else "staged"
+            rows[key] = {part: Timing.of(taken) for part, taken in parts.items()}
+            print(name, key, {part: str(each) for part, each in rows[key].items()}, flush=True)
+        learner = learner_of(case, options.device, captured=False)
+        batch = batch_of(case, options.device)
+        updates_of(learner, [batch], 20, options.device)()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            updates_of(learner, [batch], 10, options.device)()
+        rows["kernels"] = [
+            {"name": event.key[:120], "us": event.self_device_time_total / 10, "calls": event.count / 10}
+            for event in sorted(profiled.key_averages(), key=lambda event: -event.self_device_time_total)[:25]
+        ]
+        for row in rows["kernels"][:18]:
+            print(row, flush=True)
+        found[name] = rows
+    return found
+
+
+def main() -> None:
+    parser = arguments("device", __doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0", help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
+    parser.add_argument("--load-seconds", type=float, default=5.0, help="of each known load (%(default)s)")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), help="only these updates (default: all)")
+    parser.add_argument("--peers-python", help="interpreter with stable-baselines3 and torchrl; without it ddrl alone")
+    set_torch_threads(1)
+    flush_denormals()
+    if torch.cuda.is_available():
+        print(torch.cuda.get_device_name(0), torch.__version__, flush=True)
+    parts = {
+        "updates": measure_updates,
+        "same": measure_same,
+        "publish": measure_publish,
+        "busy": measure_busy,
+        "profile": measure_profile,
+    }
+    run_parts(parser, parts)
+
+
+if __name__ == "__main__":
+    main()
