@@ -24,6 +24,7 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
 from ddrl.learner.algorithms.pqn import Minibatch
+from ddrl.learner.busy import BusySeconds
 from ddrl.replay.batches import Sequences, Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 
@@ -269,7 +270,9 @@ def measure_busy(options: argparse.Namespace) -> dict[str, Any]:
     gpus = Gpus()
     found: dict[str, Any] = {"gpus": len(gpus.use()), "idle": [list(gpu) for gpu in gpus.use()], "load": []}
     for share in (0.0, 0.25, 0.5, 1.0):
-        busy = devices.BusySeconds(torch.device(options.device))
+        busy = BusySeconds()
+        busy.device = torch.device(options.device)
+        busy.seconds()
         seen: list[float] = []
         began = read = time.perf_counter()
         launched = 0
@@ -300,14 +303,14 @@ def measure_busy(options: argparse.Namespace) -> dict[str, Any]:
         batch = batch_of(case, options.device)
         run = updates_of(learner, [batch], 300, options.device)
         run()
-        before, began = learner.busy_seconds(), time.perf_counter()
+        before, began = learner.busy.seconds(), time.perf_counter()
         run()
         wall = time.perf_counter() - began
-        before, began = learner.busy_seconds(), time.perf_counter()
+        before, began = learner.busy.seconds(), time.perf_counter()
         run()
         counted = time.perf_counter() - began
         found[f"updates {way}"] = {
-            "busy_share": (learner.busy_seconds() - before) / counted,
+            "busy_share": (learner.busy.seconds() - before) / counted,
             "counting_over_not": counted / wall,
         }
         print(way, found[f"updates {way}"], flush=True)

@@ -10,9 +10,8 @@ import sys
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager
 from functools import cache
-from time import perf_counter
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ddrl.core.errors import ConfigError, first_line
-
-T = TypeVar("T")
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
@@ -59,7 +56,6 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
-MAX_PENDING = 256  # contexts of `BusySeconds` whose times are not added yet
 _torch_alone = False  # set by `without_kernel`
 
 
@@ -144,56 +140,6 @@ def move(vectors: list[torch.Tensor], device: torch.device) -> list[torch.Tensor
     for place in {device, *(vector.device for vector in vectors)}:
         wait_for(place)
     return fresh
-
-
-class HostEvent:
-    """A time of the host's clock, for devices that compute while they are asked."""
-
-    def __init__(self) -> None:
-        self._time = 0.0
-
-    def record(self) -> None:
-        """Now."""
-        self._time = perf_counter()
-
-    def synchronize(self) -> None:
-        """It is there at once."""
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        """Milliseconds to `end`."""
-        return 1e3 * (end._time - self._time)
-
-
-class BusySeconds:
-    """Seconds that a device spent on what was launched inside `counted`, by its own clock: from the first operation of
-    each context to the last, gaps between operations that are launched one by one among them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pending: list[tuple[Any, Any]] = []  # events before and after
-        self._sum = 0.0
-
-    @contextmanager
-    def counted(self) -> Generator[None]:
-        """Count what is launched inside; nothing waits for it."""
-        begin, end = self._event(), self._event()
-        begin.record()
-        yield
-        end.record()
-        self._pending.append((begin, end))
-        if len(self._pending) == MAX_PENDING:
-            self.seconds()
-
-    def seconds(self) -> float:
-        """Those so far; waits for the device."""
-        for begin, end in self._pending:
-            end.synchronize()
-            self._sum += begin.elapsed_time(end) / 1e3
-        self._pending.clear()
-        return self._sum
-
-    def _event(self) -> Any:
-        return torch.cuda.Event(enable_timing=True) if self._device.type == "cuda" else HostEvent()
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -407,9 +353,22 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
+class NotCapturedError(RuntimeError):
+    """A capture has failed: nothing was computed, and from now on operations are launched one by one."""
+
+
 class Captures:
     """Launches of operations on a device that never change; where the device has graphs, and `active`, after some times
-    as one. Where a capture fails they are launched one by one from then on, which is said in a line."""
+    as one:
+
+        result = captures.replay(key)
+        if result is None:
+            with captures.launch(key) as keep:
+                result = ...
+                keep(result)
+
+    What is launched there must be the same operations on tensors at the same places each time, of which none is waited
+    for, and leave nothing to be done on the host. The result is overwritten by the next replay of its key."""
 
     def __init__(self, device: torch.device, *, active: bool = True) -> None:
         # Runs that must be reproducible bit for bit do not depend on when something is captured.
@@ -418,31 +377,36 @@ class Captures:
         self._launches: dict[Hashable, int] = {}  # the key launched last comes last
         self._captured: dict[Hashable, tuple[Any, Any, _Reads]] = {}  # (graph, result, what it reads)
 
-    def run(self, key: Hashable, launch: Callable[[], T]) -> T:
-        """The result of `launch`, which launches the same operations on tensors at the same places for each call of one
-        key, waits for none and leaves nothing to be done on the host; overwritten by the next call of the key."""
-        if key in self._captured:
-            graph, result, _ = self._captured[key]
-            graph.replay()
-            return result
+    def replay(self, key: Hashable) -> Any:
+        """Launch what was captured; its result, None where nothing was."""
+        if key not in self._captured:
+            return None
+        graph, result, _ = self._captured[key]
+        graph.replay()
+        return result
+
+    @contextmanager
+    def launch(self, key: Hashable) -> Generator[Callable[[Any], object]]:
+        """What is launched inside is of this key; gives the function that takes the result. NotCapturedError where it
+        must be launched once more."""
+        kept: list[Any] = []
         if not self._active:
-            return launch()
+            yield kept.append
+            return
         count = self._launches[key] = self._launches.pop(key, 0) + 1
         if count <= WARM_UPS:
             if len(self._launches) > MAX_COUNTED:
                 del self._launches[next(iter(self._launches))]
-            return launch()
+            yield kept.append
+            return
         del self._launches[key]
         if len(self._captured) == MAX_CAPTURES:
             del self._captured[next(iter(self._captured))]
-        return self._capture(key, launch)
-
-    def _capture(self, key: Hashable, launch: Callable[[], T]) -> T:
         graph = GRAPHS[self._device.type](self._device)
         reads = _Reads()
         try:
             with graph.capture(), reads:
-                result = launch()
+                yield kept.append
         except RuntimeError as error:
             self._active = False
             self._captured.clear()
@@ -452,7 +416,6 @@ class Captures:
                 file=sys.stderr,
                 flush=True,
             )
-            return launch()
-        self._captured[key] = graph, result, reads
+            raise NotCapturedError(str(error)) from error
+        self._captured[key] = graph, kept[0], reads
         graph.replay()  # a capture computes nothing
-        return result

@@ -29,12 +29,12 @@ from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
+from ddrl.learner.busy import BusySeconds
 from ddrl.learner.devices import (
     BatchLoader,
-    BusySeconds,
     Captures,
+    NotCapturedError,
     TensorBatch,
-    host_array,
     move,
     random_states,
     resolve_device,
@@ -131,7 +131,7 @@ class Learner:
         quiet = own and all(draws_nothing(part.module) for part in self.parts.values())
         self._draws = frozenset(getattr(algorithm, "draws", ()) if quiet else self.parts)
         self._by_autograd: set[str] = set()
-        self._counts_busy = False
+        self.busy = BusySeconds()
         self._begin()
 
     @classmethod
@@ -229,7 +229,7 @@ class Learner:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping
         []. The target copy follows where it is due."""
         lr = self.lr * getattr(self.algorithm, "lr_factors", {}).get(gradient.part, 1.0)
-        with self._counted():
+        with self.busy.counted():
             return self.parts[gradient.part].step(gradient.vector, lr)
 
     # ---- acting, inspection ---------------------------------------------------------------------------------------
@@ -289,16 +289,6 @@ class Learner:
         self.settle({name: {kind: next(moved) for kind in part.vectors()} for name, part in self.parts.items()})
         if len(self._random) == 1:  # a state of CUDA that exists is kept, whichever device was used since
             self._random += random_states(self.device)[1:]
-
-    def busy_seconds(self) -> float:
-        """Seconds that the device has spent on updates since the learner came there, by the device's own clock; counted
-        from the first call on."""
-        self._counts_busy = True
-        return self._busy.seconds()
-
-    def host_array(self, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """An array of arbitrary contents from which batches come to the device fastest."""
-        return host_array(shape, dtype, self.device)
 
     def settle(self, vectors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Let these vectors, by part and kind, be the learner's: on its device, of the same values (`Part.settle`)."""
@@ -373,7 +363,7 @@ class Learner:
     def _begin(self) -> None:
         """Make what depends on the device."""
         self._loader = BatchLoader(self.device)
-        self._busy = BusySeconds(self.device)
+        self.busy.device = self.device
         known = all(launches_alike(part.module) for part in self.parts.values())
         capturable = vars(type(self.algorithm)).get("capturable", False)  # a subclass may compute anything
         self._captures = Captures(self.device, active=known and capturable)
@@ -381,9 +371,6 @@ class Learner:
         for name, part in self.parts.items():
             with self._way(name):
                 self.engines[name] = Engine(part, self.parts)
-
-    def _counted(self) -> AbstractContextManager[None]:
-        return self._busy.counted() if self._counts_busy else nullcontext()
 
     def _way(self, part: str) -> AbstractContextManager[None]:
         """By which a part's networks and losses are computed: the kernel where there is one, or torch alone."""
@@ -401,9 +388,17 @@ class Learner:
             if self._observed is None:
                 self._observed = []
                 self._check_acting(getattr(tensors, "s_tm1", getattr(tensors, "state", None)))
-            with self._counted():
-                gradient = self._captures.run(key, partial(self._passes, tensors, name, statistics))
-        return None if gradient is None else replace(gradient, updates=self.parts[name].updates)
+            with self.busy.counted():
+                captured: Gradient | None = self._captures.replay(key)
+                if captured is not None:
+                    return replace(captured, updates=self.parts[name].updates)
+                try:
+                    with self._captures.launch(key) as keep:
+                        gradient = self._passes(tensors, name, statistics)
+                        keep(gradient)
+                except NotCapturedError:
+                    gradient = self._passes(tensors, name, statistics)
+        return gradient
 
     def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         """Forward, loss and backward."""

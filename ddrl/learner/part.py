@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -230,7 +229,12 @@ class Adam:
         if lr != self._lr:
             self._lr = lr
             self._lr_there.fill_(lr)
-        return self._captures.run(gradient.data_ptr(), partial(self._step, gradient, self._lr_there))
+        norm = self._captures.replay(gradient.data_ptr())
+        if norm is None:
+            with self._captures.launch(gradient.data_ptr()) as keep:
+                norm = self._step(gradient, self._lr_there)
+                keep(norm)
+        return norm
 
     def _step(self, gradient: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """The same by torch."""

@@ -88,7 +88,7 @@ class Lender:
             training.learner.to(device.torch)
             lease.callback(training.learner.to, HOME)
         self._updates = training.state.updates
-        self._busy_before = training.learner.busy_seconds()
+        self._busy_before = training.learner.busy.seconds()
         self.switch_seconds += time.perf_counter() - begin
 
     def give_back(self, move: Move) -> None:
@@ -120,7 +120,7 @@ class Lender:
         assert self._lease is not None
         lease = self._lease
         self._lease = None
-        self._busy = self._training.learner.busy_seconds() - self._busy_before
+        self._busy = self._training.learner.busy.seconds() - self._busy_before
         begin = time.perf_counter()
         lease.close()
         self.switch_seconds += time.perf_counter() - begin

@@ -69,8 +69,10 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     if records.same_job and config.replay.file:  # which goes with a replay, but not with a process that was killed
         Path(config.replay.file).unlink(missing_ok=True)
     source = make_source(config, topology.schema, topology.declaration.experience, channels.areas)
-    if isinstance(source, ReplaySource):  # whose batches the learner copies to its device from where they lie
-        source.replay.shapes.allocate = learner.host_array
+    if isinstance(source, ReplaySource) and learner.device.type != "cpu":
+        from ddrl.learner.devices import host_array  # torch is loaded by now
+
+        source.replay.shapes.allocate = partial(host_array, device=learner.device)
     disk = Disk(directory)
     best = BestPolicy(directory.place, topology, model, disk, states)
     state = TrainingState()

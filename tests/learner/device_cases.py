@@ -22,6 +22,7 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
+from ddrl.learner import busy as busy_seconds
 from ddrl.learner.devices import move
 from ddrl.learner.export import random_observations
 from ddrl.learner.part import FlatParameters
@@ -432,14 +433,13 @@ def test_a_lease_moves_the_learner_there_and_back_and_is_given_back_where_there_
     learner, alone, calls = case.learner("cpu"), case.learner("cpu"), []
     busy, passes, now = [], [], [0.0]  # the clock of the fake device, which computes for a second in each pass
 
-    def compute(_: Any, key: Any, launch: Any) -> Any:
+    def compute(_: Any, key: Any) -> None:
         passes.append(key)
         now[0] += 1.0
-        return launch()
 
     if FAKE:
-        monkeypatch.setattr(devices, "perf_counter", lambda: now[0])
-        monkeypatch.setattr(devices.Captures, "run", compute)
+        monkeypatch.setattr(busy_seconds, "perf_counter", lambda: now[0])
+        monkeypatch.setattr(devices.Captures, "replay", compute)
     holder = SimpleNamespace(
         acquire=lambda *_, **__: calls.append("acquire") or 0,
         release=lambda seconds: calls.append("release") or busy.append(seconds),
