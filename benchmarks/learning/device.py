@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.harness import Peer, Timing, arguments, interleave, print_rows, ratios, run_parts
+from benchmarks.harness import Peer, Timing, arguments, interleave, print_rows, ratios, run_parts, save
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
@@ -147,9 +148,20 @@ def updates_of(learner: Learner, batches: list[Any], updates: int, device: str) 
 def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds an update by case, and how many times as long the others take as ddrl's captured one."""
     found: dict[str, Any] = {}
-    for name, case in CASES.items():
-        if options.cases and name not in options.cases:
-            continue
+    chosen = {name: CASES[name] for name in options.cases or CASES}
+    peers = {
+        (name, words): peer_of(words, case, options)  # they start side by side
+        for name, case in chosen.items()
+        for words in (case.peers if options.peers_python else ())
+    }
+    for place, peer in list(peers.items()):
+        try:
+            peer.answer()
+        except SystemExit as error:
+            print(f"{place[0]}, left out: {error}", flush=True)
+            del peers[place]
+    print("peers are ready", flush=True)
+    for name, case in chosen.items():
         batches = [batch_of(case, options.device, seed) for seed in range(3)]
         cases: dict[str, Callable[[], object]] = {}
         for way in ("captured", "launched"):
@@ -159,31 +171,30 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
             staged = [batch_of(case, options.device, seed, locked=False) for seed in range(3)]
             learner = learner_of(case, options.device)
             cases["ddrl captured, staged"] = updates_of(learner, staged, case.updates, options.device)
-        peers = []
-        for words in case.peers if options.peers_python else ():
-            network = "nature_cnn" if case.spec is IMAGE else "mlp"
-            program = ("device_update.py", *words.split(), case.algorithm, network, str(case.batch), options.device)
-            peer = Peer(words, options.peers_python, *program)
-            try:
-                peer.answer()
-            except SystemExit as error:
-                print(f"left out: {error}", flush=True)
-                continue
-            peers.append(peer)
-            cases[words] = lambda peer=peer, count=case.updates: peer.ask(str(count))
+        for (whose, words), peer in peers.items():
+            if whose == name:
+                cases[words] = partial(peer.ask, str(case.updates))
         seconds = interleave(cases, options.rounds)
-        for peer in peers:
-            peer.close()
         microseconds = {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()}
         over = {way: ratios(taken, seconds["ddrl captured"]) for way, taken in seconds.items()}
         found[name] = {"microseconds": microseconds, "over_captured": over}
         print(f"\n{name}", flush=True)
         print_rows([{"way": way, "us": each, "over captured": over[way]} for way, each in microseconds.items()])
+        save(options.json, {"updates": found})  # should the time end
+    for peer in peers.values():
+        peer.close()
     return found
 
 
+def peer_of(words: str, case: Case, options: argparse.Namespace) -> Peer:
+    network = "nature_cnn" if case.spec is IMAGE else "mlp"
+    program = ("device_update.py", *words.split(), case.algorithm, network, str(case.batch), options.device)
+    return Peer(words, options.peers_python, *program)
+
+
 def measure_same(options: argparse.Namespace) -> dict[str, Any]:
-    """Whether a run of updates gives the same bits twice, captured and launched, and how far it is from the CPU's."""
+    """Whether a run of updates gives the same bits twice, captured and launched, and how far it is from the CPU's;
+    "ordered": in the mode of runs that must be reproducible, which are never captured."""
     found: dict[str, Any] = {}
     for name, case in CASES.items():
         if (case.spec is IMAGE and case.batch > 32) or case.batch > 512:
@@ -196,8 +207,12 @@ def measure_same(options: argparse.Namespace) -> dict[str, Any]:
             "captured again": (options.device, True),
             "launched": (options.device, False),
             "launched again": (options.device, False),
+            "ordered": (options.device, False),
+            "ordered again": (options.device, False),
             "cpu": ("cpu", False),
         }.items():
+            if device != "cpu":
+                torch.set_deterministic_debug_mode("warn" if "ordered" in run else "default")
             learner = learner_of(case, device, captured=captured)
             losses = [learner.update(batches[index % 5]).figures["loss"] for index in range(count)]
             vectors = np.concatenate([part.online.numpy() for part in learner.parts.values()])
@@ -209,6 +224,7 @@ def measure_same(options: argparse.Namespace) -> dict[str, Any]:
             "finite": bool(np.isfinite(runs["captured"][0]).all()),
             "captured_twice": bool((vector == runs["captured again"][1]).all()),
             "launched_twice": bool((runs["launched"][1] == runs["launched again"][1]).all()),
+            "ordered_twice": bool((runs["ordered"][1] == runs["ordered again"][1]).all()),
             "captured_as_launched": bool((vector == runs["launched"][1]).all()),
             "largest_from_cpu": float(difference.max()),
             "last_loss": runs["captured"][0][-1],
@@ -374,6 +390,7 @@ def main() -> None:
     parser.add_argument("--load-seconds", type=float, default=5.0, help="of each known load (%(default)s)")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), help="only these updates (default: all)")
     parser.add_argument("--peers-python", help="interpreter with stable-baselines3 and torchrl; without it ddrl alone")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as `fix_order_of_sums` sets it
     set_torch_threads(1)
     flush_denormals()
     if torch.cuda.is_available():

@@ -116,7 +116,7 @@ def torchrl_update(way, image, size, device):
         found.backward()
         nn.utils.clip_grad_norm_(parameters, 10.0, foreach=True)
         optimizer.step()
-        return found.detach()
+        return TensorDict(loss=found.detach())  # which a graph gives back
 
     compute = CudaGraphModule(update, in_keys=[], out_keys=[], warmup=10) if graph else update
     states, actions, rewards, ends, following = arrays_of(image, False, size)
@@ -136,7 +136,7 @@ def torchrl_update(way, image, size, device):
         for _ in range(count):
             found = compute(host.to(device, non_blocking=True))
             target.step()
-        return float(found)
+        return float(found["loss"])
 
     return run
 

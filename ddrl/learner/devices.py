@@ -169,7 +169,8 @@ class TensorBatch(SimpleNamespace):
 
 
 class BatchLoader:
-    """Brings batches to `device`. The parts of an algorithm that learn from one batch share its copy there."""
+    """Brings batches to `device`, and what they give back to the host. The parts of an algorithm that learn from one
+    batch share its copy there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -177,6 +178,7 @@ class BatchLoader:
         self._batch: Any = None  # whose copy is there
         self._there = TensorBatch()
         self._served: set[str] = set()  # parts that have been given it
+        self._fetched: tuple[torch.Tensor, torch.Tensor, Any] | None = None  # a tensor, its memory on the host, the end
 
     def load(self, batch: Any, part: str = "") -> TensorBatch:
         """The batch as tensors; a part that asks for a batch again gets what its arrays hold by then. On the CPU they
@@ -188,6 +190,26 @@ class BatchLoader:
             self._batch, self._there, self._served = batch, self._copy(batch), set()
         self._served.add(part)
         return self._there
+
+    def begin_fetch(self, tensor: torch.Tensor | None) -> None:
+        """Begin to copy a tensor to the host, behind what computes it and before what is launched from here on."""
+        if tensor is None or self._device.type == "cpu":
+            return
+        if self._fetched is None or self._fetched[1].nbytes != tensor.nbytes:
+            memory = host_memory(tensor.nbytes, self._device)
+        else:
+            memory = self._fetched[1]
+        memory.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+        self._fetched = tensor, memory, mark(self._device)
+
+    def fetch(self, tensor: torch.Tensor) -> NDArray[Any]:
+        """A tensor's values; waits for the device."""
+        if self._fetched is None or self._fetched[0] is not tensor:
+            return tensor.cpu().numpy()
+        _, memory, copied = self._fetched
+        if copied is not None:
+            copied.synchronize()
+        return memory.view(tensor.dtype).view(tensor.shape).numpy().copy()
 
     def _copy(self, batch: Any) -> TensorBatch:
         arrays: list[NDArray[Any]] = []

@@ -185,7 +185,7 @@ class Learner:
         numbers = dict(zip(figures, torch.stack(list(figures.values())).tolist(), strict=True)) if figures else {}
         self._check_finite(numbers)
         self._last_loss = numbers.get("loss", self._last_loss)
-        values = None if priority is None else priority.cpu().numpy()
+        values = None if priority is None else self._loader.fetch(priority)
         if values is not None and not np.isfinite(values).all():  # between two checks of the statistics
             self._check_finite({"a priority": float(values[~np.isfinite(values)][0])})
         return Update(values, batch, numbers)
@@ -194,7 +194,10 @@ class Learner:
         """The gradient of a part's loss at its parameters as they are; None where the algorithm passes it over.
         NetworkError where the device has too little memory."""
         try:
-            return self._gradient(self._loader.load(batch, part), part, statistics)
+            gradient = self._gradient(self._loader.load(batch, part), part, statistics)
+            if gradient is not None:
+                self._loader.begin_fetch(gradient.priority)
+            return gradient
         except torch.OutOfMemoryError as error:
             raise NetworkError(
                 f"learner.device = {self.device} has too little memory for an update: lower learner.batch_size (now "
