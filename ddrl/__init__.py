@@ -5,6 +5,7 @@ The package's top imports nothing heavy: a rollout process never loads torch. Se
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # nothing more is imported here: Ctrl-C in the middle of it would end a run with a traceback
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
     from ddrl.notebook import compare, play, policy, start, watch
     from ddrl.telemetry import Run, attach
+
+# ONNX Runtime's wheels from 1.31 on write an identifier and a database of events into HOME, in every process, and send
+# them to their maker. They read this when they are imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.1.0"
 __all__ = ["Run", "__version__", "attach", "compare", "play", "policy", "start", "watch"]

@@ -106,6 +106,14 @@ def test_the_installed_package_runs_outside_the_repository(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_nothing_is_left_in_the_users_home(tmp_path):
+    """ONNX Runtime's usage figures are off, in a process that reads a policy."""
+    ours = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    done = python("-c", "import ddrl.acting, ddrl.evaluate", env=ours | {"HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def modules() -> list[str]:
     names = [module.name for module in pkgutil.walk_packages([str(ROOT / "ddrl")], "ddrl.")]
     return [
