@@ -397,6 +397,13 @@ class EnvConfig:
     num_envs: int = setting(
         8, "environments", "Environments that one process steps together; 1: the evaluator has one too.", ge=1
     )
+    workers: int = setting(
+        0,
+        "processes",
+        "Processes that step the environments of one rollout at once, and those of the evaluator: for environments "
+        "whose step takes a millisecond or more; 0: none beside the rollout itself.",
+        ge=0,
+    )
     kwargs: dict[str, Any] = setting({}, "", "Keyword arguments for the environment's constructor.")
     by_rollout: list[dict[str, Any]] = setting(
         [], "", "Further keyword arguments by rollout, over kwargs: rollout i takes entry i modulo their number."

@@ -13,6 +13,9 @@
     ├── JobFailed          another process of the job has failed
     └── MissingExtraError  an optional dependency that is not installed
 
+    ForeignError           an exception of the user's code, in a process that this one has started
+    └── ProcessEnded       that process was killed, or ended by itself
+
 A message names what is wrong, where, and what to do, in one line: it is shown to the user as it is, without a
 traceback."""
 
@@ -48,6 +51,8 @@ _ROOT = Path(__file__).parents[1]
 def user_frame(error: BaseException) -> str:
     """Where an exception left the user's code, as "(my_env.py, line 12, in step: x = 1 / y)"; "" for the library's
     own."""
+    if isinstance(error, ForeignError):
+        return str(error)
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if is_of_user(path):
@@ -59,6 +64,8 @@ def user_frame(error: BaseException) -> str:
 def user_error(error: BaseException, before: str = "", after: str = "") -> str:
     """An exception that left the user's code in one line: type, first words, and where, between other words, as far as
     MAX_LINE letters hold."""
+    if isinstance(error, ForeignError):
+        return f"{before}{error}{after}"
     words = f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]}"
     room = MAX_LINE - len(before) - len(after) - 1
     place, colon, statement = user_frame(error).removesuffix(")").partition(": ")
@@ -133,3 +140,20 @@ class MissingExtraError(DdrlError):
         super().__init__(
             f"{purpose} needs the package '{package}', which is not installed: pip install 'ddrl[{extra}]'"
         )
+
+
+class ForeignError(Exception):
+    """An exception of the user's code in a process that this one has started: its text is that of `user_error` there.
+    No error of ddrl's: what became of it is decided as if it had been raised here."""
+
+
+class ProcessEnded(ForeignError):
+    """That process has ended, and nobody has asked it to."""
+
+
+def error_of(kind: str, text: str) -> DdrlError:
+    """An error of ddrl's that another process has raised, by the name of its class."""
+    found: type[DdrlError] = globals().get(kind, EnvError)
+    error = found.__new__(found)
+    error.args = (text,)
+    return error

@@ -31,6 +31,7 @@ from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import doubts, has_picture, is_box, shown
 from ddrl.envs.states import read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
+from ddrl.envs.workers import WorkersVectorEnv
 
 PROBE_STEPS = 30  # that an environment takes before there is a run
 PROBE_SECONDS = 0.1  # after which it takes no further one
@@ -49,7 +50,13 @@ def make_vector_env(config: EnvConfig, num_envs: int | None = None, first_index:
     count = config.num_envs if num_envs is None else num_envs
     if count < 1:
         raise EnvError(f"env.num_envs ({count}) must be at least 1")
-    vector = _make_vector(config, count, first_index)
+    workers = min(config.workers, count)
+    if workers > 1:
+        vector: VectorEnv = WorkersVectorEnv(
+            config.id, workers, count, lambda part, first: _part(config, count, part, first, first_index)
+        )
+    else:
+        vector = _make_vector(config, count, first_index)
     if config.figures and not hasattr(vector, "figures"):
         vector.close()
         raise EnvError(
@@ -60,13 +67,21 @@ def make_vector_env(config: EnvConfig, num_envs: int | None = None, first_index:
     return vector
 
 
+def _part(config: EnvConfig, count: int, part: int, first: int, first_index: int) -> VectorEnv:
+    """`part` of `count` environments, from number `first` on."""
+    vector = _make_vector(config, part, first_index + first)
+    if isinstance(vector, LoopVectorEnv):
+        vector.place = (first, count)
+    return vector
+
+
 def _make_vector(config: EnvConfig, count: int, first_index: int) -> VectorEnv:
     found = _find(config.id)
     if not isinstance(found, Registered):
         return _from_factory(config, found, count, first_index)
     if found.entry_point == _ATARI_ENTRY_POINT and config.kwargs.get("obs_type", "rgb") != "ram":
         return _atari(config, found, count)
-    native = None if config.figures else _native(config, found, count)
+    native = None if config.figures or config.workers > 1 else _native(config, found, count)
     if native is not None:
         return native
     return _loop(config, count, lambda _: _make(config, found))

@@ -64,6 +64,8 @@ def _load(layer: Any, state: Any, frozen: bool) -> None:
 def read_states(vector: Any) -> bytes:
     """The states of all environments of a vector, by environment and layer; b"" where none has any. EnvError for a
     state that cannot be saved."""
+    if hasattr(vector, "read_states"):  # its environments are in other processes
+        return vector.read_states()
     states = [[_read(layer) for layer in _layers(env)] for env in getattr(vector, "holders", ())]
     if not any(states):
         return b""
@@ -80,9 +82,11 @@ def load_states(vector: Any, data: bytes, *, frozen: bool = False) -> None:
     """Continue with states that `read_states` gave; where it held fewer environments, several begin alike. `frozen`:
     the statistics of Gymnasium's wrappers stay as they are. CheckpointError where they are of other environments."""
     holders = getattr(vector, "holders", ())
-    if not data or not holders:
-        return
     try:
+        if data and hasattr(vector, "load_states"):
+            vector.load_states(data, frozen)
+        if not data or not holders:
+            return
         states = _decode(msgspec.msgpack.decode(data))
         for place, env in enumerate(holders):
             for layer, state in zip(_layers(env), states[place % len(states)], strict=True):

@@ -177,6 +177,10 @@ class LoopVectorEnv(CheckedVectorEnv):
                 )
         for env in environments:
             own_spaces(env)
+        self.place: tuple[int, int] = (
+            0,
+            len(environments),
+        )  # of the first environment, among so many of the vector that it is part of
         self._environments = list(environments)
         self.holders = self._environments
         self._write = named_writer(env_id, space, lengths) if as_record else observation_writer(env_id, space)
@@ -191,9 +195,9 @@ class LoopVectorEnv(CheckedVectorEnv):
 
     def _begin_all(self, seed: int) -> Array:
         observation = self._empty()
-        for env, env_seed, row in zip(
-            self._environments, environment_seeds(seed, self.num_envs), observation, strict=True
-        ):
+        first, total = self.place
+        seeds = environment_seeds(seed, total)[first : first + self.num_envs]
+        for env, env_seed, row in zip(self._environments, seeds, observation, strict=True):
             seed_spaces(env, env_seed)
             try:
                 result = env.reset(seed=env_seed)

@@ -20,6 +20,7 @@ from ddrl.channels.segment import sweep_dead, unlink_run
 from ddrl.channels.wire import Wire
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed, PoolError
+from ddrl.core.forks import is_orphan
 from ddrl.core.roles import Role
 from ddrl.core.settings import apply_overrides
 from ddrl.distribution.relay import Membership
@@ -28,7 +29,7 @@ from ddrl.pool.records import PoolSetup
 from ddrl.run import cli
 from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
-from ddrl.run.process import is_orphan, keep_off, sweep_open_mpi
+from ddrl.run.process import keep_off, sweep_open_mpi
 from ddrl.run.processes import HostKeeper, KeepHost, Made
 from ddrl.run.ranks import Meeting, SliceOrders, abort_on_error, barrier
 from ddrl.run.relay import relay_process

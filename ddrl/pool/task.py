@@ -29,12 +29,13 @@ from ddrl.channels.segment import unlink_run
 from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, RunDirError
 from ddrl.core.files import write_json
+from ddrl.core.forks import SIGNALS, die_with, is_orphan
 from ddrl.pool.devices import CpuSlot, Device, group_name, make_group
 from ddrl.pool.leases import LeaseHolder
 from ddrl.pool.records import INTERRUPTED, PoolSetup, PoolTask, TaskEnd
 from ddrl.run.cli import Command
 from ddrl.run.keeper import report_stacks
-from ddrl.run.process import SIGNALS, die_with, is_orphan, keep_off
+from ddrl.run.process import keep_off
 from ddrl.run.training import Move
 
 if TYPE_CHECKING:

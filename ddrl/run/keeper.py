@@ -35,16 +35,10 @@ from numpy.typing import NDArray
 
 from ddrl.core.errors import KeeperError
 from ddrl.core.files import open_to_append
+from ddrl.core.forks import die_with, ignore_interrupts
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
-from ddrl.run.process import (
-    die_with,
-    ignore_interrupts,
-    interrupts_held_back,
-    name_process,
-    offer_to_oom_killer,
-    step_back,
-)
+from ddrl.run.process import interrupts_held_back, name_process, offer_to_oom_killer, step_back
 from ddrl.run.slot import LAUNCHER_VARIABLES
 
 MAX_WORDS = 16_000  # [B] of what a child prints that are kept for messages

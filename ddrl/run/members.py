@@ -22,7 +22,7 @@ from ddrl.channels.board import Command, CounterRow
 from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, ProcessEnded
 from ddrl.core.generators import generators_kept, seed_generators
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.metrics import Phase
@@ -75,7 +75,8 @@ def exit_status(error: BaseException, config: Config) -> int:
     """Of a member that an error ends: ENVIRONMENT_FAILED where rollout.on_error asks for another process. An error of
     ours, of settings or a NaN, would come again."""
     of_environment = isinstance(error, Exception) and not isinstance(error, DdrlError)
-    return ENVIRONMENT_FAILED if of_environment and config.rollout.on_error == "restart" else 1
+    again = config.rollout.on_error == "restart" or isinstance(error, ProcessEnded)  # as where a rollout dies
+    return ENVIRONMENT_FAILED if of_environment and again else 1
 
 
 def member_seed(seed: int, index: int, start: int = 0) -> int:

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from ddrl import __version__
-from ddrl.core import errors, plugins
+from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError, error_of
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_from_toml, config_tree
@@ -169,10 +169,7 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
         keeper.close()
         os.close(answer)
     if found.kind:
-        kind: type[DdrlError] = getattr(errors, found.kind, EnvError)
-        error = kind.__new__(kind)
-        error.args = (found.text,)
-        raise error
+        raise error_of(found.kind, found.text)
     assert found.spec is not None
     assert found.declaration is not None
     return found.spec, found.declaration

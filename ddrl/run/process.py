@@ -20,15 +20,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from ddrl.core.forks import SIGNALS, ignore_interrupts
+
 # -- process -----------------------------------------------------------------------------------------------------------
 
 MEMBER_OOM_SCORE = 500  # of 1000: half of the machine's memory more than it uses
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
-PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 GRACE = 3.0  # [s] that a second Ctrl-C leaves to the main thread
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Interrupts:
@@ -99,26 +99,6 @@ def ended_by_second_interrupt() -> Generator[None]:
         os.close(reading)
 
 
-def ignore_interrupts() -> None:
-    """For every process but the trainer: the board tells it when to stop. What it starts is not to ignore them: a
-    program begins with default signals where its parent has handlers, a fork is given them."""
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: for children, too
-            signal.signal(number, _ignore)
-    os.register_at_fork(after_in_child=_use_default_signals)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing."""
-
-
-def _use_default_signals() -> None:
-    for number in SIGNALS:
-        if signal.getsignal(number) is _ignore:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
 @contextmanager
 def interrupts_held_back() -> Generator[None]:
     """What is started inside waits with interrupts until it says what they mean to it (`ignore_interrupts`): Ctrl-C
@@ -166,21 +146,9 @@ def offer_to_oom_killer() -> None:
         path.write_text(str(max(MEMBER_OOM_SCORE, int(path.read_text()))))
 
 
-def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Ask the kernel to send this process a signal when its parent ends, however that happens."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-    if is_orphan(parent):  # it ended before the request stood
-        sys.exit(1)
-
-
 def name_process(name: str) -> None:
     """Name this process, for ps and top: at most 15 letters."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
-
-
-def is_orphan(parent: int) -> bool:
-    """Whether `parent`, which started this process, has ended."""
-    return os.getppid() != parent
 
 
 def flush_denormals() -> None:

@@ -33,6 +33,7 @@ from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import start_time, sweep_dead, unlink_run
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, MessageError
+from ddrl.core.forks import SIGNALS, die_with, is_orphan
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
@@ -44,11 +45,8 @@ from ddrl.run.keeper import report_stacks
 from ddrl.run.local import asked_by, complain, conclude, is_of_pool, print_only
 from ddrl.run.preparation import announce, planned_config
 from ddrl.run.process import (
-    SIGNALS,
     Interrupts,
-    die_with,
     ended_well,
-    is_orphan,
     leave_process_group,
     name_process,
     set_torch_threads,

@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE, wait_until
 PROGRAM = """
 import os, sys, time
 from ddrl.run.keeper import report_stacks
-from ddrl.run.process import die_with
+from ddrl.core.forks import die_with
 report_stacks(int(sys.argv[-2]))
 die_with(int(sys.argv[-1]))
 os.write(int(sys.argv[-2]), b"here")
