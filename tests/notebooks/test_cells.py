@@ -146,6 +146,17 @@ def test_an_alias_and_a_function_of_a_module_keep_their_names(notebook, tmp_path
     assert written(book, tmp_path / "run", "make")() == (3.0, np.random.default_rng(0).random())
 
 
+def test_imports_are_those_of_the_living_modules(notebook, tmp_path):
+    book = notebook(
+        "import math as m\nfrom math import sqrt as root\nimport xml.dom.minidom\nimport xml.sax\n",
+        "if True:\n    import cmath as m\n    from cmath import sqrt as root\n",
+        "def make():\n    return root(-1), m.sqrt(-4), xml\n",
+    )
+    assert written(book, tmp_path / "run", "make")()[:2] == (1j, 2j)
+    lines = (tmp_path / "run" / "cells" / "env.py").read_text().splitlines()
+    assert {"import xml.dom.minidom", "import xml.sax"} < set(lines), "both bind xml"
+
+
 def test_code_that_draws_in_a_run_needs_no_torch(notebook, tmp_path):
     pytest.importorskip("torch", reason="needs the extra [train]")
     book = notebook(

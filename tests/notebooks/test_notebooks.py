@@ -34,7 +34,8 @@ np.testing.assert_allclose(line.x, series["env_steps"][kept])
 np.testing.assert_allclose(line.y, series["return_mean"][kept])
 np.testing.assert_allclose(diamonds.x, evaluations["env_steps"])
 np.testing.assert_allclose(diamonds.y, evaluations["mean"])
-assert curve.layout.xaxis.title.text == "environment steps"
+assert (curve.layout.xaxis.title.text, curve.layout.yaxis.title.text) == ("environment steps", "return per episode")
+assert [trace.name for trace in (*curve.data, *flight.data)] == ["training", "evaluation", "ball", "paddle"]
 ball, paddle = flight.data
 np.testing.assert_allclose([ball.x, ball.y, paddle.y], [path[:, 1], path[:, 0], path[:, 3]], rtol=1e-6)
 assert len(result.returns) == 20 and 0 <= result.returns.min() <= result.returns.max() <= 10
@@ -53,6 +54,9 @@ np.testing.assert_array_equal(table["return_mean"], series["return_mean"])
 pss = psutil.Process().memory_full_info().pss / 1e6
 # pandas imports pyarrow where that is installed, which takes 36 MB.
 assert pss < (185 if "pyarrow" in sys.modules else 150), f"{pss:.0f} MB with a pandas frame"
+import torch
+pss = psutil.Process().memory_full_info().pss / 1e6
+assert pss < 400, f"{pss:.0f} MB with torch"
 """,
     "01_replay": """
 assert available == [0, 0, 1, 2, 3, 4]
@@ -63,6 +67,7 @@ assert columns["mood"].shape == (5, 1)
 assert ends == {False: [(0, 3, 3), (1, 3, 3), (2, 3, 3)], True: [(0, 3, 3), (1, 3, 3), (2, 3, 3), (3, 2, 2), (4, 1, 1)]}
 assert [trace.name for trace in figure.data[::2]] == ["uniform", "prioritized", "rank_based", "recency"]
 for kind, promised, dots in zip(frequencies, figure.data[::2], figure.data[1::2]):
+    assert (dots.name, dots.marker.color) == (f"{kind}, drawn", promised.line.color)
     np.testing.assert_allclose(promised.y, expected[kind])
     np.testing.assert_allclose(dots.y, frequencies[kind])
     assert np.abs(frequencies[kind] - expected[kind]).max() < 5 * np.sqrt(0.25 / 20_000), kind
@@ -70,11 +75,18 @@ np.testing.assert_allclose(expected["prioritized"], (1 + np.arange(20)) / 210, r
 assert stale == 1 and all(agreed) and len(agreed) == 9
 assert history[5] == [2, 1, 2, 1, 0, 0, 0] and history[7] == [1, 0, 1, 0, 1, 1, 0]
 np.testing.assert_array_equal(drawn.data[0].z, history)
+np.testing.assert_array_equal(drawn.data[0].text, history)
+assert drawn.data[0].x[6] == "episode 6" and drawn.data[0].y[4] == "5: draw 0"
+assert drawn.layout.yaxis.autorange == "reversed"
 for index in (0, 1):
     surface = surfaces[index].data[0]
     np.testing.assert_allclose(surface.z, grid[..., index], rtol=1e-6)
     assert (list(surface.x), list(surface.y)) == (list(S), list(K))
-cells, middle, _ = bend.data
+    np.testing.assert_array_equal(surface.text, grid[..., index].round())
+    assert [part.title.text[-1] for part in (surfaces[index].layout.xaxis, surfaces[index].layout.yaxis)] == ["s", "k"]
+cells, middle, python = bend.data
+assert (middle.name, python.name) == ("kernel, median", "plain Python at lb N = 14") and set(python.y) == {plain_get}
+assert (bend.layout.xaxis.title.text, bend.layout.yaxis.title.text, bend.layout.yaxis.type) == ("lb N", "us", "log")
 np.testing.assert_array_equal(cells.x, [k + s for k in K for s in S])
 np.testing.assert_array_equal(cells.y, grid[..., 1].ravel())
 by_size = {size: np.median(np.array(cells.y)[np.array(cells.x) == size]) for size in cells.x}
@@ -95,14 +107,19 @@ for count, preset in ((100, 10), (298, 30)):
     expected = (preset + count - 1) * a + (1 + (count - 1) / preset) * S / B
     np.testing.assert_allclose(tables[count][f"sharded, m={preset}"], 1e3 * expected, rtol=0.03)
     assert min(tables[count], key=tables[count].get).startswith("sharded, best m")
-for bars, row in zip(figure.data, tables.values()):
+for bars, (count, row) in zip(figure.data, tables.items()):
     np.testing.assert_allclose(bars.y, list(row.values()))
+    assert bars.name == f"{count} hosts" and list(bars.text) == [f"{value:.0f}" for value in row.values()]
+    assert list(bars.x) == ["direct", "tree", "sharded, m", "sharded, best m", "chain"]
 bars, diamonds = beside.data
 assert list(bars.x) == list(diamonds.x) and len(bars.x) == 7
+assert (bars.name, diamonds.name) == ("simulated", "measured")
+assert list(bars.x) == [f"{name}, {count} hosts" for count in measured for name in measured[count]]
 ratios = np.divide(diamonds.y, bars.y)
 assert (ratios > 0.7).all() and (ratios < 1.7).all() and np.median(ratios) < 1.1, ratios
 np.testing.assert_allclose(bars.y[:2], [19 * 3.2, 10.9 * 3.2], rtol=0.02)
 names = ["root out", "host 1", "host 2", "host 3"]
+assert [(line.y0, line.y1) for line in links.layout.shapes] == [(1, 1)]
 for scheme, bars in zip(counted, links.data):
     assert bars.name == scheme and list(bars.x) == names
     (file,) = [file for file in pathlib.Path("runs").glob("*/config.toml") if f'"{scheme}"' in file.read_text()]
@@ -125,6 +142,10 @@ from ddrl.balance.sizes import proportional_sizes
 np.testing.assert_array_equal(sizes_of(c, np.ones(4)), proportional_sizes(256, c, np.ones(4, int), np.full(4, 160)))
 np.testing.assert_allclose(joined, gradient(np.arange(256)))
 computes, waits = figure.data
+assert (computes.name, waits.name) == ("computes", "waits")
+rows = [f"{kind}, node {node}" for kind in ("equal", "formula") for node in range(4)]
+assert list(computes.y) == list(waits.y) == rows
+np.testing.assert_allclose(computes.x, np.concatenate([0.02 + 64 / v, 0.02 + fitted / v]))
 np.testing.assert_allclose(np.add(computes.x, waits.x)[:4], arrivals["equal"].max())
 assert np.max(waits.x[4:]) < 0.2 * np.max(waits.x[:4])
 assert update.samples == 192 and collection.counts.dropped == 1
@@ -136,6 +157,10 @@ for line, way in zip(compared.data, ways):
     np.testing.assert_allclose(line.y.mean(), times[way])
 np.testing.assert_allclose(pareto.data[0].x, front[:, 0])
 np.testing.assert_allclose(pareto.data[0].y, front[:, 1])
+assert list(pareto.data[0].text) == ["w = 0", "w = 0.25", "w = 0.5", "w = 0.75", "w = 1"]
+assert pareto.layout.xaxis.title.text == "time beyond the best possible"
+assert pareto.layout.yaxis.title.text == "dropped share"
+assert [line.name for line in resized.data] == ["node 0", "node 1", "node 2"]
 np.testing.assert_array_equal([line.y for line in resized.data], real.sizes.T)
 assert (real.sizes.sum(1) == 900).all()
 # What else the machine does meanwhile is in the times: the sizes are those that the filter makes of them.
@@ -151,7 +176,10 @@ assert "torch" not in sys.modules if "sys" in globals() else True
 """,
     "04_admix": """
 import numpy as np
-penalties, marks = day_of_ads.duals_of_contracts(contracts.ad_id, contracts.penalty, duals).data[:2]
+penalties, marks, served = day_of_ads.duals_of_contracts(contracts.ad_id, contracts.penalty, duals).data
+assert [trace.name for trace in (penalties, marks, served)] == ["penalty", *duals]
+assert list(penalties.x) == list(marks.x) == list(served.x) == [str(ad) for ad in contracts.ad_id]
+np.testing.assert_allclose(served.y, 1000 * np.array(known))
 np.testing.assert_allclose(penalties.y, 1000 * contracts.penalty)
 np.testing.assert_allclose(marks.y, 1000 * best.alpha)
 bars, points = day_of_ads.rule_scores(rules).data
@@ -183,6 +211,9 @@ np.add.at(waited, np.ix_(who, who), overlaps.clip(0))
 np.fill_diagonal(waited, 0)
 heatmap = pool_waits(pool).data
 np.testing.assert_allclose(heatmap[0].z if heatmap else np.zeros((3, 3)), waited, atol=1e-9)
+titles = [pool_waits(pool).layout[axis].title.text for axis in ("xaxis", "yaxis")]
+assert titles == ["holds the device", "waits"]
+assert not heatmap or list(heatmap[0].x) == list(heatmap[0].y) == list(pool.tasks)
 assert set(who) == {0, 1, 2}
 assert (np.sort(granted)[1:] >= np.sort(released)[:-1]).all(), "one device, one holder"
 drawn = []

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
@@ -11,6 +12,21 @@ def test_the_simulated_sharded_scheme_meets_the_cost_model_and_nothing_beats_the
     assert explore.simulated("sharded", 8, relays=8, **network).seconds == pytest.approx(table["sharded"][0], rel=0.05)
     for name, seconds in table.items():
         assert (seconds >= table["bound"] - 1e-12).all(), name
+
+
+def test_a_gantt_chart_has_every_send_and_when_each_host_has_the_whole_model():
+    trace = explore.simulated("sharded", 3, nbytes=3_000, rate=1e6, latency=1e-3, relays=2).trace
+    real = trace + np.array([0.1, 0.2, 0.3, 0, 0, 0])
+    root, relays, whole, sends, measured = explore.gantt(trace, measured=real).data
+    for line, rows in ((root, trace[trace[:, 3] == 0]), (relays, trace[trace[:, 3] > 0])):
+        assert len(rows)
+        np.testing.assert_allclose(np.reshape(line.x, (-1, 3))[:, :2], rows[:, :2] * 1e3)
+        np.testing.assert_array_equal(np.reshape(line.y, (-1, 3))[:, 0], rows[:, 3])
+    for marks, table in ((whole, trace), (measured, real)):
+        last = [max(row[2] for row in table if row[4] == host) for host in (1, 2, 3)]
+        np.testing.assert_allclose(marks.x, np.multiply(last, 1e3))
+        np.testing.assert_array_equal(marks.y, [1, 2, 3])
+    np.testing.assert_allclose(sends.x, real[:, 0] * 1e3)
 
 
 def test_every_slider_of_distribution_moves_the_figures(monkeypatch):

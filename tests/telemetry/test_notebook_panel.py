@@ -1,4 +1,5 @@
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -89,16 +90,19 @@ def test_every_number_of_the_panel_and_its_curve_are_of_the_series_that_they_nam
         series = run.series(points=300)
         newest = run.series(since=run.cursor - 1)
         first = causes_of(run)[0].sentence
-    for label, text in (
+    numbers = (
         ("steps", count_text(newest["env_steps"][-1])),
         ("steps/s", count_text(newest["env_steps_per_s"][-1])),
         ("updates/s", count_text(newest["updates_per_s"][-1])),
         ("return", value_text(newest["return_mean"][-1])),
         ("evaluation", "120.5"),
+        ("lag on arrival", "/".join(count_text(newest[f"arrival_lag_p{share}"][-1]) for share in (50, 99))),
+        ("model MB/s", value_text(newest["model_mb_per_s"][-1])),
         ("left", duration_text(newest["seconds_left"][-1])),
-    ):
-        assert f"<small>{label}</small><br><b>{text}</b>" in shown
-    assert count_text(newest["env_steps_per_s"][-1]) != count_text(newest["updates_per_s"][-1])
+    )
+    assert re.findall("<small>(.*?)</small><br><b>(.*?)</b>", shown) == list(numbers)
+    assert len({text for _, text in numbers}) == len(numbers), "numbers that are alike can be exchanged unseen"
+    assert newest["arrival_lag_p50"][-1] < newest["arrival_lag_p99"][-1]
     assert duration_text(newest["wall_seconds"][-1]) != duration_text(newest["seconds_left"][-1])
     assert escape(first) in shown
     np.testing.assert_array_equal(drawn["training"], (series["env_steps"], series["return_mean"]))
@@ -167,6 +171,8 @@ def test_each_button_of_the_panel_does_what_it_says(tmp_path):
         press("Play", lambda: "<img" in panel._film.value)
         wait_until(lambda: panel._said.value.startswith("return "), "what the episode returned")
         assert panel._film.value.endswith(panel._said.value)
+        panel._said.value = ""
+        press("Play", lambda: panel._said.value.startswith("return "))  # as often as one likes
         wait_until(lambda: panel._html.value.count("<polyline") == 3, "training, evaluation, target")
         assert ">target<" in panel._html.value
         press("Stop", lambda: run.state == "ended")
@@ -202,10 +208,20 @@ def test_a_run_that_failed_shows_what_it_said_last(tmp_path):
 
 
 def test_a_sketch_is_well_formed_and_leaves_out_what_is_not_a_number():
-    x = np.arange(5.0)
+    x = 11 + np.arange(5.0)
     text = sketch([("a <b>", x, np.array([1.0, np.nan, 3.0, 4.0, np.nan])), ("b", x[:0], x[:0])], x_name="steps")
     lines = [element for element in ElementTree.fromstring(text) if element.tag == "polyline"]
-    assert len(lines[0].get("points").split()) == 3
+    points = [tuple(map(float, point.split(","))) for point in lines[0].get("points").split()]
+    assert len(points) == 3
+    (left, low), (_, middle), (right, high) = points
+    assert left < right
+    assert low > middle > high, "pixels count from the top"
+    labels = {element.text: element for element in ElementTree.fromstring(text) if element.tag == "text"}
+    assert {"11", "14", "0", "2", "4", "steps", "a <b>"} <= set(labels)
+    assert (labels["11"].get("text-anchor"), labels["14"].get("text-anchor")) == ("start", "end")
+    assert float(labels["4"].get("y")) < float(labels["2"].get("y")) < float(labels["0"].get("y"))
+    assert abs(float(labels["4"].get("y")) - high) < 5
+    assert labels["a <b>"].get("fill") == lines[0].get("stroke")
     unknown = np.full(5, np.nan)
     assert "no episode" in sketch([("a", x, unknown)])
     assert "no episode" in sketch([("a", unknown, x)])
