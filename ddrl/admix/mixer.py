@@ -671,6 +671,7 @@ class Mixer:
 # The mixer's counters on disk: what must survive a restart, as one JSON file.
 #
 #     format    "ddrl mixer 1"
+#     checksum  of all the rest
 #     began     Unix time of the day's begin [s]
 #     requests  display requests answered
 #     sums      contract ads shown, sum of their ctr, bids shown, sum of their ctr, sum of their eCPM
@@ -689,7 +690,7 @@ _Amount = Annotated[float, Meta(ge=0, le=1e15)]
 _Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 
-class _Contract(msgspec.Struct):
+class _Contract(msgspec.Struct, forbid_unknown_fields=True):
     ad: _Id
     shown: _Amount
     seen_shown: _Amount
@@ -699,13 +700,19 @@ class _Contract(msgspec.Struct):
     pacing: list[_Number] = []
 
 
-class _Snapshot(msgspec.Struct):
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str
+    checksum: str = ""  # of all the rest
     began: Annotated[float, Meta(ge=0, le=1e11)]
     requests: _Count
     empty_queues: _Count
     sums: list[Annotated[float, Meta(ge=0, le=1e30)]]
     contracts: list[_Contract]
+
+    def digest(self) -> str:
+        """What the checksum should be."""
+        rest = msgspec.structs.replace(self, checksum="")
+        return hashlib.blake2b(msgspec.json.encode(rest), digest_size=16).hexdigest()
 
 
 def encode(mixer: Mixer) -> bytes:
@@ -714,7 +721,15 @@ def encode(mixer: Mixer) -> bytes:
     pacing = mixer.tables.pacing
     paced = pacing.state[:, 0].T.tolist() if pacing else [[]] * mixer.book.contracts.count
     contracts = [_Contract(*values) for values in zip(*(column.tolist() for column in columns), paced, strict=True)]
-    whole = _Snapshot(FORMAT, mixer.began, mixer.requests, mixer.empty_queues, mixer.sums.tolist(), contracts)
+    whole = _Snapshot(
+        format=FORMAT,
+        began=mixer.began,
+        requests=mixer.requests,
+        empty_queues=mixer.empty_queues,
+        sums=mixer.sums.tolist(),
+        contracts=contracts,
+    )
+    whole.checksum = whole.digest()
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
 
 
@@ -726,9 +741,14 @@ def save(path: Path, data: bytes) -> None:
         raise RunDirError(f"cannot write the counters to {path}: {error.strerror or error}") from None
 
 
-def restore(path: Path, mixer: Mixer) -> None:
-    """Set the mixer's counters to those of `path`; CheckpointError for a file that is damaged or of other contracts."""
+def restore(path: Path, mixer: Mixer) -> bool:
+    """Set the mixer's counters to those of `path`; whether it has a checksum, which earlier versions did not write.
+    CheckpointError for a file that is damaged or of other contracts."""
     whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
+    if whole.checksum not in ("", whole.digest()):
+        raise CheckpointError(
+            f"{path} is not what a server wrote: it was damaged or edited; --new-day begins without it"
+        )
     known = {contract.ad: contract for contract in whole.contracts}
     ids = mixer.book.contracts.ad_id.tolist()
     if len(known) < len(whole.contracts) or any(
@@ -755,3 +775,4 @@ def restore(path: Path, mixer: Mixer) -> None:
     mixer.began = whole.began
     mixer.requests = whole.requests
     mixer.empty_queues = whole.empty_queues
+    return whole.checksum != ""

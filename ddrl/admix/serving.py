@@ -590,7 +590,8 @@ def serve(
             mixer.journal = journal.add
         if state.exists():
             try:
-                snapshot.restore(state, mixer)
+                if not snapshot.restore(state, mixer):
+                    report(f"{state} has no checksum: an earlier version wrote it; from now on it has one")
             except CheckpointError:
                 if not new_day:
                     raise

@@ -32,6 +32,21 @@ MAX_LINE = 299  # letters of a message
 MAX_LETTERS = 400  # of an error that quotes a damaged file
 
 
+def plain_text(text: str) -> str:
+    """The text with each letter that a terminal obeys or that hides others as an escape; lines stay lines."""
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
+
+
+def plain_line(text: str) -> str:
+    """The same in one line."""
+    return plain_text(text).replace("\n", "\\n")
+
+
 def shortened(error: object) -> str:
     """An error's words in one line of bounded length, also where they quote a file that may be damaged."""
     text = " ".join(str(error).split())
@@ -85,7 +100,10 @@ def is_of_user(path: Path) -> bool:
 
 
 class DdrlError(Exception):
-    """Base of all; `run` turns it into one line on standard error and a nonzero exit."""
+    """Base of all; `run` turns it into one line on standard error and a nonzero exit. What it quotes is text."""
+
+    def __str__(self) -> str:
+        return plain_text(super().__str__())
 
 
 class ConfigError(DdrlError):

@@ -7,12 +7,15 @@ such components, `st.plotly_chart` draws."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import plotly
 import streamlit as st
 import streamlit.components.v1 as components
+
+from ddrl.plots.frame import json_of
 
 _LIBRARY = components.declare_component(
     "plotly_js", path=str(Path(plotly.__file__).parent / "package_data")
@@ -70,10 +73,11 @@ _draw: Any = _v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if _v
 
 def draw(place: Any, figure: Any, key: str) -> None:
     """Draw a figure in `place` (st or a column); the same key redraws it there."""
+    data = json_of(figure)
     if _draw is None:
-        place.plotly_chart(figure, key=key, config={"displayModeBar": False})
+        place.plotly_chart(json.loads(data), key=key, config={"displayModeBar": False})
     elif place is st:
-        _draw(key=key, data=figure.to_json().encode())
+        _draw(key=key, data=data.encode())
     else:
         with place:
-            _draw(key=key, data=figure.to_json().encode())
+            _draw(key=key, data=data.encode())

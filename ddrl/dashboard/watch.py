@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +23,7 @@ import plotly.io
 import streamlit as st
 
 from ddrl import plots
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, plain_line, shortened
 from ddrl.dashboard import drawing
 from ddrl.telemetry import Run, causes_of, facts, find_runs, run_status
 from ddrl.telemetry.directory import NOTES_FILE, read_settings
@@ -79,7 +80,8 @@ def listed() -> list[Path]:
 
 def name_of(path: Path) -> str:
     """A run's name: its place in the folder, where it may be a task of a pool or an experiment's."""
-    return path.relative_to(folder()).as_posix() if path.is_relative_to(folder()) and path != folder() else path.name
+    is_inside = path.is_relative_to(folder()) and path != folder()
+    return plain_line(path.relative_to(folder()).as_posix() if is_inside else path.name)
 
 
 def facts_at(path: Path) -> Facts:
@@ -247,6 +249,10 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
                 render(runs)
             except DdrlError as error:
                 st.warning(literal(str(error)), icon=":material/folder_off:")
+            except Exception as error:  # whatever the files of a run hold, the page stays up
+                words = f"This part of the page cannot be drawn ({type(error).__name__}: {shortened(error)})."
+                st.warning(literal(words), icon=":material/folder_off:")
+                traceback.print_exception(error)
 
     running = any(run_status(path).is_active for path in selection())
     st.fragment(body, run_every=period if running else None)()

@@ -46,7 +46,7 @@ def relay_bandwidth(processes: Processes, direction: str = "sent") -> go.Figure:
     title = f"MPI bytes {direction} by each relay"
     relays = _of_role(processes, Role.RELAY)
     wall_seconds = processes.wall_seconds[1:]
-    values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.time, over=_TABLE_SECONDS) / 1e6
+    values = rates(processes.column(f"bytes_{direction}")[:, relays], processes.wall_seconds, over=_TABLE_SECONDS) / 1e6
     hosts = processes.column("host")[-1, relays] if relays.size else np.zeros(0)
     if len(relays) <= MAX_LINES or not np.isfinite(values).any():
         names = ["host 0 (root)" if host == 0 else f"host {host:.0f}" for host in hosts]
@@ -73,7 +73,7 @@ def host_table(processes: Processes) -> dict[str, Floats]:
     trainer = role[-1] == ROLES.index(Role.TRAINER)
     version = processes.column("policy_version")[-1]
     grown = {
-        name: rates(processes.column(name), processes.time, over=_TABLE_SECONDS)[-1]
+        name: rates(processes.column(name), processes.wall_seconds, over=_TABLE_SECONDS)[-1]
         for name in ("bytes_sent", "bytes_received", "env_steps", "wait_seconds")
     }
     moved = (grown["bytes_sent"] + grown["bytes_received"]) / 1e6

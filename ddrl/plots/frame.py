@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -25,6 +26,7 @@ except ImportError:
 COLORS = ("#0072B2", "#C77800", "#008F68", "#B8578F", "#2E93CC", "#D55E00", "#808080")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SCALE = "Cividis"  # even in lightness, and the same to color-blind eyes
+_LINK = re.compile(r"(<|\\u003c)(?=(/|\\u002f)?a\b)", re.IGNORECASE)
 FIGURE = "application/vnd.plotly.v1+json"  # MIME type of a live figure
 _WHITE: dict[str, Any] = {  # what notebooks add to every figure's layout
     "colorway": COLORS,
@@ -138,11 +140,16 @@ def _show(figure: go.Figure, *, pictures: bool) -> None:
     if type(figure) is not go.Figure:
         figure._ipython_display_()  # pyright: ignore[reportPrivateUsage]
         return
-    document = json.loads(str(figure.to_json()))
+    document = json.loads(json_of(figure))
     shown: dict[str, Any] = {FIGURE: document, "text/plain": figure.layout.title.text or "figure"}
     if pictures:
         shown["image/png"] = figure.to_image("png", width=900)
     display(shown, raw=True)
+
+
+def json_of(figure: go.Figure) -> str:
+    """The figure as JSON, without links: names in it are a run's, and plotly would make links of their tags."""
+    return _LINK.sub("&lt;", str(figure.to_json()))
 
 
 def legend_below(figure: go.Figure, lines: int) -> go.Figure:

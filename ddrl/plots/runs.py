@@ -610,7 +610,7 @@ def _sums_by_role(processes: Processes, values: Floats) -> Iterator[tuple[str, F
 
 def cpu_by_role(processes: Processes) -> go.Figure:
     """Cores kept busy by all processes of each role together."""
-    busy = rates(processes.column("cpu_seconds"), processes.time, over=2.5 * SAMPLE_PERIOD)
+    busy = rates(processes.column("cpu_seconds"), processes.wall_seconds, over=2.5 * SAMPLE_PERIOD)
     lines = _sums_by_role(processes, busy)
     return lines_over_time("Cores in use", "cores", processes.wall_seconds[1:], lines, "not sampled yet")
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
+from ddrl.core.errors import CheckpointError, ConfigError, RunDirError, plain_text
 from ddrl.core.files import MAX_DOCUMENT, read_regular, refuse_links, write_atomically, write_json
 from ddrl.core.settings import config_from_toml, config_to_toml, config_tree
 from ddrl.telemetry.store import run_id_of
@@ -435,7 +435,7 @@ def _as_overrides(text: str, kept: str | None) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"ddrl: {text}", file=sys.stderr, flush=True)
+    print(f"ddrl: {plain_text(text)}", file=sys.stderr, flush=True)
 
 
 def sweep_unfinished(directory: RunDirectory) -> None:

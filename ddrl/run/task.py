@@ -113,6 +113,7 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
         keeper=int(np.nan_to_num(shared[KEEPER])),
         seconds=state.wall_seconds if began == began else None,
     )
+    recorder.steps = lambda: float(state.env_steps)
     shared[BEGAN] = time.monotonic() - state.wall_seconds
     disk.record_event = recorder.record_event
     checkpoints = Checkpoints(directory.place / "checkpoints", training, model, disk, states)

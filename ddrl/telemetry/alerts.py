@@ -95,8 +95,8 @@ class Alerts:
                     yield Alert(cause.kind, LEVELS[cause.kind], cause.sentence, cause.rank)
             yield from self._figures(record)
         yield from self._deaths(record)
-        if record.time >= self._space_due:
-            self._space_due = record.time + SPACE_PERIOD
+        if record.wall_seconds >= self._space_due:
+            self._space_due = record.wall_seconds + SPACE_PERIOD
             free = shutil.disk_usage(self._run_dir).free
             if free < MIN_FREE:
                 yield Alert("space", "error", f"only {free / 1e6:.0f} MB are free for {self._run_dir}")

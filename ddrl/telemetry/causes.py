@@ -152,14 +152,14 @@ class CauseWatch:
 
     def look(self, record: Record, state: State, before: str = "") -> list[Cause]:
         """Causes, the most costly first; none where it is too early, or soon after the last look."""
-        if not self._recent or record.time - self._recent[-1].time >= 0.5:
+        if not self._recent or record.wall_seconds - self._recent[-1].wall_seconds >= 0.5:
             self._recent.append(record)
-        while len(self._recent) > 1 and record.time - self._recent[1].time > SPAN:
+        while len(self._recent) > 1 and record.wall_seconds - self._recent[1].wall_seconds > SPAN:
             self._recent.popleft()
-        early = state == "running" and record.time - self._recent[0].time < 0.9 * SPAN
-        if early or record.time < self._due:
+        early = state == "running" and record.wall_seconds - self._recent[0].wall_seconds < 0.9 * SPAN
+        if early or record.wall_seconds < self._due:
             return []
-        self._due = record.time + self.PERIOD
+        self._due = record.wall_seconds + self.PERIOD
         return find_causes(between(self._recent[0], record), self._config, state=state, before=before)
 
 
@@ -171,13 +171,20 @@ class _Window:
         self.seconds = 0.0
         if len(frames) < 2:
             return
-        began = min(int(np.count_nonzero(frames.time < frames.time[-1] - SPAN)), len(frames) - 2)
-        self.seconds = float(frames.time[-1] - frames.time[began])
+        seconds = frames.wall_seconds
+        began = min(int(np.count_nonzero(seconds < seconds[-1] - SPAN)), len(frames) - 2)
+        self.seconds = float(seconds[-1] - seconds[began])
         self._began = began
         role = self.now("role")
         self.trainer = role == ROLES.index(Role.TRAINER)
         self.hosts = np.nan_to_num(self.now("host"))
         self.rollouts = (role == ROLES.index(Role.ROLLOUT)) & (self.now("ended") != 1.0)
+
+    def set_forward(self) -> float:
+        """How much the clock of the trainer's machine was set forward within the window [s]: signs of life from before
+        are no older for it."""
+        frames = self.frames
+        return max(float(frames.time[-1] - frames.time[self._began]) - self.seconds, 0.0)
 
     def now(self, name: str) -> Floats:
         """Newest values [processes]."""
@@ -223,7 +230,7 @@ def _name(window: _Window, place: int) -> str:
 
 def _silent(window: _Window) -> list[Cause]:
     """Rollouts, relays and nodes that show no sign of life."""
-    ages = window.frames.time[-1] - window.now("heartbeat")
+    ages = window.frames.time[-1] - window.now("heartbeat") - window.set_forward()
     excused = window.trainer | (window.now("ended") == 1.0) | np.isnan(ages)
     excused |= (window.now("role") == ROLES.index(Role.EVALUATOR)) | np.isin(
         window.now("phase"), (Phase.SAVING, Phase.WAITING, Phase.STARTING)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, plain_line, shortened
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.directory import find_runs, read_notes
@@ -99,8 +99,9 @@ def facts_at(path: Path, series_names: Sequence[str] | None = None) -> Facts:
     try:
         with Run(path) as run:
             return facts_of(run, series_names)
-    except DdrlError as error:
-        return Facts(str(path), path.name, "unreadable", str(error))
+    except Exception as error:  # one run of a table must not take the others down
+        reason = str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {shortened(error)}"
+        return Facts(str(path), plain_line(path.name), "unreadable", reason)
 
 
 def describe(path: Path) -> dict[str, Any]:

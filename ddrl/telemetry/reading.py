@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.config import Config
-from ddrl.core.errors import MissingExtraError, RunDirError
+from ddrl.core.errors import MissingExtraError, RunDirError, plain_line
 from ddrl.core.files import DAMAGE, read_json
 from ddrl.core.specs import Array, Floats, Ints
 from ddrl.telemetry.directory import State, Status, read_config, read_settings, run_status
@@ -143,8 +143,8 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
-        return self.path.name
+        """The directory's name, as text."""
+        return plain_line(self.path.name)
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:
@@ -343,4 +343,4 @@ class Run:
 def _quoted(path: Path) -> str:
     from urllib.parse import quote
 
-    return quote(str(path.resolve()))
+    return quote(os.fsencode(path.resolve()))

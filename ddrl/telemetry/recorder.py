@@ -20,6 +20,7 @@ import numpy as np
 from ddrl.core import plugins
 from ddrl.core.background import Guard
 from ddrl.core.config import Config
+from ddrl.core.errors import plain_text
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.core.specs import Floats
@@ -30,6 +31,7 @@ from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink,
 from ddrl.telemetry.sinks import SINKS, SinkSetup, TensorBoardFiles, sink_names
 from ddrl.telemetry.store import Store
 
+MIN_JUMP = 30.0  # [s] by which a clock is set; less is drift, or a machine that was busy
 _Item = Event | Evaluation | Snapshot | None  # None: close
 
 
@@ -44,6 +46,7 @@ class Recorder:
     continue then. `counted_before`: rows that trainers of this
     job before this one have recorded or left out, and not lost.
     `sinks` are further sinks, e.g. the terminal's `ProgressLine`. `report` takes the words of what goes wrong here.
+    `clock` gives dates, `monotonic` durations: a clock that is set changes no speed, and is said.
     Raises RunDirError where the run directory cannot be written."""
 
     def __init__(
@@ -57,6 +60,7 @@ class Recorder:
         sinks: Sequence[Sink] = (),
         report: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
         keeper: int = 0,
         seconds: float | None = None,
     ) -> None:
@@ -76,7 +80,9 @@ class Recorder:
             name: totals.get(name, 0.0) - store.job_totals.get(name, 0.0) for name in ("env_steps", "rows_too_old")
         }
         self.counted_before = sum(before.values()) if seconds is not None else 0.0
-        self._begin = clock() - max(totals.pop("wall_seconds", 0.0), store.last_wall)
+        self._monotonic = monotonic
+        self._begin = monotonic() - max(totals.pop("wall_seconds", 0.0), store.last_wall)
+        self._began = clock() - self._seconds()
         self._window = SeriesWindow(config, totals, metrics=metrics)
         self._tick = store.next_tick
         self._store = store
@@ -96,6 +102,8 @@ class Recorder:
         self._alerts = Alerts(run_dir, config, self._say_failure)
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._latest: Record | None = None
+        first_steps = (base or {}).get("env_steps", 0.0)
+        self.steps: Callable[[], float] = lambda: first_steps  # of the run until now; the task sets it
         for kind, text, fields in store.notes:
             self.record_event(kind, text, **fields)
         self._thread = threading.Thread(target=self._work, name="ddrl-recorder", daemon=True)
@@ -107,18 +115,18 @@ class Recorder:
         return self._latest
 
     def record_event(self, kind: str, text: str, **fields: Any) -> None:
-        """Note that something happened, from any thread; returns at once. `fields` are JSON values."""
-        now = self._clock()
-        self._items.put(Event(now, now - self._begin, kind, text, fields))
+        """Note that something happened, from any thread; returns at once. `fields` are JSON values; env_steps, by which
+        a resume knows what came after its checkpoint, are added."""
+        fields.setdefault("env_steps", self.steps())
+        self._items.put(Event(self._clock(), self._seconds(), kind, plain_text(text), fields))
 
     def record_evaluation(self, judged: Judged, *, updates: float) -> None:
         """Note the result of greedy episodes, from any thread; returns at once."""
-        now = self._clock()
         played = judged.played
         self._items.put(
             Evaluation(
-                now,
-                now - self._begin,
+                self._clock(),
+                self._seconds(),
                 float(judged.env_steps),
                 float(updates),
                 played.mean,
@@ -184,7 +192,8 @@ class Recorder:
         if table.ndim != 2 or table.shape[1] != len(self._columns):
             raise ValueError(f"the table of counters has shape {table.shape}; wanted [processes, {len(self._columns)}]")
         now = self._clock()
-        wall_seconds = now - self._begin
+        wall_seconds = self._seconds()
+        self._look_for_jump(now - wall_seconds)
         record = Record(
             self._tick, now, wall_seconds, self._window.measure(table, now, wall_seconds), table, self._columns
         )
@@ -193,6 +202,18 @@ class Recorder:
         self._guard.attempt("looking for alerts", lambda: self._raise(self._alerts.look(record, self._status.state)))
         for sink in self._sinks:
             self._guard.attempt(f"recording to {type(sink).__name__}", lambda sink=sink: sink.record(record))
+
+    def _seconds(self) -> float:
+        """Into the run."""
+        return self._monotonic() - self._begin
+
+    def _look_for_jump(self, began: float) -> None:
+        """Say where the clock was set. `began`: when the run began, by that clock."""
+        jump = began - self._began
+        self._began = began
+        if abs(jump) > MIN_JUMP:
+            way = "forward" if jump > 0 else "back"
+            self.record_event("alarm", f"the clock of the trainer's machine was set {way} by {abs(jump):.0f} s")
 
     def _raise(self, alerts: Sequence[Alert]) -> None:
         for alert in alerts:

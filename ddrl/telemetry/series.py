@@ -68,8 +68,9 @@ def _lengthened(table: Floats, rows: int) -> Floats:
 class _Moment:
     """A table of counters at one time; sums of its columns are made once each."""
 
-    def __init__(self, time: float, table: Floats, column: Mapping[str, int]) -> None:
+    def __init__(self, time: float, seconds: float, table: Floats, column: Mapping[str, int]) -> None:
         self.time = time
+        self.seconds = seconds  # into the run, by a clock that nobody sets
         self.table = table
         self._column = column
         self._sums: dict[tuple[str, Role | None], float] = {}
@@ -108,7 +109,7 @@ class _Window:
 
     def rate(self, name: str, role: Role | None) -> float:
         """Growth per second."""
-        seconds = self.now.time - self.before.time if self.before else 0.0
+        seconds = self.now.seconds - self.before.seconds if self.before else 0.0
         return self.gained(name, role) / seconds if seconds > 0 else NAN
 
     def ratio(self, numerator: str, denominator: str, role: Role) -> float:
@@ -262,9 +263,9 @@ class SeriesWindow:
 
     def measure(self, table: Floats, now: float, wall_seconds: float) -> dict[str, float]:
         """Every series from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into the run."""
-        moment = _Moment(now, self._accumulate(table), self._column)
+        moment = _Moment(now, wall_seconds, self._accumulate(table), self._column)
         held = float(np.nan_to_num(moment.values("rollout_wait", Role.TRAINER)).max(initial=0.0))
-        while len(self._moments) > 1 and now - self._moments[1][0].time >= self.window:
+        while len(self._moments) > 1 and wall_seconds - self._moments[1][0].seconds >= self.window:
             self._moments.popleft()
         before = self._moments[0][0] if self._moments and not self._frozen else None
         self._moments.append((moment, held))

@@ -20,7 +20,7 @@ import numpy as np
 
 from ddrl import __version__
 from ddrl.core.config import Config, TelemetryConfig
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import RunDirError, plain_line
 from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.specs import Floats
@@ -54,7 +54,8 @@ def count_text(value: float) -> str:
 
 
 def table_text(rows: Sequence[Sequence[str]]) -> str:
-    """Rows in columns as wide as their longest entry."""
+    """Rows in columns as wide as their longest entry, each in one line."""
+    rows = [[plain_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -244,11 +244,11 @@ def _cut(opened: Opened, base: Mapping[str, float], *, same_job: bool) -> None:
             db.execute("DELETE FROM series WHERE level = ? AND tick + ? > ?", (level, FANOUT**level, first))
         db.execute("DELETE FROM frames WHERE tick >= ?", (first,))
     counts: dict[str, int] = {}
-    # The checkpoint's own event and a last evaluation of its parameters come after it, and belong to it.
-    later_events = "wall_seconds > ? AND coalesce(json_extract(fields, '$.env_steps'), ?) > ?"
+    # The checkpoint's own event, those of its end, and a last evaluation of its parameters have its steps and updates.
+    later_events = "json_extract(fields, '$.env_steps') > ?"
     for table, condition, values in (
         ("evaluations", "env_steps > ? OR updates > ?", (steps, updates)),
-        ("events", "0" if same_job else later_events, () if same_job else (wall, 1e300, steps)),
+        ("events", "0" if same_job else later_events, () if same_job else (steps,)),
     ):
         names = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
         rows = db.execute(f"SELECT {', '.join(names)} FROM {table} WHERE {condition}", values).fetchall()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -419,11 +420,30 @@ def test_counters_that_cannot_be_are_refused(place: tuple[Any, ...], value: Any,
     for name in place[:-1]:
         inner = inner[name]
     inner[place[-1]] = document["contracts"][0]["ad"] if value is None else value
+    document["checksum"] = ""  # who edits a file can write the checksum too
     (tmp_path / "state").write_text(json.dumps(document))
     before = snapshot.encode(mixer)
     with pytest.raises(CheckpointError, match="--new-day"):
         snapshot.restore(tmp_path / "state", mixer)
     assert snapshot.encode(mixer) == before
+
+
+def test_no_flipped_bit_of_the_counters_is_other_counters(tmp_path: Path) -> None:
+    mixer = small_mixer()
+    for number in range(20):
+        mixer.choose(request_of(mixer.book, number))
+    whole = snapshot.encode(mixer)
+    (tmp_path / "state").write_bytes(whole)
+    assert snapshot.restore(tmp_path / "state", mixer)
+    for bit in range(0, 8 * len(whole), 5):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "state").write_bytes(flipped)
+        with contextlib.suppress(CheckpointError):
+            assert snapshot.restore(tmp_path / "state", mixer), "an earlier version's file"
+        assert snapshot.encode(mixer) == whole, bit
+    (tmp_path / "state").write_bytes(whole.replace(json.loads(whole)["checksum"].encode(), b""))
+    assert not snapshot.restore(tmp_path / "state", mixer)
 
 
 def test_what_pacing_knows_survives_a_restart(tmp_path: Path) -> None:

@@ -255,6 +255,7 @@ def test_counters_survive_a_restart_and_other_contracts_are_refused(tmp_path: Pa
     snapshot = run / "serving.json"
     document = json.loads(snapshot.read_text())
     document["contracts"][0]["ad"] = 555
+    document["checksum"] = ""
     snapshot.write_text(json.dumps(document))
     refused = subprocess.run(
         [sys.executable, "-m", "ddrl.serve", str(run), "--port", "0"],

@@ -30,7 +30,7 @@ def record(path, seed, lr, means, code="", package="cells_0000"):
         assert package in text
     (path / "config.toml").write_text(text)
     cluster = FakeCluster()
-    with Recorder(path, cluster.table, config, clock=lambda: cluster.now) as recorder:
+    with Recorder(path, cluster.table, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now) as recorder:
         for index, mean in enumerate(means):
             recorder.record_evaluation(Evaluation(0, 1000 * (index + 1), Returns(mean, 3.0, 20)), updates=100)
     return path

@@ -15,7 +15,7 @@ from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
-from ddrl.plots.frame import COLORS, rates
+from ddrl.plots.frame import COLORS, json_of, lines_over_time, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.facts import Facts
@@ -42,7 +42,7 @@ class Tables:
                 cluster.advance(1.0)
             return cluster.table()
 
-        with Recorder(path, tables, CONFIG, clock=lambda: cluster.now) as recorder:
+        with Recorder(path, tables, CONFIG, clock=lambda: cluster.now, monotonic=lambda: cluster.now) as recorder:
             assert done.wait(PATIENCE)
             for steps in (1e4, 2e4):
                 recorder.record_evaluation(Judged(0, steps, Returns(steps / 100, 5.0, 20)), updates=10)
@@ -559,3 +559,9 @@ def test_the_rank_that_ended_a_run_is_marked_and_first():
     table = plots.rank_table(found, 1001.0, {3})
     assert table["rank"].tolist() == [3, 1, 0, 2]
     assert table["health"].tolist() == ["failed", "silent", "alive", "alive"]
+
+
+def test_names_in_a_figure_are_no_links():
+    figure = lines_over_time("t", "s", np.arange(3.0), [("<a href='http://x'>b</A > <b>c</b>", np.arange(3.0))], "none")
+    trace = json.loads(json_of(figure))["data"][0]
+    assert trace["name"] == "&lt;a href='http://x'>b&lt;/A > <b>c</b>"

@@ -39,6 +39,6 @@ def record_run(path, records=50, config=CONFIG, cluster=None, **options):
     feed = Feed(cluster, records)
     path.mkdir(exist_ok=True)
     (path / "config.toml").write_text(config_to_toml(config))
-    with Recorder(path, feed, config, clock=feed.clock, **options):
+    with Recorder(path, feed, config, clock=feed.clock, monotonic=feed.clock, **options):
         assert feed.done.wait(PATIENCE)
     return cluster

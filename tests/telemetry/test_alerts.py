@@ -77,7 +77,7 @@ def test_a_run_writes_its_alerts_as_events_and_sends_each_once_to_a_command(tmp_
     command = f'{sys.executable} -c "{code}"'
     config = Config(telemetry=TelemetryConfig(period=0.001, live=False, alert=command))
     feed = Feed(FakeCluster(), 5)
-    with Recorder(tmp_path, feed, config, clock=feed.clock) as recorder:
+    with Recorder(tmp_path, feed, config, clock=feed.clock, monotonic=feed.clock) as recorder:
         recorder.record_event("error", "rank 3 was killed\nTraceback ...")
         recorder.record_event("error", "and again")
     (line,) = heard.read_text().splitlines()
@@ -95,12 +95,12 @@ def test_alerts_are_events_with_rule_and_level(tmp_path):
         table[5, COLUMN["restarts"]] = 2.0
         return table
 
-    with Recorder(tmp_path, tables, CONFIG, clock=feed.clock):
+    with Recorder(tmp_path, tables, CONFIG, clock=feed.clock, monotonic=feed.clock):
         assert feed.done.wait(PATIENCE)
     with Run(tmp_path) as run:
         events = run.events(kinds=["alert"])
     assert events["text"].tolist() == ["warning: 2 processes of the run have died and were started again"]
-    assert events["fields"][0] == {"rule": "restart", "level": "warning"}
+    assert events["fields"][0] == {"rule": "restart", "level": "warning", "env_steps": 0.0}
 
 
 def test_a_server_hears_of_an_alert_and_one_that_is_away_is_said(tmp_path):
@@ -141,7 +141,7 @@ def test_where_a_strangers_run_sends_its_alerts_needs_consent(tmp_path, place):
 
 def test_the_recorder_of_the_tests_raises_nothing_by_itself(tmp_path):
     feed = Feed(FakeCluster(), 30)
-    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock):
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock):
         assert feed.done.wait(PATIENCE)
     with Run(tmp_path) as run:
         assert len(run.events(kinds=["alert"])) == 0

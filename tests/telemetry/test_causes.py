@@ -182,7 +182,7 @@ def test_a_run_directory_gives_the_same_causes_as_its_frames(tmp_path):
     config = Config(telemetry=TelemetryConfig(period=0.001, live=False))
     # The directory's own period: how many records back its causes are looked for.
     (tmp_path / "config.toml").write_text(config_to_toml(Config()))
-    with Recorder(tmp_path, table, config, clock=lambda: 1000.0 + place[0]):
+    with Recorder(tmp_path, table, config, clock=lambda: 1000.0 + place[0], monotonic=lambda: 1000.0 + place[0]):
         assert done.wait(PATIENCE)
     with Run(tmp_path) as run:
         found = causes_of(run)

@@ -9,11 +9,15 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
-from ddrl.telemetry import ControlServer, attach, control
+from ddrl.telemetry import ControlServer, Recorder, attach, control
 from ddrl.telemetry.control import TOPIC, check_setting, receive_parts, secure_client
 from ddrl.telemetry.directory import StatusFile, announce, read_live_file
+from ddrl.telemetry.sinks import ProgressLine
+from tests.telemetry.feeding import CONFIG
+from tests.waiting import PATIENCE
 
 
 class Serving:
@@ -100,6 +104,21 @@ def test_a_command_of_the_wrong_type_is_answered_at_once(tmp_path):
             with pytest.raises(MessageError, match=r"could not be read|wanted a number"):
                 run.ask("set", name="learner.lr", value=value)
         assert serving.done == []
+
+
+def test_the_words_of_a_command_are_text_in_the_terminal_and_for_who_asks(tmp_path, capsys):
+    with Recorder(tmp_path, FakeCluster().table, CONFIG, sinks=[ProgressLine(CONFIG)]) as recorder:
+        server = ControlServer(tmp_path, {}, recorder.record_event)
+        serving = threading.Thread(target=server.wait, args=(PATIENCE,))
+        serving.start()
+        with attach(tmp_path) as run, pytest.raises(MessageError) as refused:
+            run.ask("\x1b[31mred\x00\r\u202e")
+        serving.join()
+        server.close()
+    said = capsys.readouterr().err
+    for text in (said.replace("\n", ""), str(refused.value)):
+        assert text.isprintable()
+        assert "\\x1b[31mred\\x00" in text
 
 
 def test_a_handler_that_fails_answers_with_its_words_and_the_server_goes_on(tmp_path):

@@ -152,7 +152,9 @@ def test_a_sink_of_ones_own_gets_every_record_and_one_that_fails_holds_up_nothin
     telemetry = TelemetryConfig(period=0.001, live=False, sinks=[own, "tensorboard", own])
     feed = Feed(FakeCluster(), 5)
     config = Config(telemetry=telemetry)
-    with Recorder(tmp_path, feed, config, clock=feed.clock, base={"env_steps": 7.0}, report=print) as recorder:
+    with Recorder(
+        tmp_path, feed, config, clock=feed.clock, monotonic=feed.clock, base={"env_steps": 7.0}, report=print
+    ) as recorder:
         recorder.record_event("note", "something")
         assert feed.done.wait(PATIENCE)
     (kept,) = Kept.begun

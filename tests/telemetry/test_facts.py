@@ -45,7 +45,7 @@ def store(path, *, state="running", returns=RETURNS, seconds=20):
         table[0, COLUMNS.index("updates")] = 10.0 * min(tick, 10)
         return table.copy()
 
-    recorder = Recorder(path, tables, config, clock=lambda: 1000.0 + now[0])
+    recorder = Recorder(path, tables, config, clock=lambda: 1000.0 + now[0], monotonic=lambda: 1000.0 + now[0])
     assert done.wait(PATIENCE)
     for number, value in enumerate(returns):
         recorder.record_evaluation(Judged(number, 10 * number, Returns(value, 1.0, 5)), updates=number)

@@ -23,7 +23,7 @@ def test_a_figure_that_an_algorithm_declares_is_recorded_read_and_drawn_without_
     feed = Feed(cluster, 10**9)
     config = Config(telemetry=TelemetryConfig(period=0.001, tensorboard=True))
     with (
-        Recorder(tmp_path, feed, config, figures=figures, clock=feed.clock) as recorder,
+        Recorder(tmp_path, feed, config, figures=figures, clock=feed.clock, monotonic=feed.clock) as recorder,
         LiveReader(tmp_path) as reader,
     ):
         items = []

@@ -33,7 +33,7 @@ def record(path, seconds=20):
     (path / "config.toml").write_text(config_to_toml(config))
     for _ in range(seconds):
         cluster.advance(1.0)
-        Recorder(path, cluster.table, config, clock=lambda: cluster.now).close()
+        Recorder(path, cluster.table, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now).close()
     return path
 
 
@@ -52,7 +52,9 @@ def test_the_panel_shows_the_newest_evaluation(tmp_path):
     config = Config(telemetry=TelemetryConfig(period=1000.0, live=False))
     (tmp_path / "config.toml").write_text(config_to_toml(config))
     cluster = FakeCluster()
-    with Recorder(tmp_path, cluster.table, config, clock=lambda: cluster.now) as recorder:
+    with Recorder(
+        tmp_path, cluster.table, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now
+    ) as recorder:
         for env_steps, mean in ((1000, 120.5), (2000, 195.5)):
             recorder.record_evaluation(Evaluation(0, env_steps, Returns(mean, 3.0, 20)), updates=100)
     with Run(tmp_path) as run:
@@ -75,7 +77,7 @@ def test_every_number_of_the_panel_and_its_curve_are_of_the_series_that_they_nam
             recorded.set()
         return cluster.table()
 
-    with Recorder(tmp_path, table, config, clock=lambda: cluster.now) as recorder:
+    with Recorder(tmp_path, table, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now) as recorder:
         recorder.record_evaluation(Evaluation(0, 1000, Returns(120.5, 3.0, 20)), updates=100)
         assert recorded.wait(PATIENCE)
     drawn = {}
@@ -115,7 +117,7 @@ def test_a_panel_before_the_first_episodes_end_says_so_instead_of_drawing_the_ta
     config = Config(run=RunConfig(target_return=150.0), telemetry=TelemetryConfig(period=1000.0, live=False))
     (tmp_path / "config.toml").write_text(config_to_toml(config))
     cluster = FakeCluster()
-    with Recorder(tmp_path, cluster.table, config, clock=lambda: cluster.now):
+    with Recorder(tmp_path, cluster.table, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now):
         pass
     with Run(tmp_path) as run:
         series = run.series(points=300)

@@ -10,14 +10,18 @@ import pytest
 import zmq
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
+from ddrl import runs
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
+from ddrl.core.settings import config_to_toml
+from ddrl.notebook import panel_html
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
 from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
 from ddrl.telemetry.directory import read_live_file
+from ddrl.telemetry.facts import list_facts
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 
@@ -45,7 +49,7 @@ def test_a_run_is_read_back_as_it_was_recorded(tmp_path):
 
 def test_events_and_evaluations_keep_their_order_and_are_never_lost_at_the_end(tmp_path):
     feed = Feed(FakeCluster(), 1)
-    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
         for number in range(200):
             recorder.record_event("note", f"event {number}", number=number, share=np.float32(0.5))
         recorder.record_evaluation(Judged(0, 1000, Returns(195.5, 3.0, 20)), updates=100)
@@ -60,7 +64,7 @@ def test_events_and_evaluations_keep_their_order_and_are_never_lost_at_the_end(t
 
 def test_only_the_newest_snapshot_of_a_kind_is_kept(tmp_path):
     feed = Feed(FakeCluster(), 1)
-    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
         recorder.record_snapshot("priorities", priorities=np.zeros(3))
         recorder.record_snapshot("priorities", priorities=np.arange(3.0), size=3)
     with Run(tmp_path) as run:
@@ -80,7 +84,7 @@ def test_a_failing_table_is_reported_once_and_recording_goes_on(tmp_path):
             raise OSError("segment gone")
         return feed()
 
-    with Recorder(tmp_path, tables, CONFIG, clock=feed.clock, report=reports.append):
+    with Recorder(tmp_path, tables, CONFIG, clock=feed.clock, monotonic=feed.clock, report=reports.append):
         assert feed.done.wait(PATIENCE)
     assert len(reports) == 1
     assert "segment gone" in reports[0]
@@ -156,7 +160,10 @@ def test_old_frames_are_thinned_to_the_budget_and_the_newest_stay(tmp_path):
 
 def test_the_live_stream_carries_the_same_records_as_the_run_directory(tmp_path):
     feed = Feed(FakeCluster(), 10**9)
-    with Recorder(tmp_path, feed, LIVE, clock=feed.clock) as recorder, LiveReader(tmp_path) as reader:
+    with (
+        Recorder(tmp_path, feed, LIVE, clock=feed.clock, monotonic=feed.clock) as recorder,
+        LiveReader(tmp_path) as reader,
+    ):
         items = []
         recorder.record_event("note", "hello", n=1)
         while not items:
@@ -295,7 +302,7 @@ def test_a_stream_on_which_another_program_talks_is_refused_in_plain_words(tmp_p
 
 def test_evaluations_are_thinned_to_so_many_and_the_newest_and_the_best_stay(tmp_path):
     feed = Feed(FakeCluster(), 1)
-    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
         for number in range(1000):
             mean = 5000.0 if number == 457 else float(number)
             recorder.record_evaluation(Judged(0, number, Returns(mean, 1.0, 20)), updates=number)
@@ -339,6 +346,28 @@ def test_damage_inside_the_file_is_told_in_plain_words(tmp_path):
         Run(tmp_path)
 
 
+def test_what_a_run_says_is_text_in_every_table(tmp_path, capsys):
+    bad = tmp_path / os.fsdecode(b"b\xffad\x1b]0;title\x07\nname")
+    words = "![](http://stranger.invalid/x.png) <a href='http://stranger.invalid'>x</a> \x1b[2J\r$x$"
+    for place in (tmp_path / "good", bad):
+        place.mkdir()
+        with Recorder(place, FakeCluster().table, CONFIG) as recorder:
+            recorder.record_event("error", words)
+        (place / "config.toml").write_text(config_to_toml(CONFIG))
+        (place / "summary.json").write_text("[1]")
+    for path in (tmp_path, bad):
+        assert runs.main([str(path)]) == 0
+        said = capsys.readouterr()
+        assert said.out.replace("\n", "").isprintable()
+        assert said.err == ""
+        assert runs.main([str(path), "--json"]) == 0
+        assert "stranger" in capsys.readouterr().out
+    assert [facts.state for facts in list_facts(tmp_path)] == ["failed"] * 2
+    with Run(bad) as run:
+        assert run.name.isprintable()
+        assert "<a" not in panel_html(run)
+
+
 def test_runs_are_found_with_the_one_begun_last_first(tmp_path):
     for name, time in (("old", 1e9), ("new", 3e9), ("middle", 2e9)):
         record_run(tmp_path / name, records=1)
@@ -361,7 +390,7 @@ def test_encrypted_sockets_let_in_only_holders_of_the_key(tmp_path):
 
     config = Config(telemetry=TelemetryConfig(period=0.001, bind="0.0.0.0"))
     feed = Feed(FakeCluster(), 10**9)
-    with Recorder(tmp_path, feed, config, clock=feed.clock):
+    with Recorder(tmp_path, feed, config, clock=feed.clock, monotonic=feed.clock):
         live = read_live_file(tmp_path)
         assert live is not None
         assert live.server_key

@@ -14,6 +14,7 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from tests.telemetry.feeding import CONFIG, Feed, record_run
+from tests.waiting import PATIENCE
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(tmp_path):
@@ -41,13 +42,12 @@ def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
     with Run(tmp_path) as run:
         first = run.series()
     feed = Feed(FakeCluster(), 1)
-    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
         for wall, steps in ((30.0, 1e4), (70.0, 1e9)):
-            recorder._begin = feed.clock() - wall
+            recorder.steps = lambda steps=steps: steps
             recorder.record_evaluation(Judged(0, int(steps), Returns(wall, 1.0, 20)), updates=1)
             recorder.record_event("note", f"after {wall:g} s")
             recorder.record_event("checkpoint", f"at {steps:g} steps", env_steps=steps)
-        recorder._begin = feed.clock() - 55.0
         recorder.record_event("checkpoint", "at 20000 steps", env_steps=2e4)
     checkpoint = {name: float(first[name][50]) for name in ("env_steps", "updates", "wall_seconds")}
     record_run(tmp_path, records=30, base=checkpoint)
@@ -69,6 +69,32 @@ def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as db:
         kept = [json.loads(row) for (row,) in db.execute("SELECT row FROM abandoned ORDER BY kind")]
     assert [row.get("mean", row.get("text")) for row in kept] == [70.0, "after 70 s", "at 1e+09 steps"]
+
+
+@pytest.mark.parametrize("hours", [1.0, -1.0])
+def test_a_clock_that_is_set_changes_no_duration_and_gives_nothing_up(tmp_path, hours):
+    feed = Feed(FakeCluster(), 60)
+    set_at = feed.clock() + 30
+
+    def clock():
+        return feed.clock() + (3600 * hours if feed.clock() > set_at else 0.0)
+
+    with Recorder(tmp_path, feed, CONFIG, clock=clock, monotonic=feed.clock) as recorder:
+        assert feed.done.wait(PATIENCE)
+        recorder.record_event("note", "after it")
+    with Run(tmp_path) as run:
+        first = run.series()
+        assert sum("the clock of the trainer's machine was set" in text for text in run.events()["text"]) == 1
+    assert np.all(np.diff(first["wall_seconds"]) <= 1.001)
+    assert first["wall_seconds"][-1] < 61
+    speeds = first["env_steps_per_s"][5:]
+    assert np.all((speeds > 5_000) & (speeds < 15_000))
+    checkpoint = {name: float(first[name][-1]) for name in ("env_steps", "updates", "wall_seconds")}
+    record_run(tmp_path, records=10, base=checkpoint)
+    with Run(tmp_path) as run:
+        assert len(run.series()) > len(first)
+        assert not any("given up" in text for text in run.events()["text"])
+        assert "after it" in run.events()["text"]
 
 
 @pytest.mark.parametrize("damage", ["pages", "head", "layout", "program", "schema", "meta"])

@@ -35,7 +35,7 @@ def states(tmp_path, *events):
     """The states that a run's events lead to, one after the other, and the last status."""
     seen = []
     feed = Feed(FakeCluster(), 1)
-    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock) as recorder:
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
         seen.append(run_status(tmp_path).state)
         for event in events:
             recorder.record_event(*event[:2], **(event[2] if len(event) > 2 else {}))

@@ -1,5 +1,6 @@
 """Overview: how well and how fast, for one run or several compared."""
 
+import shlex
 from collections import Counter
 
 import numpy as np
@@ -69,7 +70,13 @@ def values(runs: watch.Runs) -> None:
     if found is None:
         return
     with st.expander("Value of states, as a distribution"):
-        step = st.segmented_control("Step of play", found["steps"], default=found["steps"][0], key="value step")
+        step = st.segmented_control(
+            "Step of play",
+            found["steps"],
+            default=found["steps"][0],
+            key="value step",
+            format_func=lambda step: watch.literal(str(step)),
+        )
         moment = found["steps"].index(step) if step in found["steps"] else 0
         left, right = st.columns(2)
         watch.chart(left, plots.predicted_returns(found, moment), "predicted")
@@ -98,7 +105,8 @@ def film() -> None:
     found = find_film(path)
     with st.expander("The agent at play", expanded=found is not None):
         if found is None:
-            st.markdown(f"Not filmed yet: `python -m ddrl.evaluate {path} --video`, then load this page again.")
+            st.markdown("Not filmed yet. Load this page again after:")
+            st.code(f"python -m ddrl.evaluate {shlex.quote(str(path))} --video", language="bash")
         elif FILMS[found.suffix].startswith("video"):
             st.video(read_regular(found, MAX_ARRAYS), FILMS[found.suffix])
         else:
@@ -120,7 +128,7 @@ def downloads() -> None:
         for name, run in readable.items():
             if name not in files:
                 files[name] = run.series(points=watch.MAX_ROWS).to_pandas().to_csv(index=False)
-            st.download_button(f"{name}.csv", files[name], f"{name}.csv", "text/csv", on_click="ignore")
+            st.download_button(watch.literal(f"{name}.csv"), files[name], f"{name}.csv", "text/csv", on_click="ignore")
 
 
 watch.live(page)

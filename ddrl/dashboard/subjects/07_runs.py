@@ -85,8 +85,7 @@ if left.button(f"Compare the chosen runs ({len(picked)})", disabled=not 0 < len(
 if middle.button("Hide the chosen runs", disabled=fold or not picked):
     for name in picked:
         known = read_notes(paths[name])
-        write_notes(paths[name], Notes(known.name, (*known.tags, HIDDEN), known.note))
-    st.rerun()
+        write(paths[name], Notes(known.name, (*known.tags, HIDDEN), known.note))
 right.download_button("Download as CSV", shown.to_csv(index=False), "runs.csv", "text/csv", on_click="ignore")
 if len(picked) == 1 and not fold:
     describe(picked[0], paths[picked[0]])

@@ -13,6 +13,7 @@ from ddrl.pool.simulator import steady_shares, typical_task
 
 LAST = {"all of it": None, "last minute": 60.0, "last 10 s": 10.0, "last 2 s": 2.0}
 MOST_TASKS = 12
+MOST_DEVICES = 8
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
@@ -37,7 +38,8 @@ def measured(record: PoolRecord, place: str) -> None:
     """Gantt, waits and bounds."""
     over = "ended" if record.summary else "goes on, or was killed"
     st.markdown(
-        f"**{record.name}**: {len(record.tasks)} tasks on {', '.join(record.devices)}, policy `{record.policy}`; "
+        f"**{watch.literal(record.name)}**: {len(record.tasks)} tasks on {watch.literal(', '.join(record.devices))}, "
+        f"policy {watch.literal(record.policy)}; "
         f"{over} after {record.seconds:.1f} s, {len(record.leases)} leases."
     )
     span = st.segmented_control("Time shown", list(LAST), default="last 10 s", key=f"span {place}")
@@ -59,7 +61,7 @@ def simulated(record: PoolRecord) -> None:
     st.subheader("Other numbers of tasks and devices")
     typical = typical_task(record)
     left, middle, right = st.columns(3)
-    devices = left.slider("Devices", 1, 8, len(record.devices), key="sim devices")
+    devices = left.slider("Devices", 1, MOST_DEVICES, min(len(record.devices), MOST_DEVICES), key="sim devices")
     duty = middle.slider("Duty cycle", 0.05, 0.95, min(max(round(typical.duty, 2), 0.05), 0.95), 0.01, key="sim duty")
     variation = right.slider(
         "Variation, std / mean", 0.0, 1.0, min(round(typical.variation, 2), 1.0), 0.01, key="sim variation"

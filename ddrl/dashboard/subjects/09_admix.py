@@ -1,6 +1,7 @@
 """Ad mixing: what the policy earned over a day beside baselines and the optimum, whom it delivered to, what its critic
 expected, and how much its evaluations swing."""
 
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -29,7 +30,8 @@ def charts(runs: watch.Runs) -> None:
     account = account_of(run.path, file.stat().st_mtime if file.exists() else 0.0)
     names: list[str] = []
     if account is None:
-        st.markdown(f"No days have been accounted yet: `python -m ddrl.evaluate {run.path} --days 5`.")
+        st.markdown("No days have been accounted yet:")
+        st.code(f"python -m ddrl.evaluate {shlex.quote(str(run.path))} --days 5", language="bash")
     else:
         days(account)
         names = [f"contract {one.ad}" for one in account.contracts]
@@ -80,7 +82,9 @@ def critic(run: Run, names: list[str]) -> None:
     steps = values["steps"]
     numbers = range(len(values["predicted"][0]))
     left, right = st.columns(2)
-    step = left.segmented_control("Step of play", steps, default=steps[0], key="step")
+    step = left.segmented_control(
+        "Step of play", steps, default=steps[0], key="step", format_func=lambda step: watch.literal(str(step))
+    )
     moment = steps.index(step) if step in steps else 0
     number = 0
     if len(numbers) > 1:
