@@ -310,6 +310,8 @@ class Job:
         if cores:
             self.keeper.run_on(os.getpid(), {core for one in cores for core in one})
         started = 0
+        asked = float(self.board.values[PROCESSES])
+        places = math.inf if topology.has_relays else rollouts_of_host(config)
         for row, member in enumerate(ranks):
             wanted = frozenset(cores[row]) if row < len(cores) else None
             channels.name_row(member)
@@ -321,10 +323,10 @@ class Job:
                 work = partial(_be_member, channels, member)
                 self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
                 if takes_over:
-                    self._take_over_member(member)
-                elif member.role is Role.EVALUATOR or topology.has_relays or started < rollouts_of_host(config):
+                    self._clear_place(member)
+                if member.role is Role.EVALUATOR or started < (places if math.isnan(asked) else asked):
                     started += member.role is Role.ROLLOUT
-                    self._start_member(member.rank, 0)
+                    self._start_member(member.rank, self._next_incarnation(member.rank))
                 else:
                     self._counters_of(member.rank)["ended"].set(1.0)  # an empty place
         if topology.in_rounds:
@@ -551,14 +553,17 @@ class Job:
         if not topology.area_columns:
             self.channels.lanes[topology.ranks[rank].index].hand_over()
 
-    def _take_over_member(self, member: Assignment) -> None:
-        """Start a member in place of one that was killed with its keeper."""
+    def _clear_place(self, member: Assignment) -> None:
+        """Of a member that was killed with its keeper."""
         row = self._counters_of(member.rank)
         await_end(int(np.nan_to_num(row["pid"].value)), process_name(member.rank, member.role))
-        row["ended"].set(1.0)
         self._empty_place(member.rank)
-        row["restarts"].add(1)
-        self._start_member(member.rank, int(np.nan_to_num(row["incarnation"].value)) + 1)
+        if row["ended"].value != 1.0:
+            row["restarts"].add(1)
+
+    def _next_incarnation(self, place: int) -> int:
+        before = self._counters_of(place)["incarnation"].value
+        return 0 if math.isnan(before) else int(before) + 1
 
     def _resize(self, channels: HostChannels) -> None:
         """Start and end rollouts so that the first ones of this host run, as many as a command wants. One that ends
@@ -576,8 +581,7 @@ class Job:
                     child.retired = True
                     child.send(signal.SIGKILL)
             elif child is None and place not in self._due:
-                before = self._counters_of(place)["incarnation"].value
-                self._due[place] = 0.0, 0 if math.isnan(before) else int(before) + 1
+                self._due[place] = 0.0, self._next_incarnation(place)
 
     def _note_lost_hosts(self, channels: HostChannels) -> None:
         """Tell the user which hosts have died, where the others continue; end the job where none of them acts."""
@@ -934,7 +938,7 @@ class HostKeeper:
             self._threads.append(threading.Thread(target=_pass_on, args=(reading, to), daemon=True))
             self._threads[-1].start()
         self._started_at = self._lived_at = self._next_look = time.monotonic()
-        self._scheduled = ""
+        self._switches = ""  # of the kernel's from and to it
         self._hang = ""  # it was killed for its silence: in words
 
     def start_again(self, limit: int) -> bool:
@@ -1003,18 +1007,20 @@ class HostKeeper:
             raise JobFailed(self.result.error)
 
     def _watch(self) -> None:
-        """Kill it where it was not scheduled for the limit, as by Linux; it wakes at least once in LOOK_PERIOD."""
+        """Kill it where the kernel has not switched to it for the limit; it wakes at least once in LOOK_PERIOD."""
         now = time.monotonic()
         if now < self._next_look:
             return
         if now - self._next_look > LOOK_PERIOD:
-            self._lived_at = now  # this process was not scheduled either
+            self._lived_at = now  # this process did not run either
         self._next_look = now + LOOK_PERIOD
+        switches = ""
         with suppress(OSError):
-            scheduled = Path(f"/proc/{self._process.pid}/schedstat").read_text()
-            if scheduled != self._scheduled:
-                self._scheduled = scheduled
-                self._lived_at = now
+            status = Path(f"/proc/{self._process.pid}/status").read_text()
+            switches = status.partition("voluntary_ctxt_switches:")[2]
+        if switches != self._switches or not switches:
+            self._switches = switches
+            self._lived_at = now
         if now - self._lived_at > self._silence_limit:
             self._hang = f"has shown no sign of life for {self._silence_limit:g} s (run.silence_limit) and was killed"
             self._process.kill()

@@ -193,7 +193,7 @@ class Ledger:
         return self._own.popped + self._remote.popped
 
     def record(self, recorder: Recorder, *, ended: bool = False) -> None:
-        """Record the accounts as they are now; `ended`: nothing more is written."""
+        """Record the accounts as they are now; `ended`: in order, and nothing more is written."""
         popped = self._popped
         written = self._own.pushed
         placed = self._remote.pushed
@@ -658,7 +658,8 @@ class Task:
         self.checkpoints.disk.attempt(
             "summary", lambda: write_json(self.directory.place / self.directory.summary.name, document)
         )
-        self.ledger.record(self.recorder, ended=True)
+        # Of other hosts' relays that have died with the launcher no last counts have come.
+        self.ledger.record(self.recorder, ended=settle or self.channels.topology.hosts == 1)
         self.close()
         if refused := self.checkpoints.disk.refused:
             raise RunDirError(f"training ended ({self.reason.value}), but not all of it is saved: {refused}")

@@ -492,10 +492,10 @@ def test_a_keeper_of_another_host_that_dies_or_falls_silent_is_started_again_wit
     assert segments_of(run) == []
 
 
-def last(run: Path, column: str) -> np.ndarray:
-    """Of the last two ranks."""
+def last(run: Path, column: str, ranks: int = 2) -> np.ndarray:
+    """Of the last ranks."""
     with Run(run) as running:
-        return running.latest().column(column)[-1, -2:]
+        return running.latest().column(column)[-1, -ranks:]
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
@@ -511,6 +511,7 @@ def test_rollouts_are_added_and_taken_away_while_a_run_continues(tmp_path: Path)
             assert rollouts_of(run) == 1  # nobody waits for the places that are empty
             control.set("run.processes", 3)
             wait_until(lambda: rollouts_of(run) == 3, "no rollout was added")
+            wait_until(lambda: (last(run, "env_steps", 3) > 0).all(), "it does not step")
             control.set("run.processes", 1)
             wait_until(lambda: rollouts_of(run) == 1, "no rollout was taken away")
             control.set("run.processes", 2)

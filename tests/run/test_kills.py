@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddrl.run.processes import absent_ranks
+from ddrl.telemetry import Run
+from ddrl.telemetry.ledger import LEDGER, accounts
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
@@ -68,6 +70,10 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_left(name: str, reason
     wait_for_checkpoint(run, job)
     kill(name, job, run, log)
     assert any((run / "checkpoints").glob("0*"))
+    with Run(run) as ended:
+        entry = ended.snapshot(LEDGER)
+        assert entry is not None
+        assert not [str(one) for one in accounts(entry, ended.latest().values[-1]) if one.missing]
     if reason is not None:
         assert summary(run)["reason"] == reason
         went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={summary(run)['env_steps'] + 300}"))
