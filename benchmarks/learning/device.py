@@ -174,7 +174,7 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
         for (whose, words), peer in peers.items():
             if whose == name:
                 cases[words] = partial(peer.ask, str(case.updates))
-        seconds = interleave(cases, options.rounds)
+        seconds = interleave(cases, options.rounds, warmup=2)  # what is captured is by then
         microseconds = {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()}
         over = {way: ratios(taken, seconds["ddrl captured"]) for way, taken in seconds.items()}
         found[name] = {"microseconds": microseconds, "over_captured": over}
@@ -217,6 +217,7 @@ def measure_same(options: argparse.Namespace) -> dict[str, Any]:
             losses = [learner.update(batches[index % 5]).figures["loss"] for index in range(count)]
             vectors = np.concatenate([part.online.numpy() for part in learner.parts.values()])
             runs[run] = (losses, vectors)
+        torch.set_deterministic_debug_mode("default")
         vector = runs["captured"][1]
         difference = np.abs(vector.view(np.float32) - runs["cpu"][1].view(np.float32))
         found[name] = {
@@ -248,7 +249,7 @@ def measure_publish(options: argparse.Namespace) -> dict[str, Any]:
 
             run = partial(publishing, learner, turn, case.updates, period, slot, options.device)
             cases[f"each {period}" if period else "never"] = run
-        seconds = interleave(cases, options.rounds)
+        seconds = interleave(cases, options.rounds, warmup=2)
         found[name] = {
             "nbytes": len(slot),
             "microseconds": {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()},

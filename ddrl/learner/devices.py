@@ -56,6 +56,7 @@ def set_random_states(states: list[torch.Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states[1], device)
 
 
+MAX_PINNED = 1024  # addresses of arrays of which it is known whether they are page-locked
 _torch_alone = False  # set by `without_kernel`
 
 
@@ -108,7 +109,20 @@ def host_array(shape: tuple[int, ...], dtype: Any, device: torch.device) -> NDAr
 def is_page_locked(array: NDArray[Any], device: torch.device) -> bool:
     """Whether a copy from where the array lies to `device` blocks nobody."""
     flags = array.flags
-    return device.type == "cuda" and flags.writeable and flags.c_contiguous and torch.from_numpy(array).is_pinned()
+    return device.type == "cuda" and flags.writeable and flags.c_contiguous and _is_pinned(array)
+
+
+_pinned: dict[int, bool] = {}  # by address: the driver's answer takes as long as some launches
+
+
+def _is_pinned(array: NDArray[Any]) -> bool:
+    """Of memory that has been replaced by other memory the answer may be old: then a copy is slower, not wrong."""
+    address = array.ctypes.data
+    if address not in _pinned:
+        if len(_pinned) == MAX_PINNED:
+            _pinned.clear()
+        _pinned[address] = torch.from_numpy(array).is_pinned()
+    return _pinned[address]
 
 
 def mark(device: torch.device) -> Any:
@@ -249,8 +263,10 @@ class _Layout:
         self._device = device
         self._memory = torch.empty(nbytes, dtype=torch.uint8, device=device)
         self._views = views(self._memory)
-        self._staging = [host_memory(nbytes, device) for _ in range(2)]
-        self._hosts = [[view.numpy() for view in views(memory)] for memory in self._staging]
+        staging = [host_memory(nbytes, device) for _ in range(2)]
+        self._hosts = [[view.numpy() for view in views(memory)] for memory in staging]
+        self._whole = [(self._memory, memory) for memory in staging]  # copies of one turn: to, from
+        self._rest = [(self._memory[: self._small], memory[: self._small]) for memory in staging]
         self._copied: list[Any] = [None, None]
         self._sources: list[Any] = [None, None]  # arrays that are copied from where they lie, until that has ended
         self._turn = 0
@@ -267,8 +283,8 @@ class _Layout:
         for index, (host, array) in enumerate(zip(self._hosts[turn], arrays, strict=True)):
             if index not in large:
                 np.copyto(host, array)
-        staged = self._small if large else len(self._memory)
-        self._memory[:staged].copy_(self._staging[turn][:staged], non_blocking=True)
+        to, of = (self._rest if large else self._whole)[turn]
+        to.copy_(of, non_blocking=True)
         for index in large:
             self._views[index].copy_(torch.from_numpy(arrays[index]), non_blocking=True)
         self._sources[turn] = [arrays[index] for index in large]
