@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.core.errors import NetworkError
-from ddrl.learner.learner import Gradient, Learner
+from ddrl.learner.gradient import Gradient
+from ddrl.learner.learner import Learner
 
 Vector = NDArray[np.uint8]
 KINDS = ("online", "target")  # what a gradient depends on

@@ -16,13 +16,14 @@ from ddrl.learner.algorithm import algorithm_class, describe
 
 if TYPE_CHECKING:
     from ddrl.learner.export import export_acting
-    from ddrl.learner.learner import Gradient, Learner, Update
+    from ddrl.learner.gradient import Gradient
+    from ddrl.learner.learner import Learner, Update
     from ddrl.learner.networks import make_network
     from ddrl.learner.part import FlatParameters
 
 _HOMES = {
     "FlatParameters": "part",
-    "Gradient": "learner",
+    "Gradient": "gradient",
     "Learner": "learner",
     "Update": "learner",
     "export_acting": "export",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,52 +44,13 @@ from ddrl.learner.devices import (
 )
 from ddrl.learner.engine import Engine
 from ddrl.learner.export import check_acting, export_model
+from ddrl.learner.gradient import Gradient, GradientMean
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.own_networks import begin_means
 from ddrl.learner.part import FlatParameters, Part
 from ddrl.learner.plain import draws_nothing, launches_alike
 
 OBSERVED = 64  # observations of a run with which its acting is checked
-
-
-@dataclass(slots=True)
-class Gradient:
-    """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
-
-    part: str
-    vector: (
-        torch.Tensor
-    )  # float32 [n], as `Part.learned` gives it; like all tensors here until the part's next gradient
-    count: int
-    updates: int
-    priority: torch.Tensor | None  # [count]
-    figures: Mapping[str, torch.Tensor]  # scalars; none where statistics were not asked for
-    batch: Any = None  # the rows that it is of, where these are not the rows that were drawn
-
-
-class GradientMean:
-    """The mean of gradients of one part at the same parameters, weighted by their counts: the gradient of one batch of
-    all their draws (to rounding), where the loss is a mean over them."""
-
-    def __init__(self) -> None:
-        self.gradient: Gradient | None = None  # of those added so far; the priorities [sum of B] in their order
-
-    def add(self, gradient: Gradient) -> None:
-        """Take one more in; its vectors may change afterwards."""
-        before = self.gradient
-        if before is None:
-            priority = None if gradient.priority is None else gradient.priority.clone()
-            figures = {name: value.clone() for name, value in gradient.figures.items()}
-            self.gradient = replace(gradient, vector=gradient.vector.clone(), priority=priority, figures=figures)
-            return
-        count = before.count + gradient.count
-        share = gradient.count / count
-        before.vector.lerp_(gradient.vector, share)
-        figures = {name: torch.lerp(value, gradient.figures[name], share) for name, value in before.figures.items()}
-        priority = before.priority
-        if priority is not None and gradient.priority is not None:
-            priority = torch.cat([priority, gradient.priority])
-        self.gradient = replace(before, count=count, priority=priority, figures=figures)
 
 
 class Update(NamedTuple):

@@ -28,7 +28,8 @@ from ddrl.core.metrics import SUPPORT_ENDS, Phase
 from ddrl.core.rows import RowKind
 
 if TYPE_CHECKING:
-    from ddrl.learner.learner import Gradient, Learner
+    from ddrl.learner.gradient import Gradient
+    from ddrl.learner.learner import Learner
     from ddrl.replay.sources import Experience
 
 
