@@ -146,17 +146,18 @@ class RolloutConfig:
     )
     max_policy_lag: float = setting(
         NEVER,
-        "versions",
-        "Service level: how many versions newer than the one that acted may be published when a row arrives at the "
-        "trainer. How many may travel at once is cluster.versions_in_flight.",
+        "updates",
+        "Service level: how many updates may have been made since the version that acted was published when a row "
+        "arrives at the trainer.",
         ge=0,
     )
     at_max_lag: str = setting(
         "wait",
         "",
-        "What to do where the lag would exceed max_policy_lag: wait, the trainer puts off updates and the next "
-        "version; drop, older rows are left out and counted; weight, a sample of lag l counts "
-        "(1 + max_policy_lag) / (1 + l) of a whole one, its age in replay included.",
+        "What to do where the lag would exceed max_policy_lag: wait, the trainer puts off updates, and leaves out rows "
+        "that are older nevertheless; drop, older rows are left out and counted; weight, a sample of lag l counts "
+        "(1 + max_policy_lag) / (1 + l) of a whole one, its age in replay included, with l = versions times "
+        "learner.publish_period.",
         choices=("wait", "drop", "weight"),
     )
     restarts: int = setting(
@@ -344,7 +345,7 @@ class RunConfig:
         NEVER,
         "s",
         "Stop training after so many seconds of wall time, those before a resume included; the last evaluation may "
-        "take a minute more.",
+        "take half as many more, at least 10 and at most 60.",
         gt=0,
     )
     target_return: float = setting(NEVER, "return", "Stop once an evaluation's mean return reaches this.")
@@ -620,8 +621,8 @@ class Config:
         if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
             raise ConfigError(
                 f"rollout.max_policy_lag ({rollout.max_policy_lag:g}) must be at least 1 where at_max_lag = wait: "
-                "while a "
-                "version travels, rollouts act with the one before it; or choose drop"
+                "with none "
+                "an update would make every row too old; or choose drop"
             )
         if not learner.hidden or any(width < 1 for width in learner.hidden):
             raise ConfigError(f"learner.hidden ({learner.hidden}) must list one or more widths of at least 1")

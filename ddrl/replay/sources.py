@@ -199,7 +199,8 @@ class ReplaySource(Experience):
     def _weighted(self, batch: Transitions | Sequences) -> Transitions | Sequences:
         """With weights that fall with the lag beyond rollout.max_policy_lag; the lag of a sequence is that of its first
         record."""
-        lag = np.maximum(self._newest_version - batch.policy_version.astype(np.float64), 0.0)
+        versions = np.maximum(self._newest_version - batch.policy_version.astype(np.float64), 0.0)
+        lag = versions * self._config.learner.publish_period  # [updates]
         factor = np.minimum(1.0, (1.0 + self._weighted_lag) / (1.0 + lag))
         return batch._replace(weight=(batch.weight * factor).astype(np.float32))
 

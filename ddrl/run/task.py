@@ -37,8 +37,9 @@ from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
 from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords, newest_checkpoint
 from ddrl.run.directory import Disk, RunDirectory
+from ddrl.run.lag import LagBound
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
-from ddrl.run.training import LagBound, LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
 from ddrl.telemetry.ledger import LEDGER
 
@@ -99,7 +100,7 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     ledger.open(directory, same_job=began == began)
     lanes = LaneSet(channels.drained_lanes())
     ends = TrainerEnds(lanes, mailbox, channels.board, counters, topology.schema.dtype)
-    lag_bound = LagBound.of(config, topology.rollouts, state.policy_version, channels.absent_rollouts)
+    lag_bound = LagBound.of(config, topology.rollouts, state.updates, channels.absent_rollouts)
     training = Training(config, learner, source, ends, state, live, lag_bound)
     progress = ProgressLine(config)
     figures = topology.declaration.figures
@@ -418,8 +419,15 @@ def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64])
 
 
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes
-LAST_SECONDS = 60.0  # [s] that the last evaluation may take after run.max_seconds
+LAST_SHARE = 0.5  # of run.max_seconds, that the last evaluation may take after it
+LAST_SECONDS = (10.0, 60.0)  # [s]: at least, and at most
 SETTLE_TIMEOUT = 15.0  # [s] for relays to hand over what they hold; a rollout may be inside a long environment step
+
+
+def seconds_of_last_evaluation(max_seconds: float) -> float:
+    """How long it may take after run.max_seconds [s]: episodes may have no end."""
+    least, most = LAST_SECONDS
+    return min(max(LAST_SHARE * max_seconds, least), most)
 
 
 class Reason(StrEnum):
@@ -679,7 +687,8 @@ class Task:
         """Play with the last policy where a limit ended the run; confirm the best one where that was not done; compare
         predicted distributions of the return with returns."""
         state = self.training.state
-        limit = max(self.config.run.max_seconds, self.training.seconds) + LAST_SECONDS
+        granted = seconds_of_last_evaluation(self.config.run.max_seconds)
+        limit = max(self.config.run.max_seconds, self.training.seconds) + granted
 
         def stopped() -> bool:
             return self.training.beat() or stop() or self.training.seconds > limit
@@ -701,7 +710,7 @@ class Task:
                 met = evaluator.meet_states(self.acting_vector())
                 self.recorder.record_snapshot("values", **values_of(self.training.learner, met))
         except InterruptedError as error:
-            why = "the run was interrupted" if stop() else f"run.max_seconds was over {LAST_SECONDS:g} s ago"
+            why = "the run was interrupted" if stop() else f"run.max_seconds was over {granted:g} s ago"
             self.recorder.record_event("alarm", f"the last {error}: {why}")
         finally:
             evaluator.close()

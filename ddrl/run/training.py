@@ -7,10 +7,9 @@ itself: the learner is handed in.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +25,7 @@ from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import SUPPORT_ENDS, Phase
 from ddrl.core.rows import RowKind
+from ddrl.run.lag import LagBound, LagMeter
 
 if TYPE_CHECKING:
     from ddrl.learner.gradient import Gradient
@@ -116,204 +116,6 @@ class GradientSource(Protocol):
     def gradient(self, batch: Any, part: str, statistics: bool = True) -> Gradient | None:
         """The gradient of a part's loss over a batch; None where the algorithm passes the part over."""
         ...
-
-
-# -- lag ---------------------------------------------------------------------------------------------------------------
-# Policy lag of a sample: the learner's version when it is consumed less the version that acted. Its parts, counted for
-# each sample by the version that acted: in flight (versions published between choosing the action and the row's arrival
-# at the trainer, the lane included; rows of one version that arrived at different times count their mean) and in queue
-# (versions published while the row was in replay). Unpublished: updates done but not yet published when the sample was
-# consumed. Lag in seconds is measured from the publish time of the version that acted.
-
-
-RECENT = 1 << 15  # [samples] window of the live percentiles
-PENDING = 1 << 13  # [samples] kept before they are counted
-
-
-class Recent:
-    """The newest values of a series that never ends, for percentiles of the moment."""
-
-    def __init__(self) -> None:
-        self._values = np.full(RECENT, -1, np.int64)
-        self._next = 0
-
-    def add(self, values: NDArray[np.int64]) -> None:
-        """Append values [n], at least 0."""
-        newest = values[-RECENT:]
-        self._values[(self._next + np.arange(len(newest))) % RECENT] = newest
-        self._next = (self._next + len(newest)) % RECENT
-
-    def percentile(self, percentile: float) -> float:
-        """NaN before the first value."""
-        present = self._values[self._values >= 0]
-        if not len(present):
-            return float("nan")
-        place = percentile / 100.0 * (len(present) - 1)
-        below = math.floor(place)
-        above = math.ceil(place)
-        # Not np.percentile, whose first call imports numpy.ma: as long as a hundred updates of a small network.
-        ordered = np.partition(present, (below, above))
-        return float(ordered[below] + (place - below) * (ordered[above] - ordered[below]))
-
-
-class Pending:
-    """Versions that acted beside the newest version then, kept until they are counted: many at once cost a tenth."""
-
-    def __init__(self) -> None:
-        self._acted = np.zeros(PENDING, np.int64)
-        self._newest = np.zeros(PENDING, np.int64)
-        self._count = 0
-
-    def fits(self, count: int) -> bool:
-        """Whether so many more are kept. After `take` any number is."""
-        return self._count + count <= len(self._acted)
-
-    def add(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Keep versions [n]."""
-        end = self._count + len(acted)
-        if end > len(self._acted):
-            self._acted = np.zeros(end, np.int64)
-            self._newest = np.zeros(end, np.int64)
-        self._acted[self._count : end] = acted
-        self._newest[self._count : end] = newest
-        self._count = end
-
-    def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Versions that acted [n], and their lags [n]; nothing is kept any more. Valid until the next `add`."""
-        acted = self._acted[: self._count]
-        lag = np.maximum(self._newest[: self._count] - acted, 0)
-        self._count = 0
-        return acted, lag
-
-
-class LagMeter:
-    """Counts every consumed sample's lag; exact over the whole run."""
-
-    def __init__(self, newest: int = -1) -> None:
-        """`newest`: the last version of the run this one resumes; such versions count as published now."""
-        self._recent = {"arrived": Recent(), "consumed": Recent()}  # [versions], of rows and of samples
-        self._pending = {"arrived": Pending(), "consumed": Pending()}
-        self._histogram = np.zeros(1024, np.int64)  # lag in versions -> samples
-        self._consumed = 0
-        self._debt_sum = 0.0  # [updates]
-        self._in_flight_sum = 0.0
-        self._seconds_sum = 0.0
-        versions = max(1024, newest + 1)
-        self._publish_time = np.full(versions, time.monotonic())
-        self._arrived = np.zeros((2, versions))  # by version that acted: rows, and their lags together
-
-    def published(self, version: int) -> None:
-        """A version is published now."""
-        if version >= len(self._publish_time):
-            more = max(len(self._publish_time), version)
-            self._publish_time = np.concatenate([self._publish_time, np.zeros(more)])
-            self._arrived = np.concatenate([self._arrived, np.zeros((2, more))], axis=1)
-        self._publish_time[version] = time.monotonic()
-
-    def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
-        """Rows reached the trainer: [n] versions that acted."""
-        self._add("arrived", acted, newest)
-
-    def consumed(self, acted: NDArray[np.uint64], newest: int, unpublished: int = 0) -> None:
-        """Samples were learned from: [B] versions that acted, `unpublished` updates after version `newest`."""
-        self._add("consumed", acted, newest)
-        self._seconds_sum += len(acted) * time.monotonic()
-        self._debt_sum += len(acted) * unpublished
-
-    def _add(self, what: str, acted: NDArray[np.uint64], newest: int) -> None:
-        pending = self._pending[what]
-        if not pending.fits(len(acted)):
-            self._settle()
-        pending.add(acted, newest)
-
-    def _settle(self) -> None:
-        """Count what is pending; what arrived first, for it may be consumed by now."""
-        arrived, lag = self._pending["arrived"].take()
-        if len(arrived):
-            self._recent["arrived"].add(lag)
-            versions = np.minimum(arrived, len(self._publish_time) - 1)
-            first = int(versions.min())
-            rows = np.bincount(versions - first)
-            self._arrived[:, first : first + len(rows)] += (rows, np.bincount(versions - first, lag))
-        versions, lag = self._pending["consumed"].take()
-        counts = np.bincount(lag)
-        if len(counts) > len(self._histogram):
-            self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
-        self._histogram[: len(counts)] += counts
-        self._recent["consumed"].add(lag)
-        self._consumed += len(versions)
-        known = np.clip(versions, 0, len(self._publish_time) - 1)
-        self._seconds_sum -= float(self._publish_time[known].sum())
-        rows, lags = self._arrived[:, known]
-        self._in_flight_sum += float(np.minimum(lags / np.maximum(rows, 1), lag).sum())
-
-    def recent(self, percentile: float, what: str = "consumed") -> float:
-        """Percentile of the lag [versions] of the newest samples, or of the rows that "arrived"; NaN before the
-        first."""
-        self._settle()
-        return self._recent[what].percentile(percentile)
-
-    def summary(self) -> dict[str, Any]:
-        """Percentiles over the whole run [versions], and mean parts."""
-        self._settle()
-        if not self._consumed:
-            return {"p50": None, "p99": None}
-        cumulated = np.cumsum(self._histogram)
-        in_flight = self._in_flight_sum / self._consumed
-        mean = float((self._histogram * np.arange(len(self._histogram))).sum() / self._consumed)
-        return {
-            "p50": int(np.searchsorted(cumulated, 0.50 * self._consumed)),
-            "p99": int(np.searchsorted(cumulated, 0.99 * self._consumed)),
-            "mean": mean,
-            "mean_in_flight": in_flight,
-            "mean_in_queue": mean - in_flight,
-            "mean_unpublished": self._debt_sum / self._consumed,
-            "mean_seconds": self._seconds_sum / self._consumed,
-        }
-
-
-class LagBound:
-    """rollout.max_policy_lag: bounds the lag on arrival, newest version published less the version that acted.
-
-    `wait`: the trainer puts off its next version, and with it further updates, until the rows of every rollout show a
-    version recent enough: rows of one rollout arrive in order, so no later one is older. `drop`: rows that are older
-    are left out and counted; replay closes the gap in `step`. `weight` is done where samples are drawn
-    (`ddrl.replay.sources`). `newest`: the version that a resumed run begins after; `absent`: which rollouts have no
-    process now [rollouts], for which nothing waits."""
-
-    def __init__(
-        self, config: Config, rollouts: int, newest: int, absent: Callable[[], NDArray[np.bool_]] | None = None
-    ) -> None:
-        self._absent = absent or (lambda: np.zeros(rollouts, np.bool_))
-        rollout = config.rollout
-        self._most = rollout.max_policy_lag
-        self._drops = rollout.at_max_lag == "drop" and math.isfinite(self._most)
-        self._waits = rollout.at_max_lag == "wait" and math.isfinite(self._most)
-        self._num_envs = config.env.num_envs
-        self._acted = np.full(rollouts, newest + 1, np.int64)  # the newest version seen in each rollout's rows
-
-    @classmethod
-    def of(
-        cls, config: Config, rollouts: int, newest: int, absent: Callable[[], NDArray[np.bool_]] | None = None
-    ) -> LagBound | None:
-        """None where the lag is not bounded."""
-        return cls(config, rollouts, newest, absent) if math.isfinite(config.rollout.max_policy_lag) else None
-
-    def admit(self, rows: NDArray[Any], newest: int) -> NDArray[Any]:
-        """The rows that may be recorded, of those that arrived while version `newest` was the newest. O(rows)."""
-        if self._waits:
-            np.maximum.at(self._acted, rows["stream"] // self._num_envs, rows["policy_version"].astype(np.int64))
-        if not self._drops:
-            return rows
-        late = (newest - rows["policy_version"].astype(np.int64) > self._most) & (rows["kind"] == RowKind.STEP)
-        return rows[~late] if late.any() else rows
-
-    def allows(self, version: int) -> bool:
-        """Whether this version may be published now."""
-        if not self._waits:
-            return True
-        late = version - self._acted > self._most
-        return not late.any() or not (late & ~self._absent()).any()
 
 
 # -- training ----------------------------------------------------------------------------------------------------------
@@ -465,6 +267,9 @@ class Training:
                     yield from self._learn(batch)
                     learned += 1
                     begin = time.perf_counter()
+            if self._unpublished and not self.ending and self._held():  # rollouts act with what there is
+                yield Move.PUBLISH
+                self.publish()
             self.idle = not moved and not learned
 
     def _learn(self, batch: Any) -> Iterator[Move]:
@@ -491,18 +296,15 @@ class Training:
         self.show(update.figures)
         self.account(batch if update.batch is None else update.batch, update.priority)
         self.updated()
-        if self._unpublished >= self.config.learner.publish_period and self._lag_allows():
+        if self._unpublished >= self.config.learner.publish_period:
             yield Move.PUBLISH
             self.publish()
 
-    def _lag_allows(self) -> bool:
-        """Whether rollout.max_policy_lag allows the next version."""
-        return self.lag_bound is None or self.lag_bound.allows(self.state.policy_version + 1)
-
     def _held(self) -> bool:
-        """Whether to make no update until experience has caught up. Never where rows could not come either."""
-        due = self._unpublished >= self.config.learner.publish_period
-        return due and not self._lag_allows() and self.source.pacing.insertable() > 0
+        """Whether rollout.max_policy_lag allows no update until newer rows have come. Never where none could come."""
+        bound = self.lag_bound
+        late = bound is not None and not bound.allows(self.state.updates + 1)
+        return late and self.source.pacing.insertable() > 0
 
     def count(self, name: str, value: float) -> None:
         """Add to a counter."""
@@ -578,7 +380,7 @@ class Training:
         moved = len(rows)
         self.state.rows_taken += moved
         if self.lag_bound is not None and moved:
-            rows = self.lag_bound.admit(rows, self.state.policy_version)
+            rows = self.lag_bound.admit(rows, self.state.updates)
             self.state.rows_too_old += moved - len(rows)
             self._count["rows_too_old"].add(moved - len(rows))
         if len(rows):
@@ -648,6 +450,8 @@ class Training:
         board.relay_bell.ring()
         state.policy_version = version
         self.lag.published(version)
+        if self.lag_bound is not None:
+            self.lag_bound.published(version, state.updates)
         self._unpublished = 0
         self._count["epsilon"].set(epsilon)
         self._count["policy_version"].set(version)

@@ -68,7 +68,7 @@ REMEDIES: dict[Kind, str] = {
     "disk": "More steps between checkpoints (run.checkpoint_period), or a faster disk for run.dir.",
     "filling": "A smaller replay.min_size or rollout.warmup_steps, or more rollouts.",
     "pacing": "A larger replay.samples_per_insert uses the trainer's time.",
-    "lag": "A larger rollout.max_policy_lag, or more updates between versions (learner.publish_period).",
+    "lag": "A larger rollout.max_policy_lag, or more rollouts.",
     "rank": "Look at that process and its machine; a rollout that is ended is started again.",
     "evaluation": "Fewer episodes (evaluation.episodes, evaluation.confirm_episodes).",
     "paused": "Resume it: ddrl.attach(RUN).resume().",
@@ -326,9 +326,9 @@ def _beyond_lag(window: _Window, config: Config) -> list[Cause]:
     left_out = old / max(old + window.of_trainer("rows_recorded"), 1e-9)
     held = window.of_trainer("lag_wait_seconds")
     if left_out > TOO_OLD:
-        return [Cause("lag", f"Lag: {left_out:.0%} of the rows are left out, older than {most:g} versions.", left_out)]
+        return [Cause("lag", f"Lag: {left_out:.0%} of the rows are left out, older than {most:g} updates.", left_out)]
     if held > IDLE:
-        words = f"{held:.0%} of its time for rows that are not older than {most:g} versions"
+        words = f"{held:.0%} of its time for rows that are not older than {most:g} updates"
         return [Cause("lag", f"Lag: the trainer waits {words}.", held)]
     return []
 

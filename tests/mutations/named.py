@@ -40,7 +40,6 @@ _NAMED = {
         ("more steps than max_env_steps", "room = min(room, left)", "room = max(room, 1)"),
         ("rollouts hear of no new version", "board.rollout_bell.ring()", "pass"),
         ("a live epsilon is ignored", "if self.live.epsilon is None else self.live.epsilon", "if True else 0.0"),
-        ("lag of rows at arrival is zero", '_recent["arrived"].add(lag)', '_recent["arrived"].add(lag * 0)'),
     ),
     "run/checkpoint.py": (
         (
@@ -61,6 +60,9 @@ _NAMED = {
             "self._next = (self._training.state.env_steps // period + 1) * period if period else math.inf",
             "self._next = self._training.state.env_steps",
         ),
+    ),
+    "run/lag.py": (
+        ("lag of rows at arrival is zero", '_recent["arrived"].add(lag)', '_recent["arrived"].add(lag * 0)'),
     ),
     "run/task.py": (
         ("a resumed run has an empty replay", 'source.load(resume.path, resume.state["source"])', "pass"),

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from ddrl.acting.policy_file import load_policy
+from ddrl.core.config import NEVER
 from ddrl.core.errors import ConfigError
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
-from ddrl.run.task import Outcome, Reason
+from ddrl.run.task import Outcome, Reason, seconds_of_last_evaluation
 from ddrl.run.training import MAX_UPDATES
 from tests.run.launch import settings
 from tests.run.test_turns import prepare
@@ -76,6 +77,17 @@ def test_while_a_serial_run_works_off_what_it_owes_figures_and_commands_are_not_
     assert training.source.pacing.ready()  # more are due
     run.task.steering.paused = False
     go_to_the_end(run)
+
+
+def test_the_last_evaluation_is_ended_after_a_share_of_the_seconds_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [seconds_of_last_evaluation(seconds) for seconds in (1.0, 8.0, 60.0, 600.0, NEVER)] == [10, 10, 30, 60, 60]
+    monkeypatch.setattr("ddrl.run.task.LAST_SECONDS", (0.0, 0.0))
+    go_to_the_end(start(tmp_path / "run", "run.max_seconds=0.000001"))
+    said = capsys.readouterr().err
+    assert "run.max_seconds reached: the last policy plays 4 episodes (Ctrl-C: end without)" in said
+    assert "the last evaluation stopped with 4 of 4 episodes to play: run.max_seconds was over 0 s ago" in said
 
 
 def test_a_checkpoint_is_taken_every_period_and_the_newest_stay(tmp_path: Path) -> None:
