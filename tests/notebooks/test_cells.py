@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ddrl
 from ddrl import cells
 from ddrl.core import plugins, trust
 from ddrl.core.errors import ConfigError, RunDirError
@@ -66,6 +67,7 @@ def test_a_class_comes_with_all_it_uses_and_with_nothing_else(notebook, tmp_path
         import os.path, json
         import numpy as np
         from collections import deque as queue
+        from functools import wraps
         """,
         """
         SCALE = 3
@@ -78,13 +80,15 @@ def test_a_class_comes_with_all_it_uses_and_with_nothing_else(notebook, tmp_path
         def unused():
             return UNUSED
 
-        def half(x):
-            return x * HALF
-
         def doubled(f):
+            @wraps(f)
             def wrapper(*arguments):
                 return 2 * f(*arguments)
             return wrapper
+
+        @doubled
+        def half(x):
+            return x * HALF / 2
         """,
         """
         class Base:
@@ -134,6 +138,7 @@ def test_a_class_comes_with_all_it_uses_and_with_nothing_else(notebook, tmp_path
 
 def test_the_present_value_and_the_latest_definition_count(notebook, tmp_path):
     book = notebook("N = 1\ndef make():\n    return N\n", "N = 2\n", "def make():\n    return N + 10\n", "N = 3\n")
+    book.sources.append("def make(:\n")  # a cell that never ran
     assert written(book, tmp_path / "run", "make")() == 13
 
 
@@ -259,6 +264,30 @@ def test_a_file_that_fails_by_itself_is_named_with_its_error(notebook, tmp_path)
     os.environ.pop("ONLY_HERE")
     with pytest.raises(ConfigError, match="env:f cannot be imported by itself: KeyError: 'ONLY_HERE'"):
         cells.write_cells({"env.id": book["f"]}, tmp_path / "run")
+
+
+ENDLESS_ELSEWHERE = """
+import threading
+class Env:
+    threading.Event().wait(0 if __name__ == "__main__" else None)
+"""
+
+
+def test_what_takes_for_ever_elsewhere_is_refused_and_nothing_is_left_of_the_run(notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "CHECK_SECONDS", 2.0)
+    with pytest.raises(
+        ConfigError, match=r"env:Env cannot be imported by itself within 2 s: do what takes long inside"
+    ):
+        ddrl.start(env=notebook(ENDLESS_ELSEWHERE)["Env"], root=tmp_path / "runs")
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_class_inside_a_function_of_a_module_is_refused(tmp_path):
+    class Local:
+        pass
+
+    with pytest.raises(ConfigError, match=r"Local of tests.* cannot be imported by that name: define it at the top"):
+        ddrl.start(env=Local, root=tmp_path)
 
 
 @pytest.fixture

@@ -99,6 +99,8 @@ import pathlib
 assert sent["trainer"] == len(model) and sum(sent.values()) == hosts * len(model) and refused
 assert all(np.array_equal(each, model) for each in joined.values()) and len(joined) == hosts
 assert plan.messages == hosts * hosts
+titles = [shown.layout.title.text for shown in Out.values() if hasattr(shown, "layout") and hasattr(shown, "to_json")]
+assert titles[:2] == ["sharded: 30.7 ms", "direct: 128.4 ms"], "(m+n-1)a + (1+(n-1)/m)S/B and n(a+S/B)"
 assert sharded.seconds < 0.5 * direct.seconds and weighted.seconds < 0.5 * slow.seconds
 # The simulator meets the closed forms of the cost model.
 for count, preset in ((100, 10), (298, 30)):
