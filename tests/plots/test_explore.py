@@ -14,6 +14,28 @@ def test_the_simulated_sharded_scheme_meets_the_cost_model_and_nothing_beats_the
         assert (seconds >= table["bound"] - 1e-12).all(), name
 
 
+def test_times_of_schemes_are_those_of_the_cost_model():
+    times = explore.scheme_times([298], nbytes=20e6, rate=1.25e9, latency=50e-6, relays=30)  # 20 MB at 10 Gbit/s
+    found = {name: 1e3 * seconds[0] for name, seconds in times.items()}
+    table = {"direct": 4783, "binomial": 144, "sharded": 191, "scatter + ring": 47, "two-tree": 24.5, "bound": 16.5}
+    assert found == pytest.approx(table | {name: found[name] for name in ("tree", "chain", "stripes")}, rel=0.02)
+    assert found["chain"] == pytest.approx(min((297 + k) * (0.05 + 16 / k) for k in range(1, 2000)), rel=0.01)
+    assert found["binomial"] < found["tree"] < 546, "of two levels"
+    assert found["bound"] < found["stripes"] < found["two-tree"]
+
+
+def test_every_line_and_point_against_hosts_is_in_milliseconds_and_in_the_color_of_its_scheme():
+    seconds = {"tree": np.array([1.0, 2.0]), "sharded": np.array([0.5, 0.6]), "bound": np.array([0.1, 0.2])}
+    points = {"sharded, measured": (np.array([9.0]), np.array([0.55]))}
+    tree, sharded, bound, measured = explore.times_against_hosts([2, 9], seconds, points).data
+    assert [line.name for line in (tree, sharded, bound, measured)] == ["tree", "sharded", "lower bound", *points]
+    for line, values in ((tree, "tree"), (sharded, "sharded"), (bound, "bound")):
+        assert list(line.x) == [2, 9]
+        np.testing.assert_allclose(line.y, 1e3 * seconds[values])
+    assert (list(measured.x), list(measured.y)) == ([9], [550])
+    assert measured.marker.color == sharded.line.color != tree.line.color
+
+
 def test_a_gantt_chart_has_every_send_and_when_each_host_has_the_whole_model():
     trace = explore.simulated("sharded", 3, nbytes=3_000, rate=1e6, latency=1e-3, relays=2).trace
     real = trace + np.array([0.1, 0.2, 0.3, 0, 0, 0])
