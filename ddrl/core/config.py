@@ -323,12 +323,13 @@ class LearnerConfig:
         le=1,
     )
     publish_period: int = setting(10, "updates", "Updates between publishes of the acting parameters.", ge=1)
-    threads: int = setting(1, "threads", "Threads of torch's CPU kernels.", ge=1)
+    threads: int = setting(1, "threads", "Threads of torch's CPU kernels.", ge=1, le=1024)
     nodes: int = setting(
         0,
         "nodes",
         "Ranks of mpirun that compute gradients, each of its part of every batch; 0: the trainer computes them itself.",
         ge=0,
+        le=4096,
     )
 
 
@@ -358,6 +359,7 @@ class RunConfig:
         "Rollout processes when started without mpirun; 0: one for each core but one, at least 1. With "
         "pool.collectors: collectors of each host, under mpirun too. Can be set while the run continues.",
         ge=0,
+        le=4096,
     )
     max_processes: int = setting(
         0,
@@ -365,6 +367,7 @@ class RunConfig:
         "Rollouts that there can be when started without mpirun, if run.processes is raised while the run continues; "
         "0: run.processes.",
         ge=0,
+        le=4096,
     )
     checkpoint_period: int = setting(
         100_000, "env steps", "Environment steps between checkpoints; 0: only at the end.", ge=0
@@ -460,7 +463,7 @@ class ClusterConfig:
     """Hosts, relays, and how a model reaches them."""
 
     relays: int = setting(
-        0, "relays", "Groups of ranks that each act as a host with a relay; 0: one for each real host.", ge=0
+        0, "relays", "Groups of ranks that each act as a host with a relay; 0: one for each real host.", ge=0, le=4096
     )
     scheme: str = setting(
         "auto",

@@ -152,6 +152,13 @@ def refuse_links(folders: Iterable[Path]) -> None:
             )
 
 
+def refuse_odd_files(paths: Iterable[Path]) -> None:
+    """Raise RunDirError where what is to be written is there as a folder, a device or a fifo."""
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise RunDirError(f"{path} is no file, and could not be written: remove it")
+
+
 T = TypeVar("T")
 
 # What a parser raises for damaged data. Invalid UTF-8 and numbers out of range are ValueErrors, deep nesting is a

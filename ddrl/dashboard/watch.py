@@ -13,7 +13,6 @@ import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -238,6 +237,18 @@ def opened(paths: list[Path]) -> Generator[Runs]:
         yield runs
 
 
+@contextlib.contextmanager
+def said() -> Generator[None]:
+    """Say in words why a part of a page cannot be drawn: whatever the files of a run hold, the page stays up."""
+    try:
+        yield
+    except DdrlError as error:
+        st.warning(literal(str(error)), icon=":material/folder_off:")
+    except Exception as error:
+        words = f"This part of the page cannot be drawn ({type(error).__name__}: {shortened(error)})."
+        st.warning(literal(plain_line(words)), icon=":material/folder_off:")
+
+
 def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
     """Draw `render(runs)` as a part of the page that refreshes by itself while a chosen run is active."""
 
@@ -245,14 +256,8 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
         with opened(selection()) as runs:
             if not runs:
                 return
-            try:
+            with said():
                 render(runs)
-            except DdrlError as error:
-                st.warning(literal(str(error)), icon=":material/folder_off:")
-            except Exception as error:  # whatever the files of a run hold, the page stays up
-                words = f"This part of the page cannot be drawn ({type(error).__name__}: {shortened(error)})."
-                st.warning(literal(words), icon=":material/folder_off:")
-                traceback.print_exception(error)
 
     running = any(run_status(path).is_active for path in selection())
     st.fragment(body, run_every=period if running else None)()

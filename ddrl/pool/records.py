@@ -24,7 +24,7 @@ import msgspec
 from ddrl.channels.segment import segment_name
 from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.core.errors import PoolError, RunDirError
+from ddrl.core.errors import PoolError, RunDirError, plain_line
 from ddrl.core.files import MAX_ARRAYS, decode, read_json, read_regular, write_json
 from ddrl.core.settings import plugin_settings
 from ddrl.pool.devices import Device, parse_devices
@@ -295,7 +295,7 @@ def read_pool(path: Path) -> PoolRecord:
     if (path / "summary.json").exists():
         summary = read_json(path / "summary.json", dict[str, Any], PoolError, f"{path / 'summary.json'} cannot be read")
     return PoolRecord(
-        name=path.name,
+        name=plain_line(path.name),
         tasks=tuple(task.name for task in setup.tasks),
         devices=tuple(device.strip() for device in setup.devices.split(",")),
         policy=setup.policy,

@@ -35,7 +35,7 @@ from typing import Any
 from ddrl import __version__
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError, plain_text
-from ddrl.core.files import MAX_DOCUMENT, read_regular, refuse_links, write_atomically, write_json
+from ddrl.core.files import MAX_DOCUMENT, read_regular, refuse_links, refuse_odd_files, write_atomically, write_json
 from ddrl.core.settings import config_from_toml, config_to_toml, config_tree
 from ddrl.telemetry.store import run_id_of
 
@@ -254,6 +254,7 @@ class Disk:
 # -- directory ---------------------------------------------------------------------------------------------------------
 
 FOLDERS = ("checkpoints", "keys", "keys/clients", "tensorboard", "cells", "output")  # of a run directory
+FILES = ("run.json", "status.json", "live.json", "summary.json", "keys/server.secret", "keys/client.secret")
 _REPLACED = re.compile(r"\.(\d+)\.replaced")  # a checkpoint that another of the same step replaces
 _UNFINISHED = re.compile(r"\.\d+\.\d+")  # a checkpoint that is being written by a process
 
@@ -349,6 +350,7 @@ class RunDirectory:
             raise RunDirError(f"there is no run directory {path}: name the directory that a run printed at its start")
         if claim:
             refuse_links(path / name for name in FOLDERS)
+            refuse_odd_files(path / name for name in FILES)
         kept = _settings_of_checkpoint(path)
         try:
             text = read_regular(path / "config.toml", MAX_DOCUMENT).decode()

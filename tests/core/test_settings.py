@@ -176,3 +176,9 @@ def test_reading_a_run_imports_no_source_from_outside():
     config = config_from_toml(text, "an unknown run")
     with pytest.raises(ConfigError, match=r"there is no module no"):
         config.check_source()
+
+
+@pytest.mark.parametrize("setting", ["learner.threads", "learner.nodes", "run.processes", "cluster.relays"])
+def test_more_threads_or_processes_than_any_machine_has_are_refused(setting):
+    with pytest.raises(ConfigError, match=r"at most"):
+        apply_overrides(Config(), [f"{setting}=100000000"])

@@ -1,6 +1,8 @@
 """The table of all runs, and what is folded of it, against values computed by hand."""
 
+import json
 import math
+import os
 import subprocess
 import sys
 import tomllib
@@ -8,12 +10,15 @@ import tomllib
 import numpy as np
 import pytest
 
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.errors import RunDirError
+from ddrl.core.settings import config_to_toml
+from ddrl.telemetry import Recorder
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
 from ddrl.telemetry.facts import Facts
 from tests.sources import ROOT, environment
-from tests.telemetry.feeding import record_run
+from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
 
 NAN = math.nan
@@ -136,6 +141,63 @@ def test_the_page_filters_hides_and_names_runs_and_its_address_says_so(tmp_path)
     command = [sys.executable, "-c", PAGE, str(app), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+WALK = """
+import sys
+from streamlit.testing.v1 import AppTest
+app, runs, *pages = sys.argv[1:]
+sys.argv = [app, runs]
+seen = ""
+for page in pages:
+    test = AppTest.from_file(app, default_timeout=600)
+    test.session_state["wanted page"] = page
+    test.run()
+    for toggle in test.toggle:
+        if "CSV" in toggle.label:
+            toggle.set_value(True).run()
+    assert not test.exception, (page, test.exception)
+    kinds = (test.markdown, test.caption, test.error, test.warning, test.info, test.button, test.subheader)
+    said = [getattr(one, "label", None) or str(one.value) for kind in kinds for one in kind]
+    said += [one.proto.label for one in test.get("download_button")]
+    for text in said:
+        assert "](" not in text.replace("\\\\]", ""), (page, text)
+        assert "://stranger" not in text, (page, text)
+        assert "<a" not in text.replace("\\\\<", ""), (page, text)
+    seen += page * any("stranger" in text for text in said)
+print(seen)
+"""
+
+
+def test_what_a_run_a_pool_and_an_event_say_is_text_on_every_page(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    said = "![x](http://stranger.invalid/x.png) <a href='http://stranger.invalid'>y</a> :red[z] \x1b[31m"
+    record_run(tmp_path / "good", records=2)
+    bad = tmp_path / (said.replace("/", "-") + os.fsdecode(b"\xff"))
+    bad.mkdir()
+    feed = Feed(FakeCluster(), 3)
+    (bad / "config.toml").write_text(config_to_toml(CONFIG))
+    with Recorder(bad, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
+        assert feed.done.wait(PATIENCE)
+        recorder.record_snapshot("values", steps=[said, 2], predicted="no", returns={})
+        for kind in ("plan", "alert", "alarm", "error"):
+            recorder.record_event(kind, said, level=said, rule=said, traceback=said)
+    os.utime(bad / "config.toml", (2e9, 2e9))  # the newest, which every page shows
+    with (bad / "agent.gif").open("wb") as film:
+        film.truncate(1 << 35)
+    write_notes(bad, Notes(said, (said,), said))
+    (bad / "summary.json").write_text("[1]")
+    own = bad / "pool"
+    own.mkdir()
+    task = {"name": said, "file": said, "directory": said}
+    plan = {"directory": said, "devices": ",".join([said] * 12), "policy": said, "tasks": [task]}
+    (own / "plan.json").write_text(json.dumps(plan))
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    pages = [path.stem.partition("_")[2] for path in sorted((app.parent / "subjects").glob("*.py"))]
+    command = [sys.executable, "-c", WALK, str(app), str(tmp_path), *pages]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert all(page in done.stdout for page in ("overview", "ranks", "pool")), done.stdout
 
 
 def test_notes_that_are_damaged_are_none_and_too_long_ones_are_refused(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, RunDirError
 from ddrl.run.cli import parse
+from ddrl.run.directory import FILES
 from ddrl.run.preparation import Preparation
 from ddrl.telemetry import Run
 from tests.run.test_resume import go_on, resume, start, stop
@@ -70,6 +71,20 @@ def test_settings_that_were_cut_emptied_or_changed_are_refused_with_a_remedy(run
         prepare(run)
     path.unlink()
     assert prepare(run).config.learner.batch_size > 0
+
+
+def test_what_could_not_be_written_is_refused_before_anything_is(run: Path) -> None:
+    for name in FILES:
+        path = run / name
+        kept = path.read_bytes() if path.exists() else b""
+        path.unlink(missing_ok=True)
+        path.symlink_to("/dev/null") if name == "summary.json" else path.mkdir()
+        before = {each: each.lstat().st_mtime_ns for each in run.rglob("*")}
+        with pytest.raises(RunDirError, match=f"{name} is no file, and could not be written: remove it"):
+            prepare(run)
+        assert {each: each.lstat().st_mtime_ns for each in run.rglob("*")} == before
+        path.unlink() if path.is_symlink() else path.rmdir()
+        path.write_bytes(kept)
 
 
 def test_no_flipped_bit_of_the_settings_is_other_settings(run: Path) -> None:

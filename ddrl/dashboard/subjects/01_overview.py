@@ -7,6 +7,7 @@ import numpy as np
 import streamlit as st
 
 from ddrl import plots
+from ddrl.core.errors import plain_line
 from ddrl.core.files import MAX_ARRAYS, read_regular
 from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
@@ -103,10 +104,10 @@ def film() -> None:
     """The main run's policy at play, where it has been filmed."""
     path = watch.selection()[0]
     found = find_film(path)
-    with st.expander("The agent at play", expanded=found is not None):
+    with st.expander("The agent at play", expanded=found is not None), watch.said():
         if found is None:
             st.markdown("Not filmed yet. Load this page again after:")
-            st.code(f"python -m ddrl.evaluate {shlex.quote(str(path))} --video", language="bash")
+            st.code(plain_line(f"python -m ddrl.evaluate {shlex.quote(str(path))} --video"), language="bash")
         elif FILMS[found.suffix].startswith("video"):
             st.video(read_regular(found, MAX_ARRAYS), FILMS[found.suffix])
         else:

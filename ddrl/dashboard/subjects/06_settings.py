@@ -4,17 +4,14 @@ import pandas as pd
 import streamlit as st
 
 from ddrl import plots
-from ddrl.core.errors import DdrlError
 from ddrl.dashboard import watch
 
 differing = st.toggle("Only what differs (between the runs, or from the defaults)", value=len(watch.selection()) > 1)
 with watch.opened(watch.selection()) as opened:
     settings = {}
     for name, run in opened.items():
-        try:
+        with watch.said():
             settings[name] = run.settings
-        except DdrlError as error:
-            st.warning(watch.literal(str(error)), icon=":material/folder_off:")
 table = plots.settings_table(settings, differing=differing)
 if len(table["setting"]):
     st.dataframe(

@@ -6,7 +6,6 @@ import pandas as pd
 import streamlit as st
 
 from ddrl import plots
-from ddrl.core.errors import DdrlError
 from ddrl.dashboard import watch
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
 
@@ -33,12 +32,9 @@ def describe(name: str, path: Path) -> None:
 
 def write(path: Path, notes: Notes) -> None:
     """Keep them; where that fails, why."""
-    try:
+    with watch.said():
         write_notes(path, notes)
-    except DdrlError as error:
-        st.warning(watch.literal(str(error)), icon=":material/folder_off:")
-        return
-    st.rerun()
+        st.rerun()
 
 
 paths = {watch.name_of(path): path for path in watch.listed()}
@@ -85,7 +81,9 @@ if left.button(f"Compare the chosen runs ({len(picked)})", disabled=not 0 < len(
 if middle.button("Hide the chosen runs", disabled=fold or not picked):
     for name in picked:
         known = read_notes(paths[name])
-        write(paths[name], Notes(known.name, (*known.tags, HIDDEN), known.note))
+        with watch.said():
+            write_notes(paths[name], Notes(known.name, (*known.tags, HIDDEN), known.note))
+    st.rerun()
 right.download_button("Download as CSV", shown.to_csv(index=False), "runs.csv", "text/csv", on_click="ignore")
 if len(picked) == 1 and not fold:
     describe(picked[0], paths[picked[0]])

@@ -5,7 +5,6 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from ddrl.core.errors import DdrlError
 from ddrl.dashboard import watch
 from ddrl.pool.page import busy_against_tasks, pool_bounds, pool_gantt, pool_table, pool_waits
 from ddrl.pool.records import PoolRecord, find_pools, read_pool
@@ -78,19 +77,17 @@ def simulated(record: PoolRecord) -> None:
 
 def show() -> None:
     """The chosen pool, redrawn while it runs."""
-    try:
+    with watch.said():
         record = record_of(chosen, changed_at(chosen))
-        measured(record, chosen.name)
+        measured(record, record.name)
         if record.leases:
             simulated(record)
-    except DdrlError as error:
-        st.warning(watch.literal(str(error)), icon=":material/folder_off:")
 
 
 watch.selection()
 pools = find_pools(watch.folder())
 if pools:
-    chosen = st.selectbox("Pool", pools, format_func=lambda path: path.name, key="pool")
+    chosen = st.selectbox("Pool", pools, format_func=watch.name_of, key="pool")
     st.fragment(show, run_every=None if (chosen / "summary.json").exists() else watch.PERIOD)()
 else:
     st.info(f"There is no pool in {watch.literal(str(watch.folder()))}. Start one:")

@@ -10,6 +10,7 @@ import streamlit as st
 from ddrl import plots
 from ddrl.admix.account import NAME, Account, read_account
 from ddrl.admix.environment import is_admix as is_admix_env
+from ddrl.core.errors import plain_line
 from ddrl.dashboard import watch
 from ddrl.telemetry import Run
 
@@ -31,7 +32,7 @@ def charts(runs: watch.Runs) -> None:
     names: list[str] = []
     if account is None:
         st.markdown("No days have been accounted yet:")
-        st.code(f"python -m ddrl.evaluate {shlex.quote(str(run.path))} --days 5", language="bash")
+        st.code(plain_line(f"python -m ddrl.evaluate {shlex.quote(str(run.path))} --days 5"), language="bash")
     else:
         days(account)
         names = [f"contract {one.ad}" for one in account.contracts]
