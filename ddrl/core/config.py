@@ -604,7 +604,8 @@ class Config:
         rollout = self.rollout
         if replay.min_size > replay.capacity:
             raise ConfigError(
-                f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): no batch would come"
+                f"replay.min_size ({replay.min_size}) exceeds replay.capacity ({replay.capacity}): no batch would "
+                "come; lower it"
             )
         if replay.n_step >= replay.capacity:
             raise ConfigError(f"replay.n_step ({replay.n_step}) must be below replay.capacity ({replay.capacity})")
@@ -619,7 +620,8 @@ class Config:
             self.check_source()
         if rollout.epsilon_end > rollout.epsilon_start:
             raise ConfigError(
-                f"rollout.epsilon_end ({rollout.epsilon_end}) exceeds rollout.epsilon_start ({rollout.epsilon_start})"
+                f"rollout.epsilon_end ({rollout.epsilon_end}) must not exceed rollout.epsilon_start "
+                f"({rollout.epsilon_start})"
             )
         if rollout.at_max_lag == "wait" and rollout.max_policy_lag < 1:
             raise ConfigError(

@@ -22,6 +22,7 @@ traceback."""
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from pathlib import Path
 
@@ -88,6 +89,14 @@ def user_error(error: BaseException, before: str = "", after: str = "") -> str:
     frame = f"{place}{colon}{statement[:kept]})" if kept >= MIN_STATEMENT else f"{place})"
     frame = frame if place else ""
     return f"{before}{words[: max(room - len(frame), MIN_WORDS)]} {frame}".rstrip() + after
+
+
+def frame_of_stacks(stacks: str) -> str:
+    """The user's innermost frame in what faulthandler writes, as " (my_env.py, line 12, in step)"; "" for none."""
+    for file, line, name in re.findall(r'File "(.+)", line (\d+) in (\S+)', stacks):
+        if is_of_user(Path(file)):
+            return f" ({Path(file).name}, line {line}, in {name})"
+    return ""
 
 
 def is_of_user(path: Path) -> bool:

@@ -87,7 +87,7 @@ def load(setting: str, kind: str, name: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the module itself imports
         raise ConfigError(
-            f"{setting} = {name}: there is no module {error.name}; is it installed, or on PYTHONPATH?"
+            f"{setting} = {name}: there is no module {error.name}; install it, or put it on PYTHONPATH"
         ) from None
     if code is not None:
         found = getattr(module, code.attribute, None)

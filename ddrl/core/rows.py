@@ -68,9 +68,11 @@ class RowSchema:
             if column.array.nbytes == 0:
                 raise ConfigError(f"column {column.name!r} of shape {column.shape} is empty: leave it out")
             if column.role is ColumnRole.REWARD and column.dtype != "float32":
-                raise ConfigError(f"column {column.name!r} is a reward, which is float32, not {column.dtype}")
+                raise ConfigError(f"column {column.name!r} is a reward, which must be float32, not {column.dtype}")
             if column.role is ColumnRole.STATE and f"{column.name}_next" in names:
-                raise ConfigError(f"column '{column.name}_next' is what {column.name!r} is called in the next state")
+                raise ConfigError(
+                    f"column '{column.name}_next' is what {column.name!r} is called in the next state: rename it"
+                )
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -229,7 +231,7 @@ class ParameterLayout:
         if vector.nbytes != self.nbytes:
             raise CheckpointError(
                 f"a parameter vector of {vector.nbytes} bytes does not fit the network's manifest of {self.nbytes} "
-                "bytes: it was written for another network"
+                "bytes: it is of another network; use a checkpoint of this one"
             )
         return {
             entry.name: vector[entry.offset : entry.offset + entry.nbytes].view(entry.dtype).reshape(entry.shape)

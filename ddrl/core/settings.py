@@ -185,7 +185,7 @@ def config_from_toml(text: str, source: str, *, reading: bool = False) -> Config
     except ConfigError as error:
         raise ConfigError(shortened(error)) from None
     except DAMAGE as error:
-        raise ConfigError(f"{source} is not valid TOML: {shortened(error)}") from None
+        raise ConfigError(f"{source} is not valid TOML, correct it: {shortened(error)}") from None
 
 
 def config_to_toml(config: Config) -> str:
@@ -269,9 +269,11 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_regular(path, MAX_DOCUMENT).decode())
     except OSError as error:
-        raise ConfigError(f"cannot read the settings file {path}: {error.strerror or error}") from None
+        raise ConfigError(
+            f"cannot read the settings file {path} ({error.strerror or error}): name one that can be read"
+        ) from None
     except DAMAGE as error:
-        raise ConfigError(f"{path} is not valid TOML: {shortened(error)}") from None
+        raise ConfigError(f"{path} is not valid TOML, correct it: {shortened(error)}") from None
 
 
 def _parse_override(override: str) -> tuple[str, Any]:

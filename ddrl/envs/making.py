@@ -164,12 +164,12 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
         if not _ID.search(name):
             known += [key for key, value in members.items() if callable(value)]
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "and its import registers no such id with gymnasium"
+        hint = f"did you mean '{near[0]}'?" if near else "its import registers no such id: name one, or a factory"
         raise EnvError(f"env.id = {env_id}: the module {module_name} has no '{name}'; {hint}")
     if not callable(factory):
         raise EnvError(
-            f"env.id = {env_id}: {name} is a {type(factory).__name__}, not a function or class that makes an "
-            "environment"
+            f"env.id = {env_id}: {name} is a {type(factory).__name__}, not what makes an environment: name a "
+            "function or class"
         )
     return factory
 
@@ -235,7 +235,9 @@ def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnas
         if "argument" not in str(error):
             raise
         raise EnvError(
-            f"env.kwargs = {config.kwargs}: {str(error).partition(' was raised from')[0]} ({config.id})"
+            f"env.kwargs = {config.kwargs}: {str(error).partition(' was raised from')[0]} ({config.id}): leave it "
+            "out, or "
+            "correct it"
         ) from error
 
 
@@ -338,7 +340,9 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, fi
         try:
             signature.bind(**kwargs)
         except TypeError as error:
-            raise EnvError(f"env.kwargs = {config.kwargs}: {error}; {config.id} takes {signature}") from None
+            raise EnvError(
+                f"env.kwargs = {config.kwargs}: {error}; give what {config.id} takes: {str(signature)[:80]}"
+            ) from None
 
     def make(place: int) -> Any:
         if not indexed or ENV_INDEX in kwargs:

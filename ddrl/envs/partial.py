@@ -12,6 +12,7 @@ from gymnasium.wrappers import TransformObservation
 
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import Array
+from ddrl.envs.spaces import shown
 
 
 def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.Env[Array, Any]:
@@ -22,7 +23,7 @@ def partly_observed(id: str, keep: Sequence[int], **kwargs: Any) -> gymnasium.En
     kept = np.array(keep, np.int64)
     box = cast(Any, env).observation_space  # the bounds of a Box have no types
     if type(box) is not spaces.Box or len(box.shape) != 1:
-        raise EnvError(f"env.kwargs: {id} observes {box}; only entries of a vector can be kept")
+        raise EnvError(f"env.kwargs: {id} observes {shown(box)}: name an environment that observes a vector")
     if not (len(kept) and ((kept >= 0) & (kept < box.shape[0])).all()):
         raise EnvError(
             f"env.kwargs: keep = {list(keep)} must name entries 0 to {box.shape[0] - 1} of {id}'s observation"

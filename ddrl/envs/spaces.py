@@ -502,7 +502,8 @@ def _describe_entry(env_id: str, name: str, space: spaces.Space[Any], max_length
         return describe_array(env_id, space, name)
     if max_lengths.get(name, 0) < 1:
         raise EnvError(
-            f"env.id = {env_id}: the observation {name} has no most entries; set env.max_lengths.{name} to at least 1"
+            f"env.id = {env_id}: the observation {name} has no limit of entries: set env.max_lengths.{name} to at "
+            "least 1"
         )
     entry = describe_array(env_id, space.feature_space, name)
     ranges = entry.ranges if len(entry.ranges) < 2 else entry.ranges * max_lengths[name]
@@ -590,9 +591,9 @@ class MaskReader:
             mask = np.asarray(given)
             if mask.shape != self._shape or not ((mask == 0) | (mask == 1)).all():
                 raise EnvError(
-                    f"env.id = {self._env_id}: the action_mask of {self._source} is {shown(given)} ({kind_of(given)}), "
-                    f"not {self._shape[0]} numbers 0 or 1, one for each action (of a "
-                    "MultiDiscrete: for each value of each part); env.action_mask = none ignores it"
+                    f"env.id = {self._env_id}: the action_mask of {self._source} is {shown(given)} ({kind_of(given)}): "
+                    f"it must be {self._shape[0]} numbers 0 or 1, one for each action (of a MultiDiscrete: for each "
+                    "value of each part), or set env.action_mask = none"
                 )
             write(observation, row if named else row["observation"])
             row[ACTION_MASK] = mask if self._picks is None else mask[self._picks].all(axis=1)

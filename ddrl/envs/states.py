@@ -93,8 +93,8 @@ def load_states(vector: Any, data: bytes, *, frozen: bool = False) -> None:
                 _load(layer, state, frozen)
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(
-            f"env.id = {vector.spec.env_id}: the saved state does not fit its environments ({error}): it is of other "
-            "wrappers, or of another load_state()"
+            f"env.id = {vector.spec.env_id}: the saved state does not fit its environments ({error}): use the "
+            "wrappers and load_state() of the run that saved it, or begin a new run"
         ) from error
 
 

@@ -104,7 +104,8 @@ class CheckedVectorEnv:
         flags = np.array(given)
         if flags.shape != (self.num_envs,) or flags.dtype.kind not in "biu":
             raise EnvError(
-                f"{self._where}: {name} is {kind_of(given)}, not one bool for each of {self.num_envs} environments"
+                f"{self._where}: {name} is {kind_of(given)}: it must be one bool for each of {self.num_envs} "
+                "environments"
             )
         return flags.astype(np.bool_, copy=False)
 

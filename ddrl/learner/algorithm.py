@@ -315,11 +315,13 @@ def _check_family(
         names = ("exploration", *getattr(chooser, "settings", ()))
         if unknown := sorted(entry.keys() - set(names)):
             raise ConfigError(
-                f"rollout.by_rollout, entry {index}: {chooser.name} has no setting {unknown[0]}; it has "
+                f"rollout.by_rollout, entry {index}: {chooser.name} has no setting {unknown[0]}; choose among "
                 f"{', '.join(names)}"
             )
         if not 0.0 <= entry.get("exploration", 1.0) < math.inf:
-            raise ConfigError(f"rollout.by_rollout, entry {index}: exploration is a factor, 0 or more")
+            raise ConfigError(
+                f"rollout.by_rollout, entry {index}: exploration = {entry['exploration']} must be a factor, 0 or more"
+            )
         chooser(spec, 1, 0, {**settings, **entry})
 
 

@@ -212,7 +212,9 @@ def _run(module: nn.Module, arrays: list[NDArray[Any]], names: tuple[str, ...], 
         given = module(*map(torch.from_numpy, arrays))
     tensors = _tensors_of(given)
     if len(tensors) != len(names):
-        raise NetworkError(f"{what} gives {len(tensors)} outputs to act with, but they are named {', '.join(names)}")
+        raise NetworkError(
+            f"{what} gives {len(tensors)} outputs to act with: it must give those that are named, {', '.join(names)}"
+        )
     return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
 
@@ -223,7 +225,9 @@ def _outputs(
     given = _run(module, arrays, names, what)
     for name, array in given.items():
         if not array.ndim or array.shape[0] != TRACED_BATCH:
-            raise NetworkError(f"{what} gives {name} {list(array.shape)} for {TRACED_BATCH} observations")
+            raise NetworkError(
+                f"{what} gives {name} {list(array.shape)} for {TRACED_BATCH} observations: it must give a row for each"
+            )
     return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in given.items()}
 
 
@@ -388,7 +392,9 @@ def _parameters_as_inputs(
     state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
     foreign = [alias for alias, tensor in state.items() if id(tensor) not in first_name]
     if foreign:
-        raise NetworkError(f"{what} acts with {foreign[0]}, which is not among its part's parameters and buffers")
+        raise NetworkError(
+            f"{what} acts with {foreign[0]}, which is not among its part's parameters and buffers: register it there"
+        )
     renamed = {alias: first_name[id(tensor)] for alias, tensor in state.items() if first_name[id(tensor)] != alias}
     for node in model.graph.node:
         for place, name in enumerate(node.input):

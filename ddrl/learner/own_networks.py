@@ -101,11 +101,11 @@ def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Mo
         module = import_code(module_name)
     except ImportError as error:
         raise NetworkError(
-            f"{what}: cannot import {module_name}: {first_line(error)}; is it installed, or on PYTHONPATH?"
+            f"{what}: cannot import {module_name}: {first_line(error)}; install it, or put it on PYTHONPATH"
         ) from error
     made: Any = getattr(module, class_name, None)
     if made is None:
-        raise NetworkError(f"{what}: {module_name} has no {class_name}")
+        raise NetworkError(f"{what}: {module_name} has no {class_name}: name a class or function that is there")
     try:
         network = made(spec, **{key: value for key, value in told.items() if _accepts(made, key)})
     except Exception as error:

@@ -120,7 +120,7 @@ class FlatParameters:
                 if assigned is None or assigned.shape != home.shape or assigned.dtype != home.dtype:
                     raise NetworkError(
                         f"the network {type(self.module).__name__} changes shape or dtype of its buffer {name} "
-                        f"({list(home.shape)} {home.dtype}): a buffer keeps both"
+                        f"({list(home.shape)} {home.dtype}): a buffer must keep both"
                     )
                 home.copy_(assigned.detach())
                 part._buffers[name] = home
@@ -175,7 +175,7 @@ class FlatParameters:
         if vector.dtype != np.uint8 or vector.shape != (self.layout.nbytes,):
             raise CheckpointError(
                 f"a parameter vector of {vector.dtype} {list(vector.shape)} does not fit the network's manifest of "
-                f"uint8 [{self.layout.nbytes}]: it was written for another network"
+                f"uint8 [{self.layout.nbytes}]: it is of another network; use one of this one"
             )
 
 

@@ -21,6 +21,7 @@ from ddrl.core.errors import CheckpointError
 from ddrl.core.files import DAMAGE, write_atomically
 
 FORMAT = "ddrl.learner/2"
+SAME_NETWORK = "set learner and env as they were, or begin a new run"
 
 
 def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
@@ -55,7 +56,8 @@ def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
         ) from None
     if written[0] != FORMAT or written[1] != algorithm:
         raise CheckpointError(
-            f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}"
+            f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}: name one of "
+            "the same algorithm, or use the ddrl that wrote it"
         )
     if written[2] != _checksum(state):
         raise CheckpointError(f"{path} is corrupt: its checksum does not match; use an older checkpoint")
@@ -71,16 +73,18 @@ def check_fits(
         if name in optional:
             continue
         if name not in state:
-            raise CheckpointError(f"{source} was written for another network: it lacks {name}")
+            raise CheckpointError(f"{source} was written for another network (it lacks {name}): {SAME_NETWORK}")
         found = np.asarray(state[name])
         if found.shape != array.shape or found.dtype != array.dtype:
             raise CheckpointError(
-                f"{source} was written for another network: {name} is {found.dtype} {list(found.shape)} there and "
-                f"{array.dtype} {list(array.shape)} here"
+                f"{source} was written for another network ({name} is {found.dtype} {list(found.shape)} there and "
+                f"{array.dtype} {list(array.shape)} here): {SAME_NETWORK}"
             )
     unknown = sorted(set(state) - set(wanted) - set(optional))
     if unknown:
-        raise CheckpointError(f"{source} was written for another network: it has {unknown[0]}, which this one lacks")
+        raise CheckpointError(
+            f"{source} was written for another network (it has {unknown[0]}, which this one lacks): {SAME_NETWORK}"
+        )
 
 
 def _checksum(state: Mapping[str, NDArray[Any]]) -> str:

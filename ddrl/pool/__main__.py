@@ -80,7 +80,7 @@ def _command(add: Path | None, cancel: str | None, reweight: list[str] | None) -
     try:
         return "reweight", {"task": reweight[0], "weight": float(reweight[1])}
     except ValueError:
-        raise PoolError(f"--reweight {reweight[0]} {reweight[1]}: a weight is a number") from None
+        raise PoolError(f"--reweight {reweight[0]} {reweight[1]}: give a number") from None
 
 
 def ask_pool(pool: Path, command: str, **arguments: Any) -> dict[str, Any]:

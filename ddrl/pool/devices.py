@@ -60,7 +60,7 @@ def parse_devices(text: str) -> tuple[Device, ...]:
         for core in device.cores:
             shares[core] = shares.get(core, 0.0) + device.share
         if not device.is_slot and devices.count(device) > 1:
-            raise ConfigError(f"pool.devices names {device.name} twice: one device serves one task at a time")
+            raise ConfigError(f"pool.devices names {device.name} twice: name it once")
     for core, share in shares.items():
         if share > 1 + 1e-9:
             raise ConfigError(f"pool.devices gives away {share:g} of core {core}: its shares may sum to 1 at most")
@@ -76,13 +76,17 @@ def check_devices(devices: Sequence[Device], counts: Mapping[str, int], cores: C
         for core in device.cores:
             if core not in usable:
                 listed = ", ".join(map(str, usable))
-                raise ConfigError(f"pool.devices names {device.name}: there is no core {core} here, only {listed}")
+                raise ConfigError(
+                    f"pool.devices names {device.name}: there is no core {core} here; name one of {listed}"
+                )
         if not device.is_slot:
             kind, _, index = device.torch.partition(":")
             count = counts.get(kind, 0)
             if int(index or 0) >= count:
                 there = f"only {count} of them" if count else "none of that type"
-                raise ConfigError(f"pool.devices names {device.name}: torch sees {there} on this machine")
+                raise ConfigError(
+                    f"pool.devices names {device.name}: torch sees {there} on this machine; name another, such as cpu:0"
+                )
 
 
 def _parse(item: str) -> Device:
@@ -94,13 +98,13 @@ def _parse(item: str) -> Device:
     share = match["share"]
     if kind != "cpu":
         if share is not None or (place is not None and not place.isdigit()):
-            raise ConfigError(f"pool.devices: '{item}': only CPU slots have several cores or a share")
+            raise ConfigError(f"pool.devices: '{item}': only CPU slots have several cores or a share; write cuda:0")
         return Device(item, item)
     if place is None:
         raise ConfigError("pool.devices: 'cpu' names no core: write cpu:0 for core 0, cpu:0-3 for four")
     part = 1.0 if share is None else float(share)
     if not 0 < part <= 1:
-        raise ConfigError(f"pool.devices: '{item}': a share is above 0 and at most 1")
+        raise ConfigError(f"pool.devices: '{item}': a share must be above 0 and at most 1")
     return Device(item, "cpu", _cores(item, place), part)
 
 
@@ -109,10 +113,10 @@ def _cores(item: str, place: str) -> tuple[int, ...]:
     for part in place.split("+"):
         first, dash, last = part.partition("-")
         if not first.isdigit() or (dash and not last.isdigit()) or (dash and int(last) < int(first)):
-            raise ConfigError(f"pool.devices: '{item}': cores are written 2, 0-3 or 0+2")
+            raise ConfigError(f"pool.devices: '{item}': write cores as 2, 0-3 or 0+2")
         cores += range(int(first), int(last if dash else first) + 1)
     if len(set(cores)) < len(cores):
-        raise ConfigError(f"pool.devices: '{item}' names a core twice")
+        raise ConfigError(f"pool.devices: '{item}' must name a core once")
     return tuple(cores)
 
 
@@ -210,7 +214,7 @@ class CpuSlot:
 
     def __init__(self, device: Device, group: QuotaGroup | None = None) -> None:
         if not device.is_slot:
-            raise ConfigError(f"{device.name} is no CPU slot: torch runs it")
+            raise ConfigError(f"{device.name} is no CPU slot: name one, such as cpu:0")
         if device.share < 1 and group is None:
             raise ConfigError(f"{device.name} is a share of a core: it needs a quota group")
         self.device = device

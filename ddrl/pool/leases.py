@@ -135,7 +135,7 @@ class LeaseTable:
             if slot.name == task:
                 return slot
         known = ", ".join(slot.name for slot in self.slots if slot.name)
-        raise PoolError(f"there is no task '{task}' in this pool; its tasks are: {known or 'none yet'}")
+        raise PoolError(f"there is no task '{task}' in this pool; name one of its tasks: {known or 'none yet'}")
 
 
 # -- the master --------------------------------------------------------------------------------------------------------
@@ -194,7 +194,9 @@ class LeaseMaster:
         check_weight(task, weight)
         _encoded(task)
         if len(self._members) == len(self.table.slots):
-            raise PoolError(f"the pool has room for {len(self.table.slots)} tasks and has had that many")
+            raise PoolError(
+                f"the pool has room for {len(self.table.slots)} tasks and has had that many: start another pool"
+            )
 
     def weight(self, task: str) -> float:
         """The task's weight in the queue."""
@@ -326,7 +328,7 @@ class LeaseHolder:
         with _claiming(table):
             pid, started = self._slot.owner
             if is_alive(pid, started):
-                raise PoolError(f"task '{task}' runs already, in process {pid}: a task has one process in a pool")
+                raise PoolError(f"task '{task}' runs already, in process {pid}: wait until it has ended, or stop it")
             self._number = (self._slot.request.value + 3) & ~1  # even, and no answer to what the last process held
             self._slot.wish["pid"] = 0
             self._slot.request.set(self._number)
@@ -370,7 +372,7 @@ class LeaseHolder:
     def release(self, busy: float = 0.0) -> None:
         """Give the device back; `busy`: seconds of the lease in which it computed. PoolError where none is held."""
         if self._key is None:
-            raise PoolError(f"task '{self.task}' gives back a device that it does not hold")
+            raise PoolError(f"task '{self.task}' gives back a device that it does not hold: acquire one first")
         place = self._number // 2 % 2
         self._slot.wish["busy"][place] = busy
         self._slot.wish["held"][place] = time.monotonic() - float(self._slot.answer["at"])

@@ -57,7 +57,10 @@ def setup_of(command: Command) -> PoolSetup:
     if command.resume is None:
         return new_setup(command)
     if is_listening(command.resume / OWN):
-        raise PoolError(f"the pool {command.resume} still runs: python -m ddrl.pool {command.resume} shows it")
+        raise PoolError(
+            f"the pool {command.resume} still runs: stop it first, or look at it by python -m ddrl.pool "
+            f"{command.resume}"
+        )
     return resumed_setup(command)
 
 
@@ -276,7 +279,9 @@ class Pool:
 
     def _child(self, task: str) -> Child:
         if task not in self._running:
-            raise PoolError(f"no task '{task}' runs in this pool; running are: {', '.join(self._running) or 'none'}")
+            raise PoolError(
+                f"no task '{task}' runs in this pool; name one of those that run: {', '.join(self._running) or 'none'}"
+            )
         return self._running[task]
 
 
@@ -328,7 +333,7 @@ def resumed_setup(command: Command) -> PoolSetup:
     pool = apply_overrides(Config(), command.overrides).section(PoolConfig)
     named = set(map(_name_of, command.overrides))
     if "run.dir" in named:
-        raise ConfigError("--set run.dir: a pool that is resumed stays in its directory")
+        raise ConfigError("--set run.dir: a pool that is resumed stays in its directory: leave it out")
     overrides = (*saved.overrides, *command.overrides)
     setup = replace(
         saved,
@@ -345,7 +350,7 @@ def resumed_setup(command: Command) -> PoolSetup:
     theirs = {setting: name for setting, name in _foreign_code(setup).items() if setting not in named}
     check_trust(directory, theirs, trust=command.trust)
     if all((end := setup.read_end(task.name)) is not None and end.final for task in setup.tasks):
-        raise PoolError(f"all tasks of {setup.directory} have ended: there is nothing to go on with")
+        raise PoolError(f"all tasks of {setup.directory} have ended: start a new pool")
     _check(setup)
     return setup
 

@@ -388,7 +388,7 @@ class DeviceQueue:
         """Take the task's device back: the grant that ends. PoolError where it holds none."""
         hold = self._holds.pop(task, None)
         if hold is None:
-            raise PoolError(f"task '{task}' gives back a device that it does not hold")
+            raise PoolError(f"task '{task}' gives back a device that it does not hold: acquire one first")
         if task not in self._kept:
             self.held_seconds[task] += now - hold.at
         self.policy.released(task, hold.device, now - hold.at, now)
@@ -448,7 +448,9 @@ class DeviceQueue:
 
     def _known(self, task: str) -> None:
         if task not in self._tasks:
-            raise PoolError(f"there is no task '{task}' in the pool")
+            raise PoolError(
+                f"there is no task '{task}' in the pool: name one of {', '.join(sorted(self._tasks)) or 'none yet'}"
+            )
 
 
 def check_weight(task: str, weight: object) -> None:

@@ -94,7 +94,10 @@ class PoolSetup:
             self.own.mkdir(parents=True, exist_ok=True)
             write_json(self.own / "plan.json", asdict(self))
         except OSError as error:
-            raise RunDirError(f"the pool's directory {self.directory} cannot be written: {error.strerror}") from None
+            raise RunDirError(
+                f"the pool's directory {self.directory} cannot be written: {error.strerror}; set run.dir to one that "
+                "can"
+            ) from None
 
     @property
     def own(self) -> Path:
@@ -345,7 +348,9 @@ def _lines(path: Path, kind: type[Kind]) -> list[Kind]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise PoolError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise PoolError(
+            f"{path} cannot be read: {error.strerror or error}; change its permissions, or name another pool"
+        ) from None
     what = f"{path} cannot be read: it is damaged, or of another version of ddrl"
     decoder = msgspec.json.Decoder(kind, strict=False)
     return [decode(line, decoder, PoolError, what) for line in lines[:-1] if line]

@@ -285,7 +285,7 @@ class Simulator:
 
     def __init__(self, traces: Sequence[TaskTrace], devices: int, policy: Policy, start: Start) -> None:
         if not traces:
-            raise PoolError("a pool without tasks has nothing to simulate")
+            raise PoolError("a pool without tasks has nothing to simulate: give it traces")
         self._start_mode = start
         self._queue = DeviceQueue(policy, devices)
         self._tasks: dict[str, _Task] = {}

@@ -172,7 +172,8 @@ def write_checkpoint(
             replaced.rename(final)
         reason = (error.strerror or error) if isinstance(error, OSError) else error
         raise RunDirError(
-            f"the checkpoint {final} cannot be written: {reason}; older checkpoints are untouched"
+            f"the checkpoint {final} cannot be written: {reason}; older ones are untouched: free some space, or "
+            "change permissions"
         ) from None
     shutil.rmtree(replaced, ignore_errors=True)
     for old in _complete(folder)[:-keep]:
@@ -422,9 +423,13 @@ class BestPolicy:
         try:
             saved = load_policy(self._path)
             if saved.model.layout != self._model.layout:
-                raise CheckpointError(f"the policy in {self._path} is of another network than the checkpoint's")
+                raise CheckpointError(
+                    f"the policy in {self._path} is of another network than the checkpoint's: move it away"
+                )
             if saved.run_id not in ("", self._run_id):
-                raise CheckpointError(f"the policy in {self._path} is of the run {saved.run_id}, not of this one")
+                raise CheckpointError(
+                    f"the policy in {self._path} is of the run {saved.run_id}, not of this one: move it away"
+                )
         except CheckpointError as error:
             aside = f"aside-{time.time_ns()}"
             for name in LONGEST:

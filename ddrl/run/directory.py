@@ -50,6 +50,7 @@ from ddrl.telemetry.store import run_id_of
 
 
 NAME = "lock"
+WRITABLE = "free some space, change its permissions, or resume a copy"
 LONGEST_TEXT = 300  # [B] of the holder's id and host
 
 
@@ -340,7 +341,9 @@ class RunDirectory:
         try:
             self.write_config(config)
         except OSError as error:
-            raise RunDirError(f"the settings cannot be written into {self.path}: {error.strerror or error}") from None
+            raise RunDirError(
+                f"the settings cannot be written into {self.path}: {error.strerror or error}; {WRITABLE}"
+            ) from None
 
     @classmethod
     def open(cls, path: Path, *, claim: bool = False) -> tuple[RunDirectory, Config]:
@@ -357,7 +360,8 @@ class RunDirectory:
         except OSError as error:
             if kept is None or not isinstance(error, FileNotFoundError):
                 raise RunDirError(
-                    f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error})"
+                    f"{path} is not a run directory: its config.toml cannot be read ({error.strerror or error}); "
+                    "name the directory that a run printed"
                 ) from None
             text = kept
             if claim:
@@ -388,7 +392,9 @@ class RunDirectory:
             try:
                 write_json(self.path / "run.json", {"run_id": header[1], "ddrl": __version__, "began": time.time()})
             except OSError as error:
-                raise RunDirError(f"{self.path / 'run.json'} cannot be written: {error.strerror or error}") from None
+                raise RunDirError(
+                    f"{self.path / 'run.json'} cannot be written: {error.strerror or error}; {WRITABLE}"
+                ) from None
             _say(f"{self.path / 'run.json'} could not be read and was made anew: when the run began is lost")
         if header[1] != self.run_id:
             raise RunDirError(f"{self.config} is of the run {header[1]}, this is the run {self.run_id}{_remedy(kept)}")

@@ -21,7 +21,15 @@ from ddrl import __version__
 from ddrl.core import plugins
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, EnvError, MissingExtraError, error_of
+from ddrl.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DdrlError,
+    EnvError,
+    MissingExtraError,
+    error_of,
+    frame_of_stacks,
+)
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_from_toml, config_tree
@@ -158,11 +166,21 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
                 asked = f"env.id = {config.env.id} or learner.algorithm = {config.learner.algorithm}"
                 limit = f"{config.run.start_limit:g} s (run.start_limit)"
                 where = f"process {child.pid} on {socket.gethostname()}"
-                raise EnvError(f"{asked} has not said within {limit} what it needs; {where} is here:\n{child.stacks()}")
+                stacks = child.stacks()
+                print(stacks, file=sys.stderr, flush=True)
+                raise EnvError(
+                    f"{asked} has not said within {limit} what it needs: {where}{frame_of_stacks(stacks)}; its stacks "
+                    "are above; raise run.start_limit where it takes so long"
+                )
         _, ended = gone[0]
         data = os.pread(answer, os.fstat(answer).st_size, 0)
         if not data:
-            raise EnvError(f"env.id = {config.env.id}: the process that made one {ended.how}\n{ended.words}".rstrip())
+            print(ended.words, file=sys.stderr, flush=True)
+            raise EnvError(
+                f"env.id = {config.env.id}: the process that made one {ended.how}{frame_of_stacks(ended.words)}; "
+                "what it "
+                f"printed is above: try it by python -m ddrl.testing.conformance {config.env.id}"
+            )
         found = msgspec.msgpack.decode(data, type=_Probed)
     finally:
         keeper.end(0.0)
@@ -258,7 +276,8 @@ class Preparation:
             raise ConfigError("pool.collectors: a task in rounds computes its gradients itself: set learner.nodes = 0")
         if self.config.replay.through_areas:
             raise ConfigError(
-                f"pool.collectors send their rows through lanes: replay.source = {self.config.replay.source} has none"
+                f"pool.collectors send their rows through lanes: replay.source = {self.config.replay.source} has "
+                "none; set auto"
             )
         if self.declaration.experience.source == "replay" and self.config.replay.samples_per_insert == 0:
             raise ConfigError(
@@ -295,7 +314,10 @@ class Preparation:
         for name, mine in (("env.id", self.config.env.id), ("learner.algorithm", self.config.learner.algorithm)):
             theirs = state[name.replace("learner.", "").replace(".", "_")]
             if theirs != mine:
-                raise ConfigError(f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}")
+                raise ConfigError(
+                    f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}: leave it out, or "
+                    "begin a new run"
+                )
         scheme = {"cluster": {"scheme": state["live"]["scheme"] or ""}}
         check_trust(self.directory.path, foreign_code(scheme, self.directory.path), trust=self._trust)
         for override in overrides:  # what is set now comes before what was set during the run

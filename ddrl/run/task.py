@@ -241,8 +241,8 @@ class PlanWatch:
         cluster.chunk_bytes hold for it too, where they have a meaning."""
         if not self._hosts:
             raise ConfigError(
-                "cluster.scheme: this run has one host, so no model travels; cluster.relays or more hosts would "
-                "change that"
+                f"cluster.scheme = {scheme}: this run has one host, so no model travels; start it on more, or with "
+                "cluster.relays"
             )
         cluster = replace(self._config.cluster, scheme=scheme)  # ConfigError for a name that is not known
         wanted = load_scheme(scheme)
@@ -352,7 +352,9 @@ class Steering:
         else:  # cluster.scheme: every other name has been refused
             known = value == self._training.config.cluster.scheme or plugins.code_name(value) is None
             if not known and not is_trusted(self._run, value):
-                raise ConfigError(f"cluster.scheme = {value}: the user who started the run has not named this code")
+                raise ConfigError(
+                    f"cluster.scheme = {value}: set it by --resume RUN --set, once by the user who started the run"
+                )
             self._ask_scheme(value)
             live.scheme = value
 

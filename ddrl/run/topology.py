@@ -379,7 +379,9 @@ class HostChannels:
         attached = self.attach_policy(0.0)
         assert attached is not None
         if attached[0].layout != model.layout:
-            raise ChannelError("the network differs from the one that this run began with: the code has changed since")
+            raise ChannelError(
+                "the network differs from the one that this run began with: put its code back, or begin a new run"
+            )
         if self.host == 0 and self.topology.config.evaluation.period:
             self.evaluations = self.attach_evaluations()
         return attached[1]
@@ -480,7 +482,9 @@ class HostChannels:
         hosts = range(self.topology.hosts)
         most = max(sum(one.host == host and one.role is Role.ROLLOUT for one in ranks) for host in hosts)
         if self.topology.in_rounds:
-            raise ConfigError("run.processes: a round has as many collectors as the run began with (pool.collectors)")
+            raise ConfigError(
+                f"run.processes = {count}: a round has as many collectors as the run began with: leave it out"
+            )
         if count > most:
             raise ConfigError(
                 f"run.processes = {count}: there are places for {most} rollouts on a host; start with a higher "

@@ -178,5 +178,5 @@ def test_the_loss_of_several_rewards_is_the_mean_of_their_own(critic: str) -> No
 
 
 def test_td3_refuses_rewards_of_several_numbers() -> None:
-    with pytest.raises(ConfigError, match="learns from one number"):
+    with pytest.raises(ConfigError, match="needs one number: use d4pg"):
         TD3.describe(Config(), spec((QUEUE,)))

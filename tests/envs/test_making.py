@@ -164,7 +164,7 @@ def test_an_id_gives_its_vector_and_its_spec(
         (EnvConfig(id="ALE/Pong-v5", kwargs={"frameskip": 4}), "set env.frame_skip instead"),
         (EnvConfig(id="ALE/Pong-v5", kwargs={"continuous": True}), "continuous actions"),
         (own("Countin"), "did you mean 'Counting'?"),
-        (own("HERE"), "is a str, not a function or class"),
+        (own("HERE"), "is a str, not what makes an environment"),
         (own("Counting", size=3), "unexpected keyword argument 'size'"),
         (own("make_nothing"), "returned a NoneType"),
         (own("shared_environment"), "the same environment twice"),
@@ -282,7 +282,7 @@ def test_ids_are_looked_up_after_a_package_has_registered_them(tmp_path: Path, m
     (tmp_path / "late_package.py").write_text(LATE)
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        with pytest.raises(EnvError, match=r"has no 'Late/Corridr-v0'; and its import registers no such id"):
+        with pytest.raises(EnvError, match=r"has no 'Late/Corridr-v0'; its import registers no such id"):
             make_vector_env(EnvConfig(id="late_package:Late/Corridr-v0"))
         make_vector_env(EnvConfig(id="late_package:Late/Corridor-v0"), 2).close()
     finally:

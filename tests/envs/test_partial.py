@@ -35,5 +35,5 @@ def test_entries_that_are_not_there_are_refused(keep: list[int]) -> None:
 
 
 def test_only_vectors_have_parts() -> None:
-    with pytest.raises(EnvError, match="only entries of a vector"):
+    with pytest.raises(EnvError, match="name an environment that observes a vector"):
         partly_observed("FrozenLake-v1", [0])

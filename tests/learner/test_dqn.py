@@ -280,8 +280,8 @@ def test_only_what_may_draw_random_numbers_pays_for_a_state_of_its_own() -> None
 @pytest.mark.parametrize(
     ("family", "words"),
     [
-        ("[{},{temperature=2.0}]", "entry 1: epsilon_greedy has no setting temperature; it has exploration"),
-        ("[{exploration=-1.0}]", "entry 0: exploration is a factor"),
+        ("[{},{temperature=2.0}]", "entry 1: epsilon_greedy has no setting temperature; choose among exploration"),
+        ("[{exploration=-1.0}]", "entry 0: exploration = -1.0 must be a factor"),
     ],
 )
 def test_a_family_of_policies_that_the_chooser_cannot_have_is_refused(family: str, words: str) -> None:

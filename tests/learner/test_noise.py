@@ -69,7 +69,7 @@ def test_the_noise_is_the_seed_s() -> None:
 def test_outputs_that_are_not_all_named_are_refused() -> None:
     network = Noisy()
     declared = ActingInput("noise", "noise", (3,))
-    with pytest.raises(NetworkError, match="gives 2 outputs to act with, but they are named q"):
+    with pytest.raises(NetworkError, match="gives 2 outputs to act with: it must give those that are named, q"):
         export_model(
             Acting("value", network, ("q",)), network, VECTOR, Declaration("", "epsilon_greedy", inputs=(declared,))
         )

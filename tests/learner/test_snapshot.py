@@ -133,7 +133,7 @@ def test_truncated_altered_and_foreign_files_are_refused_and_change_nothing(
             LearnerConfig(hidden=[8]),
             r"value.online.trunk.0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here",
         ),
-        (LearnerConfig(hidden=[16, 16]), "lacks value.online.trunk.2.weight|value.online.head"),
+        (LearnerConfig(hidden=[16, 16]), "it lacks value.online.trunk.2.weight|value.online.head"),
         (LearnerConfig(hidden=[16], dueling="none"), "lacks value.online.head.advantage.weight"),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str
     learner.update(random_batch(VECTOR, 8, 0))
     learner.save(tmp_path / "state")
     before = other.parameters.numpy()
-    with pytest.raises(CheckpointError, match=f"another network: .*({words})"):
+    with pytest.raises(CheckpointError, match=rf"another network \(.*({words})"):
         other.load(tmp_path / "state")
     assert np.array_equal(other.parameters.numpy(), before)
     assert other.updates == 0

@@ -34,11 +34,11 @@ def test_devices_are_read(text, devices):
         ("GPU 0", "'GPU 0' is no device"),
         ("cpu", "names no core"),
         ("cpu:a", "is no device"),
-        ("cpu:3-1", "cores are written"),
-        ("cpu:1+", "cores are written"),
-        ("cpu:1+1", "names a core twice"),
-        ("cpu:1@0", "a share is above 0"),
-        ("cpu:1@1.5", "a share is above 0"),
+        ("cpu:3-1", "write cores as"),
+        ("cpu:1+", "write cores as"),
+        ("cpu:1+1", "must name a core once"),
+        ("cpu:1@0", "a share must be above 0"),
+        ("cpu:1@1.5", "a share must be above 0"),
         ("cpu:1@0.5.5", "is no device"),
         ("cuda:0@0.5", "only CPU slots"),
         ("cuda:0-1", "only CPU slots"),
@@ -60,7 +60,7 @@ def test_devices_that_do_not_exist_are_refused():
         check_devices(devices, {"cuda": 1}, cores={0})
     with pytest.raises(ConfigError, match="cuda:1: torch sees none of that type"):
         check_devices(devices, {}, cores={0})
-    with pytest.raises(ConfigError, match="there is no core 0 here, only 2, 3"):
+    with pytest.raises(ConfigError, match="there is no core 0 here; name one of 2, 3"):
         check_devices(devices, {"cuda": 2}, cores={2, 3})
     with pytest.raises(ConfigError, match="there is no core 999"):
         check_devices(parse_devices("cpu:999"), {})

@@ -161,7 +161,7 @@ def test_a_task_has_one_process_and_a_name_of_the_pool(served, name):
     holder = LeaseHolder(name, "a")
     with pytest.raises(PoolError, match=f"task 'a' runs already, in process {os.getpid()}"):
         LeaseHolder(name, "a")
-    with pytest.raises(PoolError, match="no task 'z' in this pool; its tasks are: a"):
+    with pytest.raises(PoolError, match="no task 'z' in this pool; name one of its tasks: a"):
         LeaseHolder(name, "z")
     holder.close()
     LeaseHolder(name, "a").close()

@@ -263,7 +263,7 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
             assert pool_main([str(pool), *wrong]) == 1
         complaints = capsys.readouterr().err.splitlines()
         assert len(complaints) == 3
-        assert "running are: first, second" in complaints[2]
+        assert "name one of those that run: first, second" in complaints[2]
         assert pool_main([str(pool), "--cancel", "first"]) == 0
         wait_until(lambda: status(pool, capsys)["first"]["state"] == "ended", "the task was not cancelled")
         assert pool_main([str(pool)]) == 0
@@ -294,7 +294,7 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
     }
     once_more = ddrl("--resume", str(pool))
     assert once_more.returncode == 1
-    assert "there is nothing to go on with" in once_more.stderr
+    assert "start a new pool" in once_more.stderr
 
 
 def test_a_task_added_to_a_living_pool_learns_what_it_learns_alone(tmp_path, capsys):

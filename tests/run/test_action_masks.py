@@ -134,8 +134,8 @@ def test_masks_can_be_left_out(tmp_path: Path) -> None:
     ("factory", "how", "words"),
     [
         ("ByInfo", "auto", "set env.action_mask = info"),
-        ("ByWrongEntry", "auto", "not 5 numbers 0 or 1"),
-        ("ByShortInfo", "info", "not 5 numbers 0 or 1"),
+        ("ByWrongEntry", "auto", "must be 5 numbers 0 or 1"),
+        ("ByShortInfo", "info", "must be 5 numbers 0 or 1"),
         ("Ordered", "info", "a NoneType"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced_only_when_the_new_one_is_whol
         return full() if len(calls) == 2 else original(self, target)  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(Path, "rename", refuse_the_second)
-    with pytest.raises(RunDirError, match="older checkpoints are untouched"):
+    with pytest.raises(RunDirError, match="older ones are untouched"):
         write("second")
     monkeypatch.undo()
     assert (newest_checkpoint(tmp_path).path / "file").read_text() == "first"

@@ -55,7 +55,9 @@ class TD3(ActorCriticAlgorithm):
     def describe(config: Config, spec: EnvSpec) -> Declaration:
         require_bounds(config, spec, "TD3")
         if spec.reward_shape:
-            raise ConfigError(f"env.id = {spec.env_id} gives rewards {spec.reward_shape}; TD3 learns from one number")
+            raise ConfigError(
+                f"env.id = {spec.env_id} gives rewards {spec.reward_shape}, but TD3 needs one number: use d4pg"
+            )
         return Declaration("td3", "gaussian", figures=FIGURES)
 
     def __init__(self, config: Config, spec: EnvSpec, settings: TD3Settings) -> None:
