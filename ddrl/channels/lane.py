@@ -185,8 +185,6 @@ class LaneSet:
             lane.close()
 
 
-# ---- What rollouts write with ----
-
 STEPS_OF_INCARNATION = 1 << 20  # between the first steps of a rollout's incarnations
 
 
@@ -240,8 +238,6 @@ class StepWriter(_kernel.StepWriter):
         self.lane = lane
         self.schema = schema
 
-
-# ---- Messages ----
 
 PIECE = 1020  # bytes of a message that a row holds
 ROWS = 1024

@@ -70,9 +70,7 @@ class RowSchema:
             if column.role is ColumnRole.REWARD and column.dtype != "float32":
                 raise ConfigError(f"column {column.name!r} is a reward, which must be float32, not {column.dtype}")
             if column.role is ColumnRole.STATE and f"{column.name}_next" in names:
-                raise ConfigError(
-                    f"column '{column.name}_next' is what {column.name!r} is called in the next state: rename it"
-                )
+                raise ConfigError(f"'{column.name}_next' is what {column.name!r} is in the next state: rename it")
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
@@ -186,8 +184,6 @@ def _is_observation(name: str) -> bool:
     return name == STATE or name.startswith(f"{STATE}.")
 
 
-# ---- Vectors of parameters ----
-
 ALIGNMENT = 64  # bytes; a cache line, and the widest vector load
 
 
@@ -253,8 +249,6 @@ class ParameterLayout:
         """Short hash of the manifest: equal digests mean interchangeable vectors."""
         return hashlib.blake2b(self.to_json(), digest_size=8).hexdigest()
 
-
-# ---- n-step transitions ----
 
 Arrays = dict[str, Array]  # by the name of a column [m, *shape]
 

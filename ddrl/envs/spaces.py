@@ -187,7 +187,14 @@ def describe(
     low, high = _bounds(action)
     array = describe_array(env_id, observation) if named is None else named
     entries = tuple(_entries(observation, "")) if _parts(observation) else ()
-    notes = tuple(f"env.scale = auto: {note}" for note in _notes(observation, ""))
+    notes = [f"env.scale = auto: {note}" for note in _notes(observation, "")]
+    if named is None:
+        notes += [
+            f"the picture {name} becomes a part of one vector, without convolutions: make it an entry of its own "
+            "of the Dict of observations"
+            for name in _pictures(observation, "")
+            if name
+        ]
     return with_action_ranges(
         EnvSpec(
             env_id,
@@ -196,7 +203,7 @@ def describe(
             action_spec,
             action_low=low,
             action_high=high,
-            notes=notes,
+            notes=tuple(notes),
             entries=entries,
         )
     )
@@ -211,6 +218,14 @@ def with_action_ranges(spec: EnvSpec) -> EnvSpec:
     low, high = min(spec.action_low), max(spec.action_high)
     note = f"env.scale = auto: critics and exploration see actions from {low:g} to {high:g} as -1 to 1"
     return replace(spec, action=replace(spec.action, ranges=ranges), notes=(*spec.notes, note))
+
+
+def _pictures(space: Any, name: str) -> Iterator[str]:
+    """Names of the pictures in a space, "" for one that is the whole."""
+    for key, part in _parts(space):
+        yield from _pictures(part, _joined(name, key))
+    if is_box(space) and ArraySpec(space.shape, "float32").is_picture:
+        yield name
 
 
 def _notes(space: Any, name: str) -> Iterator[str]:
@@ -607,7 +622,7 @@ def as_number(value: Any) -> float | None:
         numbers = np.asarray(value, np.float64)
     except (TypeError, ValueError):
         return None
-    return float(numbers.item()) if numbers.size == 1 and value is not None else None
+    return float(numbers.item()) if numbers.size == 1 and not isinstance(value, str | None) else None
 
 
 BOOLS = frozenset({bool, np.bool_})

@@ -89,11 +89,12 @@ class CheckedVectorEnv:
     def _rewards(self, given: Any) -> tuple[Floats, Floats32]:
         """The rewards as they are, and as the learner sees them."""
         try:
-            raw = np.array(given, np.float64)
+            raw = np.array(given)
         except (TypeError, ValueError):
             raw = None
-        if raw is None or raw.shape != (self.num_envs,):
+        if raw is None or raw.shape != (self.num_envs,) or raw.dtype.kind not in "biuf":  # None is no number
             raw = np.array([self._one_number(reward) for reward in given])
+        raw = raw.astype(np.float64, copy=False)
         return raw, self._learned(raw)
 
     def _learned(self, raw: Floats) -> Floats32:
@@ -104,8 +105,7 @@ class CheckedVectorEnv:
         flags = np.array(given)
         if flags.shape != (self.num_envs,) or flags.dtype.kind not in "biu":
             raise EnvError(
-                f"{self._where}: {name} is {kind_of(given)}: it must be one bool for each of {self.num_envs} "
-                "environments"
+                f"{self._where}: {name} is {kind_of(given)}: it must be {self.num_envs} bools, one an environment"
             )
         return flags.astype(np.bool_, copy=False)
 

@@ -82,9 +82,7 @@ class Learner:
             for name, module in algorithm.modules().items()
         }
         if tuple(self.parts) != tuple(algorithm.parts):
-            raise NetworkError(
-                f"{algorithm.name} has modules for {tuple(self.parts)}: it must have them for {algorithm.parts}"
-            )
+            raise NetworkError(f"{algorithm.name} has modules for {tuple(self.parts)}: it must give {algorithm.parts}")
         self._acting = algorithm.acting()
         self._random = random_states(self.device)
         # Swapping the random state costs as much as a small layer. Only the library's algorithms are known not to draw,
@@ -408,8 +406,7 @@ class Learner:
                 raise NetworkError(
                     f"learning has diverged: after {self.updates} updates {name} is {value} (last finite loss "
                     f"{self._last_loss:g}); lower learner.lr (now {self.lr:g}) or learner.max_grad_norm "
-                    f"({self.config.max_grad_norm:g}), and look where loss and grad_norm begin to rise, and for huge "
-                    "rewards or observations"
+                    f"({self.config.max_grad_norm:g}), and look for huge rewards or observations"
                 )
 
 

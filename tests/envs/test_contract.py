@@ -145,7 +145,7 @@ def test_a_reward_of_one_number_counts_in_whatever_array_it_is(reward: Any) -> N
     assert (step.reward.dtype, step.raw_reward.dtype) == (np.float32, np.float64)
 
 
-@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), "much", {"a": 1.0}, [1.0, 2.0, 3.0], 1j])
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), "much", "1.0", None, {"a": 1.0}, [1.0, 2.0, 3.0], 1j])
 def test_a_reward_that_is_no_number_is_named_with_its_value(reward: Any) -> None:
     env = LoopVectorEnv("given", [Given(FLOATS, np.zeros(2, np.float32), reward)])
     env.reset(1)

@@ -19,6 +19,7 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec, Image
 from ddrl.envs.making import make_vector_env
+from ddrl.envs.spaces import describe
 from ddrl.learner.algorithm import image_of, linear_widths, network_kind
 from ddrl.learner.networks import CNN, PicturesAndVector, make_network
 from ddrl.run.cli import parse
@@ -143,6 +144,19 @@ def test_a_dict_with_a_picture_gives_named_arrays_unless_it_is_told_to_be_flat(h
     assert [name for name, _ in spec.observation.fields] == fields
     network = make_network(LearnerConfig(hidden=[8]), spec)
     assert isinstance(network, PicturesAndVector) == bool(fields)
+
+
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [
+        (spaces.Dict(eyes=spaces.Dict(left=spaces.Box(0, 255, (SIDE, SIDE, 3), np.uint8))), "eyes.left"),
+        (spaces.Tuple((spaces.Box(0, 255, (3, SIDE, SIDE), np.uint8), spaces.Discrete(2))), "0"),
+        (spaces.Dict(eyes=spaces.Tuple((spaces.Box(0, 1, (SIDE, SIDE), np.float32),))), "eyes.0"),
+    ],
+)
+def test_a_picture_that_becomes_a_part_of_a_vector_is_said(space: Any, name: str) -> None:
+    [note] = [note for note in describe("deep", space, spaces.Discrete(2)).notes if "without convolutions" in note]
+    assert note.startswith(f"the picture {name} becomes a part of one vector")
 
 
 def test_a_run_learns_what_is_in_the_picture_of_a_dict(tmp_path: Path) -> None:
