@@ -28,7 +28,7 @@ from ddrl.distribution.links import Links, measure_links
 from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import withdraw
-from ddrl.distribution.schemes import Choice, choose, load_scheme, make_plan
+from ddrl.distribution.schemes import Choice, choose, make_plan, measures_links
 
 if TYPE_CHECKING:
     from ddrl.distribution.relay import LocalHost
@@ -66,7 +66,7 @@ class Models:
         self._epoch: int = -1
         self._kept: Executor | None = None  # whose requests the membership knows
         self.links: Links | None = None
-        self._uses_links = load_scheme(config.cluster.scheme).uses_links  # asked at every turn of the loop
+        self._uses_links = measures_links(config)  # asked at every turn of the loop
         self._measure_if_used()
 
     def _measure_if_used(self) -> None:
@@ -226,7 +226,7 @@ class ModelSender(Models):
         """Use this scheme ("auto": the best one for the links) from the next version on; what is under way ends
         first."""
         self._config = replace(self._config, cluster=replace(self._config.cluster, scheme=scheme))
-        self._uses_links = load_scheme(scheme).uses_links
+        self._uses_links = measures_links(self._config)
         self._asked = True
 
     def measure(self) -> None:

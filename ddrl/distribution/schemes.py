@@ -124,6 +124,11 @@ class Scheme:
     plan: ClassVar[Callable[..., Plan]]
 
     @classmethod
+    def measures(cls, settings: Any) -> bool:
+        """Whether relays measure their links before this scheme plans with these settings."""
+        return cls.uses_links
+
+    @classmethod
     def parameters(cls, settings: Any, situation: Situation) -> dict[str, Any]:
         """Parameters of `plan` where the user names this scheme. `settings`: its checked table, None where it has
         none. Raises ConfigError where the situation does not allow them."""
@@ -419,24 +424,41 @@ class Sharded(Scheme):
         relays: str = setting(
             "all",
             "",
-            "Where cluster.shards is 0: a relay on every host, or the source's preset, one for each 10 hosts (m = 10 "
-            "at 100 hosts, 30 at 298).",
-            choices=("all", "preset"),
+            "Where cluster.shards is 0: a relay on every host; the source's preset, one for each 10 hosts (m = 10 at "
+            "100 hosts, 30 at 298); or as many as are best for the links, which relays then measure first.",
+            choices=("all", "preset", "best"),
         )
 
     @classmethod
+    def measures(cls, settings: Settings) -> bool:
+        """Where m follows from the links."""
+        return settings.relays == "best"
+
+    @classmethod
     def parameters(cls, settings: Settings, situation: Situation) -> dict[str, Any]:
-        """m, from cluster.shards or the preset."""
+        """m, from cluster.shards, the preset, or the links."""
         parameters = super().parameters(settings, situation)
         situation.check_shards()
-        if situation.shards and settings.relays == "preset":
+        if situation.shards and settings.relays != "all":
             raise ConfigError(
-                f"cluster.shards ({situation.shards}) and cluster.sharded.relays = preset both say how many relays get "
-                "a shard: set one of them"
+                f"cluster.shards ({situation.shards}) and cluster.sharded.relays = {settings.relays} both say how many "
+                "relays get a shard: set one of them"
             )
+        if settings.relays == "best":
+            parameters["relays"] = cls.best(situation)
         if situation.shards or settings.relays == "preset":
             parameters["relays"] = situation.shards or preset_relays(situation.hosts)
         return parameters
+
+    @classmethod
+    def best(cls, situation: Situation) -> int:
+        """The m that sends a model soonest over these links, by the closed forms, which are for equal ones."""
+        at = (situation.hosts, situation.nbytes, situation.rate, situation.message_seconds)
+        if not situation.chunk_bytes:
+            return costs.best_relays(*at)
+        chunks = situation.chunks(situation.chunk_bytes)
+        seconds = [costs.pipelined_shards_seconds(*at, max(chunks, m), m) for m in range(1, situation.hosts + 1)]
+        return seconds.index(min(seconds)) + 1
 
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
@@ -626,6 +648,12 @@ class Auto(Scheme):
 
 
 # -- choosing
+
+
+def measures_links(config: Config) -> bool:
+    """Whether relays measure their links before they plan."""
+    scheme = load_scheme(config.cluster.scheme)
+    return scheme.measures(plugin_settings(config, "cluster", scheme))
 
 
 def choose(config: Config, hosts: int, nbytes: int, network: Network | None = None) -> Choice:

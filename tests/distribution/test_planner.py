@@ -8,8 +8,17 @@ import pytest
 from benchmarks.distribution.schemes import SCATTER_RING
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
+from ddrl.distribution import simulator as costs
 from ddrl.distribution.plan import HEADER_BYTES
-from ddrl.distribution.schemes import Choice, Situation, candidates, choose, choose_best, make_plan
+from ddrl.distribution.schemes import (
+    Choice,
+    Situation,
+    candidates,
+    choose,
+    choose_best,
+    make_plan,
+    measures_links,
+)
 from ddrl.distribution.simulator import Network, simulate
 
 
@@ -67,6 +76,8 @@ def test_settings_are_kept_and_impossible_ones_refused():
     for hosts, relays in ((100, 10), (298, 30), (4, 1)):
         preset = chosen(hosts, {"cluster.sharded": {"relays": "preset"}}, scheme="sharded")
         assert preset.parameters == {"relays": relays}
+    with pytest.raises(ConfigError, match=r"cluster\.sharded\.relays = best both say how many"):
+        chosen(5, {"cluster.sharded": {"relays": "best"}}, scheme="sharded", shards=2)
     tree = chosen(5, {"cluster.tree": {"fanout": 3, "depth": 0}}, scheme="tree")
     assert tree == Choice("tree", {"fanout": 3, "depth": 0})
     assert chosen(5, {"cluster.stripes": {"fanout": 2}}, scheme="stripes").parameters == {"fanout": 2}
@@ -89,3 +100,26 @@ def test_where_versions_follow_one_another_auto_keeps_up_with_a_chain_and_has_fe
     assert chosen.seconds <= 1.02 * chain
     plan = make_plan(chosen.scheme, 16, nbytes, **chosen.parameters)
     assert plan.senders() * plan.payload().max() <= 128_000  # what may wait in one host's queue at once
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 1 << 14])
+@pytest.mark.parametrize(("hosts", "rate", "nbytes"), [(298, 2.5e5, 2_000_000), (100, 3e5, 20_000), (12, 1e8, 400_000)])
+def test_sharded_finds_the_number_of_relays_that_is_best_for_measured_links(hosts, rate, nbytes, chunk_bytes):
+    network = Network.equal(hosts, rate, latency=1e-4, message_seconds=2e-4)
+    tables = {"cluster.sharded": {"relays": "best"}}
+    config = Config(cluster=ClusterConfig(scheme="sharded", chunk_bytes=chunk_bytes), tables=tables)
+    assert measures_links(config)
+    assert not measures_links(replace(config, tables={}))
+    relays = choose(config, hosts, nbytes, network).parameters["relays"]
+    situation = Situation(network, nbytes, chunk_bytes=chunk_bytes)
+    at = (hosts, nbytes, situation.rate, situation.message_seconds)
+    chunks = situation.chunks(chunk_bytes or nbytes)
+
+    def seconds(m):
+        if not chunk_bytes:
+            return costs.sharded_seconds(*at, m)
+        return costs.pipelined_shards_seconds(*at, max(chunks, m), m)
+
+    assert seconds(relays) <= 1.001 * min(map(seconds, range(1, hosts + 1)))
+    slower = Network.equal(hosts, rate / 100, latency=1e-4, message_seconds=2e-4)
+    assert choose(config, hosts, nbytes, slower).parameters["relays"] >= relays  # where messages cost less beside bytes
