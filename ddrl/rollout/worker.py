@@ -118,8 +118,7 @@ class RolloutWorker:
         }
         self._gauges = {name: counters[name] for name in ("heartbeat", "policy_version", "epsilon", "phase")}
         self._row = counters
-        # Not yet added to the counters, which continue those of earlier processes of this place: one of them may still
-        # count while this object is made.
+        # Not yet added to the counters, to which an earlier process of this place may still add while this one starts.
         self._counts = dict.fromkeys(self._counters, 0.0)
         self._counted_dropped = writer.nonfinite
         self._counted_wait = writer.lane.wait_seconds

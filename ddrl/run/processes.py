@@ -949,6 +949,7 @@ class HostKeeper:
         self._deaths = 1 if time.monotonic() - self._started_at > MIN_WORK else self._deaths + 1
         if self._deaths > limit:
             return False
+        adopt_run(self._run_id, self._host)  # until the next one does
         self._link.close()
         self._start()
         self.send(self._orders)
