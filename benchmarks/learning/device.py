@@ -162,6 +162,7 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
             del peers[place]
     print("peers are ready", flush=True)
     for name, case in chosen.items():
+        case = case._replace(updates=turn_of(case, options))
         batches = [batch_of(case, options.device, seed) for seed in range(3)]
         cases: dict[str, Callable[[], object]] = {}
         for way in ("captured", "launched"):
@@ -174,7 +175,7 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
         for (whose, words), peer in peers.items():
             if whose == name:
                 cases[words] = partial(peer.ask, str(case.updates))
-        seconds = interleave(cases, options.rounds, warmup=2)  # what is captured is by then
+        seconds = interleave(cases, 1 if options.short else options.rounds, warmup=2)  # what is captured is by then
         microseconds = {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()}
         over = {way: ratios(taken, seconds["ddrl captured"]) for way, taken in seconds.items()}
         found[name] = {"microseconds": microseconds, "over_captured": over}
@@ -184,6 +185,11 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
     for peer in peers.values():
         peer.close()
     return found
+
+
+def turn_of(case: Case, options: argparse.Namespace) -> int:
+    """Updates of a turn."""
+    return case.updates // (10 if options.short else 1)
 
 
 def peer_of(words: str, case: Case, options: argparse.Namespace) -> Peer:
@@ -239,7 +245,7 @@ def measure_publish(options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds an update with the parameters taken after each `period` updates, into a vector of the host."""
     found: dict[str, Any] = {}
     for name in ("dqn 64", "dqn Nature 32"):
-        case = CASES[name]
+        case = CASES[name]._replace(updates=turn_of(CASES[name], options))
         batches = [batch_of(case, options.device, seed) for seed in range(3)]
         cases: dict[str, Callable[[], object]] = {}
         for period in (0, 10, 1):
@@ -249,7 +255,7 @@ def measure_publish(options: argparse.Namespace) -> dict[str, Any]:
 
             run = partial(publishing, learner, turn, case.updates, period, slot, options.device)
             cases[f"each {period}" if period else "never"] = run
-        seconds = interleave(cases, options.rounds, warmup=2)
+        seconds = interleave(cases, 1 if options.short else options.rounds, warmup=2)
         found[name] = {
             "nbytes": len(slot),
             "microseconds": {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()},
@@ -387,7 +393,7 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = arguments("device", __doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="(%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each case; --short: 1 (%(default)s)")
     parser.add_argument("--load-seconds", type=float, default=5.0, help="of each known load (%(default)s)")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), help="only these updates (default: all)")
     parser.add_argument("--peers-python", help="interpreter with stable-baselines3 and torchrl; without it ddrl alone")

@@ -1,18 +1,16 @@
-"""One learner update, on the CPU or on another device: against the bare products and convolutions that it cannot do
-without, and against a peer's.
+"""One learner update on the CPU: against the bare products and convolutions that it cannot do without, and against a
+peer's. `benchmarks.learning.device` measures those on a GPU.
 
 The limit is the time of exactly those matrix products and convolutions, forward and backward, on buffers allocated
 before. The peer (Stable-Baselines3) learns without double and dueling, so ddrl is also timed with both switched off
-("plain"). All cases take turns, on one thread. On the CPU the clock is the processor's time of the process: the wall
-clock of an idle machine, and a fair one on a shared machine. With --device it is the wall clock, each turn ends with
-the device idle, and the mlp's update on the CPU takes its turn too."""
+("plain"). All cases take turns, on one thread. The clock is the processor's time of the process: the wall clock of an
+idle machine, and a fair one on a shared machine."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,7 @@ from ddrl.replay.batches import Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 
 PEER = "sb3_update.py"
-CPU_CASES = (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2))  # network, batch size, updates a turn
-DEVICE_CASES = (("mlp", 64, 200), ("mlp", 1024, 200), ("nature_cnn", 32, 200), ("nature_cnn", 256, 200))
+CASES = (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2))  # network, batch size, updates a turn
 VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
 IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
 
@@ -46,12 +43,6 @@ def random_batch(spec: EnvSpec, size: int) -> Transitions:
     return Transitions(state, action, reward, discount, following, epi, pos, ones, epi, {})
 
 
-def wait_for(device: str) -> None:
-    """Until the device has done what it was given."""
-    if device != "cpu":
-        torch.cuda.synchronize(device)
-
-
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = Learner.of(Config(learner=config), spec)
     if autograd:
@@ -61,7 +52,6 @@ def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd
     def run() -> None:
         for turn in range(updates):
             learner.update(batch, statistics=turn % 10 == 0)
-        wait_for(config.device)
 
     return run
 
@@ -69,8 +59,7 @@ def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd
 def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[], None]:
     """The products of three forward passes (two without double) and one backward pass; nothing else, no memory
     taken."""
-    network = make_network(config, spec, seed=0).to(config.device)
-    random = partial(torch.rand, device=config.device)
+    network = make_network(config, spec, seed=0)
     size = config.batch_size
     forwards = 2 + config.double
     products = []
@@ -79,7 +68,7 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
     for place, layer in enumerate(layers):
         weight = layer.weight.detach()
         if isinstance(layer, torch.nn.Conv2d):
-            x = random(shape)
+            x = torch.rand(shape)
             y = layer(x).detach()
             products += [lambda x=x, w=weight, s=layer.stride: torch.conv2d(x, w, None, s)] * forwards
             shape = tuple(y.shape)
@@ -94,8 +83,8 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
                 )
             )
             continue
-        x = random(size, weight.shape[1])
-        y = random(size, weight.shape[0])
+        x = torch.rand(size, weight.shape[1])
+        y = torch.rand(size, weight.shape[0])
         out = torch.empty_like(y)
         out_x = torch.empty_like(x)
         out_w = torch.empty_like(weight)
@@ -109,16 +98,13 @@ def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[
             for _ in range(updates):
                 for product in products:
                     product()
-        wait_for(config.device)
 
     return run
 
 
-def measure(
-    network: str, batch_size: int, rounds: int, updates: int, device: str, peer_python: str | None
-) -> dict[str, Any]:
+def measure(network: str, batch_size: int, rounds: int, updates: int, peer_python: str | None) -> dict[str, Any]:
     spec = IMAGE if network == "nature_cnn" else VECTOR
-    config = LearnerConfig(network=network, batch_size=batch_size, device=device)
+    config = LearnerConfig(network=network, batch_size=batch_size, device="cpu")
     plain = replace(config, double=False, dueling="none")
     cases: dict[str, Callable[[], object]] = {
         "limit": limit_case(config, spec, updates),
@@ -128,22 +114,19 @@ def measure(
     }
     if network == "mlp":
         cases["ddrl by autograd"] = learner_case(config, spec, updates, autograd=True)
-    if device != "cpu" and network == "mlp":  # images take the CPU a hundred times as long
-        cases["ddrl on the CPU"] = learner_case(replace(config, device="cpu"), spec, updates)
     set_torch_threads(1)  # as a run's trainer does, and the peer
     flush_denormals()
     peer = None
     peer_seconds: list[float] = []  # the processor's, of its updates
     if peer_python:
-        peer = Peer("stable-baselines3 (plain)", peer_python, PEER, network, str(batch_size), "1", device)
+        peer = Peer("stable-baselines3 (plain)", peer_python, PEER, network, str(batch_size), "1", "cpu")
         peer.answer()  # it is ready
         cases[peer.name] = lambda: peer_seconds.append(float(peer.ask(str(updates))))
 
     def processor_seconds() -> float:
         return time.process_time() + sum(peer_seconds)
 
-    clock = processor_seconds if device == "cpu" else time.perf_counter
-    seconds = interleave(cases, rounds, clock=clock)
+    seconds = interleave(cases, rounds, clock=processor_seconds)
     if peer is not None:
         peer.close()
     efficiency = {
@@ -152,7 +135,7 @@ def measure(
         if "limit" not in name
     }
     microseconds = {name: Timing.of([s / updates * 1e6 for s in taken]) for name, taken in seconds.items()}
-    print(f"\n{network}, batch {batch_size}, 1 thread, {device}")
+    print(f"\n{network}, batch {batch_size}, 1 thread")
     print_rows(
         [
             {"case": name, "us/update": timing, "limit / measured": efficiency.get(name)}
@@ -175,16 +158,11 @@ def main() -> None:
     parser.add_argument(
         "--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone"
     )
-    parser.add_argument("--device", default="cpu", help="torch device that learns: cuda, cuda:1 (default: cpu)")
     options = parser.parse_args()
     rounds = 2 if options.short else 15
-    figures: dict[str, Any] = {"clock": "processor time of one thread", "device": options.device}
-    cases = CPU_CASES
-    if options.device != "cpu":
-        cases = DEVICE_CASES
-        figures |= {"clock": "wall", "device": torch.cuda.get_device_name(options.device), "torch": torch.__version__}
-    for network, batch_size, updates in cases:
-        measured = measure(network, batch_size, rounds, updates, options.device, options.peer_python)
+    figures: dict[str, Any] = {"clock": "processor time of one thread"}
+    for network, batch_size, updates in CASES:
+        measured = measure(network, batch_size, rounds, updates, options.peer_python)
         figures[f"{network} {batch_size}"] = measured
     figures["networks"] = {"mlp": "4-256-256, dueling mean, double, huber", "nature_cnn": CNN.__doc__}
     save(options.json, figures)
