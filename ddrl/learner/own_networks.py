@@ -86,7 +86,7 @@ def own_network(
                     "others: no mean, attention or recurrence may run over the first axis (batch_first=True), and no "
                     "value may decide in Python (if, float)"
                 )
-    _check_learning(_copied(network, what), rows[0], gives, several, spec, what, needed)
+    _check_learning(_copied(network, what), rows[0], gives, several, "action" in inputs, spec, what, needed)
     return StandardInputs(network, spec.observation) if config.normalize else network
 
 
@@ -286,14 +286,23 @@ def _refuse_changes(network: nn.Module, before: Mapping[str, tuple[int, int]], w
 
 
 def _check_learning(
-    trial: nn.Module, given: tuple[Any, ...], gives: Shapes, several: bool, spec: EnvSpec, what: str, needed: str
+    trial: nn.Module,
+    given: tuple[Any, ...],
+    gives: Shapes,
+    several: bool,
+    acts: bool,
+    spec: EnvSpec,
+    what: str,
+    needed: str,
 ) -> None:
-    """NetworkError unless a copy of the network gives the same in training mode, with a gradient for some
-    parameter."""
+    """NetworkError unless a copy of the network gives the same in training mode, with a gradient for some parameter,
+    and of a critic for the action."""
     learns = list(trial.parameters())
+    own = copy.deepcopy(given)
+    action = own[1].requires_grad_() if acts else None
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            outputs = trial.train()(*copy.deepcopy(given))
+            outputs = trial.train()(own[0], *(each.clone() for each in own[1:]))
         except Exception as error:
             raise _failed(error, given, spec, f"{what}, in training mode,", needed) from error
         _check_shapes(outputs, gives, several, f"{what}, in training mode,", needed)
@@ -308,6 +317,11 @@ def _check_learning(
                 total.backward()
         except Exception as error:
             raise NetworkError(user_error(error, f"{what} cannot be differentiated: ", _remedy(error))) from error
+        if action is not None and (action.grad is None or not action.grad.any()):
+            raise NetworkError(
+                f"{what} does not depend on the action as part='critic': compute with it, without detach, or no actor "
+                "would learn"
+            )
 
 
 def _same(one: Any, other: Any) -> bool:

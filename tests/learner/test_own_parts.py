@@ -113,8 +113,9 @@ class Recurrent(nn.Module):
         return self.last(memory), memory
 
 
-def test_a_memory_of_ones_own_acts_step_by_step_as_it_learns_along_sequences() -> None:
-    learner = learner_of("r2d2", "Recurrent", VECTOR, {"units": 8})
+@pytest.mark.parametrize("network", ["Recurrent", "LongShortTerm", "GatedTransformer"])
+def test_a_memory_of_ones_own_acts_step_by_step_as_it_learns_along_sequences(network: str) -> None:
+    learner = learner_of("r2d2", network, VECTOR, {"units": 8})
     module: Any = learner.parts["value"].module
     states = np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
     with torch.no_grad():
@@ -174,6 +175,52 @@ class OneForBoth(nn.Module):
         return torch.tanh(self.last(x))
 
 
+class BlindCritic(ActorOrCritic):
+    def forward(self, x: torch.Tensor, action: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(x, None if action is None else action.detach())
+
+
+class Centered(ActorOrCritic):
+    def forward(self, x: torch.Tensor, action: torch.Tensor | None = None) -> torch.Tensor:
+        values = super().forward(x, action)
+        return values if action is None else values - values.mean(0)
+
+
+class GatedTransformer(nn.Module):
+    """Attends to the four observations before, whose features are its memory (Parisotto et al. 2019)."""
+
+    def __init__(self, spec: EnvSpec, memory: int) -> None:
+        super().__init__()
+        self.width = memory // 4
+        self.enter = nn.Linear(spec.observation.size, self.width)
+        self.norm, self.attention = nn.LayerNorm(self.width), nn.MultiheadAttention(self.width, 2, batch_first=True)
+        self.gate, self.last = nn.GRUCell(self.width, self.width), nn.Linear(self.width, spec.num_actions)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        now = self.enter(x).unsqueeze(1)
+        tokens = torch.cat([memory.view(-1, 4, self.width), now], 1)
+        keys = self.norm(tokens)
+        context, _ = self.attention(self.norm(now), keys, keys)
+        return self.last(self.gate(torch.relu(context[:, 0]), now[:, 0])), tokens[:, 1:].flatten(1)
+
+
+class LongShortTerm(nn.Module):
+    def __init__(self, spec: EnvSpec, memory: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(spec.observation.size, memory // 2)
+        self.last = nn.Linear(memory // 2, spec.num_actions)
+
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h, c = self.cell(x, memory.chunk(2, 1))
+        return self.last(h), torch.cat([h, c], 1)
+
+
+class PairAsMemory(LongShortTerm):
+    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> Any:
+        q, memory = super().forward(x, memory)
+        return q, memory.chunk(2, 1)
+
+
 class NoMemory(Atoms):
     pass
 
@@ -194,6 +241,9 @@ class NoMemory(Atoms):
             r"missing 1 required positional argument: 'memory'; spec has .*; it may take part='value'",
         ),
         ("td3", "NoSuchClass", BOX, r"has no NoSuchClass"),
+        ("td3", "BlindCritic", BOX, r"does not depend on the action as part='critic'.*without detach"),
+        ("d4pg", "Centered", BOX, r"for an observation alone than beside others"),
+        ("r2d2", "PairAsMemory", VECTOR, r"returns a tuple.*must give \[2, 3\] and \[2, 128\]"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(algorithm: str, network: str, spec: EnvSpec, words: str) -> None:
