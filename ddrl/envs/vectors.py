@@ -4,6 +4,7 @@ adapter of Gymnasium's vectors, and one of a user's own. `CheckedVectorEnv` is w
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, cast
@@ -11,7 +12,7 @@ from typing import Any, NoReturn, cast
 import gymnasium
 import numpy as np
 
-from ddrl.core.errors import EnvError
+from ddrl.core.errors import EnvError, user_error
 from ddrl.core.metrics import info_figure
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
 from ddrl.envs.spaces import (
@@ -56,7 +57,7 @@ class CheckedVectorEnv:
         """`actions`: what the environments call each action, where they have other numbers (`action_table`)."""
         self.num_envs = num_envs
         self.spec = spec
-        self.holders: list[Any] = []  # what may keep a state from one episode to the next (ddrl.envs.states)
+        self.holders: list[Any] = []  # the environments, which may keep a state between episodes (ddrl.envs.states)
         self._where = f"env.id = {env_id}"
         self._actions = actions
         self._reward_clip = reward_clip
@@ -78,6 +79,15 @@ class CheckedVectorEnv:
             self._check_resets(step, over)
         self._over = step.terminated | step.truncated
         return step
+
+    def close(self) -> None:
+        """Close every environment. What one raises there is said, and ends nothing: what was learned is whole."""
+        for env in self.holders:
+            try:
+                env.close()
+            except Exception as error:
+                words = user_error(error, f"{self._where}: its close fails, which ends nothing: ")
+                print(f"ddrl: {words}", file=sys.stderr, flush=True)
 
     def _begin_all(self, seed: int) -> Array:
         raise NotImplementedError
@@ -250,11 +260,6 @@ class LoopVectorEnv(CheckedVectorEnv):
         """A picture of the first environment, uint8 [height, width, 3]; None where it draws none."""
         return self._environments[0].render()
 
-    def close(self) -> None:
-        """Close every environment."""
-        for env in self._environments:
-            env.close()
-
     def _keep_figures(self, info: Any) -> None:
         for key, recent in self._recent.items():
             if key not in info:
@@ -370,10 +375,6 @@ class NativeVectorEnv(CheckedVectorEnv):
         pictures = self._vector.render()
         return pictures[0] if pictures else None
 
-    def close(self) -> None:
-        """Close the vector."""
-        self._vector.close()
-
     def _own(self, observation: Any) -> Array:
         """A C-contiguous copy: vectors may reuse their buffers, and CartPole's array is transposed."""
         own = np.empty(self._out_shape, self._out_dtype)
@@ -427,10 +428,6 @@ class OwnVectorEnv(CheckedVectorEnv):
         if self._copies or self._watched:
             step = step._replace(observation=self._own(step.observation))
         return step
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
 
     def _own(self, observation: Array) -> Array:
         """A copy while it is not known whether the vector writes into this array again, and where it does."""

@@ -43,6 +43,17 @@ class LeavesAtOnce(Walk):
         sys.exit("no licence")
 
 
+class ClosesOnce(Walk):
+    """Its server, one of the process, is gone once one of them was closed."""
+
+    connected = True
+
+    def close(self) -> None:
+        if not ClosesOnce.connected:
+            raise RuntimeError("not connected")
+        ClosesOnce.connected = False
+
+
 class Leaves(Walk):
     def step(self, action):
         if self.steps == 40:
@@ -77,6 +88,15 @@ def test_an_environment_that_exits_ends_the_run_with_its_line(tmp_path: Path) ->
 def test_an_environment_that_exits_before_the_run_is_refused_with_its_line() -> None:
     with pytest.raises(EnvError, match=r"SystemExit: no licence \(test_strange_environments.py, line"):
         probe_in_fork(load_config(None, [f"env.id={HERE}:LeavesAtOnce"]))
+
+
+def test_an_environment_whose_close_fails_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:ClosesOnce", "evaluation.period=200")
+    summary = run_serial(Preparation(parse([*SHORT, *given]), f"closes{os.getpid()}"))
+    assert summary["reason"] == "run.max_env_steps reached"
+    said = capsys.readouterr().err
+    words = "its close fails, which ends nothing: RuntimeError: not connected (test_strange_environments.py, line"
+    assert f"ddrl: env.id = {HERE}:ClosesOnce: {words}" in said
 
 
 @pytest.mark.parametrize("serial", [True, False])
