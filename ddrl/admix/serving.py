@@ -82,7 +82,8 @@ from ddrl.run.directory import RunLock
 STATE = "serving.json"
 BACKLOG = 2048  # connections that the operating system holds until they are accepted
 BUCKETS = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)  # [s]
-CLOCK_PERIOD = 1.0  # [s] between looks at the clock for the day's end
+CLOCK_PERIOD = 1.0  # [s] between looks at the clock
+MIN_JUMP = 30.0  # [s] by which a clock is set; less is drift
 CHALLENGE = (b"www-authenticate", b"Bearer")
 RETRY = (b"retry-after", b"1")  # [s]
 HEADERS = {401: (CHALLENGE,), 429: (RETRY,), 503: (RETRY, (b"connection", b"close"))}  # by status
@@ -206,6 +207,7 @@ class App:
         self._guard = Guard(report)
         self._open = 0
         self._held = 0  # [B] of bodies
+        self._ahead = time.time() - time.monotonic()  # [s], which changes where the clock is set
         self._names = {name for name in (config.host.strip("[]"), *config.allow_host.split(",")) if name}
         self._any_host = not (_is_loopback(config.host.strip("[]")) or config.allow_host)
         self._accepted: set[tuple[bytes, bytes]] = set()  # headers host and origin that were found to be its own
@@ -441,8 +443,14 @@ class App:
             self.journal.finish(known)
 
     async def look_at_clock(self) -> None:
-        """End the day where its last second has passed; the next one begins at the hour that is set."""
-        if self.mixer.time >= 1:
+        """Say where the clock was set. End the day where its last second has passed; the next one begins at the hour
+        that is set."""
+        ahead = time.time() - time.monotonic()
+        if abs(ahead - self._ahead) > MIN_JUMP:
+            way = "forward" if ahead > self._ahead else "back"
+            report(f"the clock was set {way} by {abs(ahead - self._ahead):.0f} s; the day's time never goes back")
+        self._ahead = ahead
+        if self.config.day_begins and self.mixer.time >= 1:
             self.end_day(day_begin(self.config, time.time()))
 
     def _health(self) -> dict[str, str]:
@@ -491,9 +499,8 @@ class App:
         work = (
             (reload_period, "looking for a newer policy", self._reload),
             (self.config.state_period, "saving the counters", self._save),
+            (CLOCK_PERIOD, "looking at the clock", self.look_at_clock),
         )
-        if self.config.day_begins:
-            work += ((CLOCK_PERIOD, "ending the day", self.look_at_clock),)
         tasks = [asyncio.create_task(self._repeat(period, doing, action)) for period, doing, action in work if period]
         await receive()
         await send({"type": "lifespan.startup.complete"})

@@ -298,7 +298,12 @@ def _map_new(draft: Path, name: str, size: int) -> NDArray[np.uint8]:
         os.posix_fallocate(descriptor, 0, size)
         return _kernel.map_memory(descriptor, size)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        if error.errno == errno.EFBIG:
+            raise ChannelError(
+                f"shared memory {name} needs {size / 2**20:.1f} MiB, and this process may write no file of that size: "
+                "raise `ulimit -f`"
+            ) from None
+        if error.errno in (errno.ENOSPC, errno.ENOMEM):
             raise _no_room(name, size, os.statvfs(SHM).f_bavail * statistics.f_frsize) from None
         raise
     finally:

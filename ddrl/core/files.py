@@ -152,6 +152,13 @@ def refuse_links(folders: Iterable[Path]) -> None:
             )
 
 
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether a disk, or a quota, without room is what is behind an error."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def refuse_odd_files(paths: Iterable[Path]) -> None:
     """Raise RunDirError where what is to be written is there as a folder, a device or a fifo."""
     for path in paths:

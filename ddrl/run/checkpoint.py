@@ -23,6 +23,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -36,6 +37,7 @@ from ddrl.core.files import (
     MAX_DOCUMENT,
     MAX_NAME,
     digest_of_file,
+    is_full_disk,
     read_regular,
     sync,
     write_atomically,
@@ -331,7 +333,9 @@ class Checkpoints:
                 write_atomically(folder / ENVIRONMENTS, kept, sync=False)  # `write_checkpoint` waits for the disk
 
         try:
-            path = write_checkpoint(self._folder, training.state.env_steps, state, write, digests=self._digests)
+            path = self._write_with_room(
+                partial(write_checkpoint, self._folder, training.state.env_steps, state, write, digests=self._digests)
+            )
         finally:
             counters["phase"].set(Phase.RUNNING)
             training.beat()
@@ -339,6 +343,21 @@ class Checkpoints:
         counters["checkpoint_seconds"].add(time.perf_counter() - begin)
         self.disk.record_event("checkpoint", f"checkpoint {path.name}", env_steps=training.state.env_steps)
         return path
+
+    def _write_with_room(self, write: Callable[[], Path]) -> Path:
+        """Write a checkpoint; where it has no room, the oldest gives way, but never the last whole one."""
+        while True:
+            try:
+                return write()
+            except RunDirError as error:
+                steps = self._training.state.env_steps
+                older = [path for path in _complete(self._folder) if int(path.name) != steps]
+                if len(older) < 2 or not is_full_disk(error):
+                    raise
+                shutil.rmtree(older[0], ignore_errors=True)
+                if older[0].exists():
+                    raise
+                self.disk.notify(f"the newest checkpoint had no room: the oldest, {older[0].name}, was removed for it")
 
     def _set_next(self) -> None:
         run = self._training.config.run

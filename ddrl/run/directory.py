@@ -35,7 +35,15 @@ from typing import Any
 from ddrl import __version__
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError, plain_text
-from ddrl.core.files import MAX_DOCUMENT, read_regular, refuse_links, refuse_odd_files, write_atomically, write_json
+from ddrl.core.files import (
+    MAX_DOCUMENT,
+    is_full_disk,
+    read_regular,
+    refuse_links,
+    refuse_odd_files,
+    write_atomically,
+    write_json,
+)
 from ddrl.core.settings import config_from_toml, config_to_toml, config_tree
 from ddrl.telemetry.store import run_id_of
 
@@ -212,9 +220,10 @@ class Disk:
             write()
         except (RunDirError, CheckpointError, OSError) as error:
             if what not in self._refused:
+                remedy = "free some space; " if is_full_disk(error) else ""
                 self.notify(
-                    f"{error}. TRAINING GOES ON IN MEMORY, the {what} is NOT SAVED: free some space; "
-                    f"it is tried again every {RETRY:g} s"
+                    f"{error}. TRAINING GOES ON IN MEMORY, the {what} is NOT SAVED: {remedy}it is tried again every "
+                    f"{RETRY:g} s"
                 )
             reason = str(error).replace(str(self._directory.place), str(self._shown))
             self._refused[what] = (time.monotonic() + RETRY, reason)

@@ -184,10 +184,12 @@ class _Server(_Socket):
         except zmq.ZMQError as error:
             self.close()
             setting = "telemetry.live_port" if name == "stream" else "telemetry.control_port"
-            raise RunDirError(
-                f"cannot listen on {telemetry.bind}:{port} ({error}): set {setting} = 0 to take a free port, or name "
-                "another"
-            ) from None
+            remedy = (
+                f"set {setting} = 0 to take a free port, or name another"
+                if port
+                else ("set telemetry.bind to an address of this machine, or telemetry.live = false")
+            )
+            raise RunDirError(f"cannot listen on {telemetry.bind}:{port} ({error}): {remedy}") from None
         except BaseException:
             self.close()
             raise

@@ -276,6 +276,18 @@ def test_what_changes_the_server_needs_its_token_and_nothing_else_does() -> None
         )
 
 
+def test_a_clock_that_is_set_is_said_once_and_times_stay_within_the_day(capsys: pytest.CaptureFixture[str]) -> None:
+    app = _app()
+    for hours in (-1, 1):
+        app._ahead += 3600 * hours
+        app.mixer.began += 2 * 86_400 * hours
+        asyncio.run(app.look_at_clock())
+        asyncio.run(app.look_at_clock())
+        assert "the clock was set" in capsys.readouterr().err
+        body = msgspec.json.encode(request_of(app.mixer.book, hours + 5, time=None, explain=True))
+        assert 0 <= ask(app, body)[2]["explanation"]["time"] <= 1
+
+
 def test_an_empty_host_is_refused() -> None:
     with pytest.raises(ConfigError, match="every interface"):
         ServeConfig(host="")

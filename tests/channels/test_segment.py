@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -244,3 +245,15 @@ def test_a_segment_of_another_container_is_left_alone(name, monkeypatch):
         assert {name(), draft.name} <= set(sweep_dead())
     finally:
         draft.unlink(missing_ok=True)
+
+
+def test_a_limit_of_file_sizes_is_named_and_no_disk(name):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+    try:
+        with pytest.raises(ChannelError, match=r"raise `ulimit -f`"):
+            Segment.create(name(), "lane", 1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -58,6 +59,56 @@ def test_training_goes_on_and_saves_again_when_there_is_room(
     assert policy(folder)["mean"] == 400.0
     run.task.end(Reason.INTERRUPTED)
     run.finish()
+
+
+def test_the_oldest_checkpoint_gives_way_to_the_newest_but_never_the_last_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run" / "checkpoints"
+    run = start(tmp_path / "run", "--set", "run.checkpoint_period=0")
+    for _ in range(3):
+        go_on(run, 300)
+        assert run.task.checkpoints.save()
+    before = sorted(path.name for path in folder.iterdir())
+    assert len(before) == 3
+    sync = os.fsync
+
+    def has_room_for_two(descriptor: int) -> None:
+        is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        if is_file and sum(path.name[0] != "." for path in folder.iterdir()) > 1:
+            full()
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", has_room_for_two)
+    go_on(run, 300)
+    assert run.task.checkpoints.save()
+    after = sorted(path.name for path in folder.iterdir())
+    assert after[0] == before[-1]
+    assert len(after) == 2
+    assert f"the oldest, {before[0]}, was removed" in capsys.readouterr().err
+    monkeypatch.setattr(os, "fsync", full)
+    go_on(run, 300)
+    assert not run.task.checkpoints.save()
+    assert [path.name for path in folder.iterdir()] == after[1:]
+    monkeypatch.undo()
+    run.task.end(Reason.INTERRUPTED)
+    run.finish()
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, True), (errno.EFBIG, False), (errno.EACCES, False)])
+def test_free_some_space_is_said_of_a_full_disk_alone(
+    number: int, remedy: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        try:
+            raise OSError(number, os.strerror(number))
+        except OSError as error:
+            raise RunDirError(f"it cannot be written: {error.strerror}") from None
+
+    assert not disk.Disk(RunDirectory(tmp_path)).attempt("summary", refuse)
+    said = capsys.readouterr().err
+    assert os.strerror(number) in said
+    assert ("free some space" in said) == remedy
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a disk")

@@ -65,6 +65,7 @@ class Commands(RuleBasedStateMachine):
             assert "\n" not in refused
             assert self.state() == before
         else:
+            assert value != "gift.evil:X", "nobody has trusted it"
             assert value is None or isinstance(value, str) or abs(value) <= MAX_LIVE[name]
 
     @rule(data=st.data(), name=st.sampled_from(list(SOUND)))

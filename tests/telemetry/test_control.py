@@ -170,6 +170,12 @@ def test_a_control_port_in_use_is_named(tmp_path):
             ControlServer(tmp_path, {}, lambda *args, **fields: None, config.telemetry)
 
 
+def test_an_address_that_this_machine_lacks_is_blamed_on_no_port(tmp_path):
+    telemetry = TelemetryConfig(bind="198.51.100.7")
+    with pytest.raises(RunDirError, match=r"198\.51\.100\.7.*set telemetry\.bind to an address of this machine"):
+        ControlServer(tmp_path, {}, lambda *args, **fields: None, telemetry)
+
+
 def test_an_answer_that_is_not_a_runs_is_refused_in_plain_words(tmp_path):
     with zmq.Context() as context:
         stranger = context.socket(zmq.ROUTER)
