@@ -7,10 +7,12 @@ from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra [train]")
 
+from ddrl.learner import busy  # noqa: E402
 from ddrl.learner import devices as transfers  # noqa: E402
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -141,3 +143,31 @@ def test_nothing_is_captured_elsewhere_or_where_functions_may_differ_or_bits_mus
             with captures.launch("a") as keep:
                 keep("a result")
             assert captures.replay("a") is None
+
+
+def test_the_driver_is_asked_once_whether_memory_is_page_locked(monkeypatch):
+    asked: list[int] = []
+    answers = SimpleNamespace(is_pinned=lambda: asked.append(1) or True)
+    monkeypatch.setattr(transfers, "_pinned", {})
+    monkeypatch.setattr(transfers.torch, "from_numpy", lambda array: answers)
+    one, other = np.zeros(4), np.zeros(4)
+    assert [transfers.is_page_locked(array, CUDA) for array in (one, one, other, one)] == [True] * 4
+    assert len(asked) == 2
+    assert not transfers.is_page_locked(one, CPU)
+    one.flags.writeable = False  # torch does not take it
+    assert not transfers.is_page_locked(one, CUDA)
+    assert not transfers.is_page_locked(np.zeros((4, 4))[:, ::2], CUDA)
+
+
+def test_a_device_is_busy_inside_of_what_is_counted_however_often(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(busy, "perf_counter", lambda: now[0])
+    counted = busy.BusySeconds()
+    with counted.counted():  # nobody has asked yet
+        now[0] += 1.0
+    assert counted.seconds() == 0.0
+    for _ in range(busy.MAX_PENDING + 3):
+        with counted.counted():
+            now[0] += 1.0
+        now[0] += 10.0
+    assert counted.seconds() == busy.MAX_PENDING + 3
