@@ -17,6 +17,7 @@ TIMEOUT = 1200  # [s]; the smallest forms take at most about a minute each on tw
 
 # What programs are asked for beside --short and --json, one run each; the others need nothing.
 FORMS = {
+    "benchmarks.attack": ["", "--part folders damages requests"],
     "benchmarks.distribution": ["schemes", "scale", "tuned"],
     "benchmarks.learning.device": ["--device cpu --part publish"],
     "benchmarks.learning.solve": ["cartpole"],
