@@ -31,7 +31,6 @@ from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import doubts, has_picture, is_box, shown
 from ddrl.envs.states import read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
-from ddrl.envs.workers import WorkersVectorEnv
 
 PROBE_STEPS = 30  # that an environment takes before there is a run
 PROBE_SECONDS = 0.1  # after which it takes no further one
@@ -52,6 +51,8 @@ def make_vector_env(config: EnvConfig, num_envs: int | None = None, first_index:
         raise EnvError(f"env.num_envs ({count}) must be at least 1")
     workers = min(config.workers, count)
     if workers > 1:
+        from ddrl.envs.workers import WorkersVectorEnv  # whose multiprocessing takes time to import
+
         vector: VectorEnv = WorkersVectorEnv(
             config.id, workers, count, lambda part, first: _part(config, count, part, first, first_index)
         )

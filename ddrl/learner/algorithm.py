@@ -203,6 +203,10 @@ SHARED = (
 )  # settings of [learner] that some algorithms read
 
 
+# Settings of [replay] that sample areas do not read.
+OF_REPLAYS = ("capacity", "min_size", "selector", "eviction", "file")
+
+
 def with_algorithm(config: Config, spec: EnvSpec) -> Config:
     """The settings with an algorithm that fits the actions, where none is named."""
     if config.learner.algorithm:
@@ -244,6 +248,8 @@ def _unread(config: Config, algorithm: Any, declaration: Declaration) -> tuple[s
         unread += [f"replay.{name.name}" for name in fields(config.replay) if name.name != "source"]
     elif declaration.experience.n_step is not None:
         unread.append("replay.n_step")
+    if config.replay.source == "areas":
+        unread += [f"replay.{name}" for name in OF_REPLAYS]
     default = Config()
     return tuple(name for name in unread if _value(config, name) != _value(default, name))
 

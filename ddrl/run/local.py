@@ -185,7 +185,10 @@ def conclude(result: Result, launcher: str) -> int:
         print(f"policy: {_judgment(document['best'])}")
     directory = shlex.quote(result.directory)
     print(f"play it:  python -m ddrl.evaluate {directory}")
-    print(f"go on:    {launcher} --resume {directory}", flush=True)
+    further = ""
+    if document["reason"] == "run.max_env_steps reached":  # without a higher limit it would end at once
+        further = f" --set run.max_env_steps={2 * document['env_steps']}"
+    print(f"go on:    {launcher} --resume {directory}{further}", flush=True)
     return 130 if document["reason"] == "interrupted" else 0
 
 

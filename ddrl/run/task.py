@@ -67,8 +67,6 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
         model = msgspec.structs.replace(model, states=resume.states())
     counters = channels.counters_row(topology.trainer)
     counters["model_nbytes"].set(model.layout.nbytes)
-    if records.same_job and config.replay.file:  # which goes with a replay, but not with a process that was killed
-        Path(config.replay.file).unlink(missing_ok=True)
     source = make_source(config, topology.schema, topology.declaration.experience, channels.areas)
     if isinstance(source, ReplaySource) and learner.device.type != "cpu":
         from ddrl.learner.devices import host_array  # torch is loaded by now

@@ -72,6 +72,13 @@ def test_the_acting_policy_s_dueling_form_is_refused_where_others_act(overrides:
         assert describe(config, spec).chooser == "epsilon_greedy"
 
 
+def test_settings_of_a_replay_that_sample_areas_do_not_read_are_named() -> None:
+    given = ["replay.selector=uniform", "replay.min_size=50", "replay.eviction=lru", "replay.source=areas"]
+    unread = describe(load_config(None, given), EnvSpec("X", ArraySpec((4,), "float32"), 3)).unread
+    assert unread == ("replay.min_size", "replay.selector", "replay.eviction")
+    assert describe(load_config(None, given[:3]), EnvSpec("X", ArraySpec((4,), "float32"), 3)).unread == ()
+
+
 def test_the_acting_policy_s_dueling_form_has_its_epsilon() -> None:
     config = Config(learner=LearnerConfig(dueling="policy"), rollout=RolloutConfig(epsilon_end=0.07))
     learner = Learner.of(config, VECTOR)

@@ -12,7 +12,7 @@ from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, summary
+from tests.run.launch import TINY, ddrl, mpirun, settings, summary
 
 
 def run_id(folder: Path) -> str:
@@ -121,3 +121,15 @@ def test_go_on_names_the_launcher_that_was_used(tmp_path: Path) -> None:
     done = mpirun(4, *short, "--set", f"run.dir={tmp_path / 'b'}")
     assert f"go on:    mpirun -n 4 python -m ddrl.run --resume {tmp_path / 'b'}" in done.stdout
     assert summary(tmp_path / "b")["env_steps"] >= 600
+
+
+def test_a_replay_in_a_file_leaves_none_and_a_resumed_run_makes_it_anew(tmp_path: Path) -> None:
+    file = tmp_path / "replay"
+    for words in (
+        [*TINY, *settings(f"replay.file={file}", f"run.dir={tmp_path / 'run'}", "run.max_env_steps=400")],
+        ["--resume", str(tmp_path / "run"), *settings("run.max_env_steps=600")],
+    ):
+        done = ddrl("--serial", *words)
+        assert done.returncode == 0, done.stderr
+        assert not file.exists()
+    assert summary(tmp_path / "run")["env_steps"] == 600

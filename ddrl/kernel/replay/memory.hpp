@@ -99,8 +99,8 @@ private:
     size_t capacity_ = 0, bytes_ = 0;
 };
 
-// `max_chunks` chunks of `chunk_bytes`, committed in order of their number; in RAM, or in the file `path` (created,
-// unlinked with the arena).
+// `max_chunks` chunks of `chunk_bytes`, committed in order of their number; in RAM, or in the file `path`, which loses
+// its name as soon as it is made: its room is free again however the process ends.
 class Arena {
 public:
     Arena(size_t chunk_bytes, size_t max_chunks, std::string path)
@@ -113,6 +113,7 @@ public:
             if (file_ < 0)
                 throw std::runtime_error("replay cannot create the buffer file " + path_ + " (" + std::strerror(errno) +
                                          "): name a new file on a disk with room");
+            unlink(path_.c_str());
         }
         base_ = reserve_pages(reserved_, file_ < 0 ? PROT_READ | PROT_WRITE : PROT_NONE);
     }
@@ -120,7 +121,7 @@ public:
     Arena& operator=(const Arena&) = delete;
     ~Arena() {
         munmap(base_, reserved_);
-        if (file_ >= 0) close(file_), unlink(path_.c_str());
+        if (file_ >= 0) close(file_);
     }
     byte* chunk(size_t number) { return base_ + number * chunk_bytes_; }
     const byte* chunk(size_t number) const { return base_ + number * chunk_bytes_; }
