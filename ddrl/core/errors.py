@@ -69,6 +69,8 @@ def user_frame(error: BaseException) -> str:
     own."""
     if isinstance(error, ForeignError):
         return str(error)
+    if isinstance(error, SyntaxError) and error.filename and is_of_user(Path(error.filename)):
+        return f"({Path(error.filename).name}, line {error.lineno}: {(error.text or '').strip()[:80]})"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if is_of_user(path):

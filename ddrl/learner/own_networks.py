@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ddrl.core.config import LearnerConfig
-from ddrl.core.errors import NetworkError, first_line, user_error
+from ddrl.core.errors import NetworkError, user_error
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Evaluation
@@ -99,10 +99,9 @@ def _made(name: str, spec: EnvSpec, told: Mapping[str, Any], what: str) -> nn.Mo
     module_name, class_name = code
     try:
         module = import_code(module_name)
-    except ImportError as error:
-        raise NetworkError(
-            f"{what}: cannot import {module_name}: {first_line(error)}; install it, or put it on PYTHONPATH"
-        ) from error
+    except Exception as error:
+        remedy = "; install it, or put it on PYTHONPATH" if isinstance(error, ImportError) else ""
+        raise NetworkError(user_error(error, f"{what}: cannot import {module_name}: ", remedy)) from error
     made: Any = getattr(module, class_name, None)
     if made is None:
         raise NetworkError(f"{what}: {module_name} has no {class_name}: name a class or function that is there")

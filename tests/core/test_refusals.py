@@ -30,6 +30,7 @@ import ddrl
 from ddrl.core import errors
 from ddrl.core.config import Config, EnvConfig, LearnerConfig
 from ddrl.core.errors import MAX_LINE, DdrlError
+from ddrl.core.files import refuse_odd_files
 from ddrl.core.roles import assign_roles
 from ddrl.core.rows import Column, RowSchema, schema_of
 from ddrl.core.settings import load_config
@@ -69,7 +70,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of what networks use
 
 # Words by which a message says what to do, beside imperatives: what a setting may be, and what stands in its place.
 REMEDIES = re.compile(
-    r"\b(must|needs?|may|acquire|at least|at most|did you mean|there is no setting|is wanted|known are|"
+    r"\b(must|needs?|may|acquire|compute|at least|at most|did you mean|there is no setting|is wanted|known are|"
     r"which is not installed|set|use|give|make|name|choose|leave|remove|delete|start|resume|lower|raise|install|add|"
     r"write|rename|wrap|wait|"
     r"stop|call|returns?|define|let|put|free|end|take|convert|register|normalize|change|say|copy|move|keep|look|try|"
@@ -414,6 +415,7 @@ def run_files(folder: Path) -> Iterator[Callable[[], Any]]:
     made.config.mkdir()
     yield partial(made.rewrite_config, Config())
     yield partial(newest_checkpoint, folder / "none")
+    yield partial(refuse_odd_files, [folder])
     for change in ("format", "digests", "steps", "renamed"):
         (folder / change).mkdir()
         path = write(folder / change)

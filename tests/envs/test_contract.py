@@ -4,6 +4,7 @@ each refusal says in one short line what is wrong, where, with which value, and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ddrl.core.config import Config, EnvConfig
-from ddrl.core.errors import DdrlError, EnvError, user_frame
+from ddrl.core.config import Config, EnvConfig, LearnerConfig
+from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_frame
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs.making import make_vector_env, probe_spec
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
+from ddrl.learner.own_networks import own_network
 from ddrl.rollout.evaluation import evaluation_envs
 from ddrl.run.members import make_rollout_env
 from ddrl.run.topology import describe
+from tests.learner.learner_cases import VECTOR
 
 MAX_MESSAGE = 300
 ZEROS = np.zeros(2, np.float32)
@@ -570,6 +573,28 @@ def test_an_exception_in_an_environment_is_one_line_with_the_users_frame(kind: A
     assert "ValueError" in text
     assert "\n" not in text
     assert len(text) < MAX_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def step(:\n", "(half_written.py, line 1: def step(:)"),
+        ("x = 1\ny = z\n", "(half_written.py, line 2, in <module>: y = z)"),
+        ("import absent_simulator\n", "(half_written.py, line 1, in <module>: import absent_simulator)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line_with_the_users_frame(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_written.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Exception, match=r".") as failure:
+        make_vector_env(EnvConfig(id="half_written:make"))
+    assert words in describe(failure.value, "env.id")
+    config = Config(learner=LearnerConfig(network="half_written:Net"))
+    with pytest.raises(NetworkError, match="cannot import half_written: ") as refusal:
+        own_network(config.learner, VECTOR, {}, [(3,)])
+    assert words in str(refusal.value)
 
 
 def test_an_exception_of_the_library_itself_keeps_its_traceback() -> None:
