@@ -16,7 +16,7 @@ from ddrl.channels.board import Board
 from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
-from ddrl.core.errors import ConfigError, DdrlError, JobFailed, user_frame
+from ddrl.core.errors import ConfigError, DdrlError, JobFailed, plain_line, user_frame
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
@@ -183,7 +183,7 @@ def conclude(result: Result, launcher: str) -> int:
         )
     if document["evaluation"] is not None:
         print(f"policy: {_judgment(document['best'])}")
-    directory = shlex.quote(result.directory)
+    directory = plain_line(shlex.quote(result.directory))
     print(f"play it:  python -m ddrl.evaluate {directory}")
     further = ""
     if document["reason"] == "run.max_env_steps reached":  # without a higher limit it would end at once

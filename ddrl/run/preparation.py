@@ -29,6 +29,7 @@ from ddrl.core.errors import (
     MissingExtraError,
     error_of,
     frame_of_stacks,
+    plain_line,
 )
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
@@ -79,6 +80,7 @@ def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
     else:
         processes = "local processes"
     verb = "go on with" if command.resume is not None else "train"
+    what = plain_line(f"{config.env.id} by {config.learner.algorithm or 'dqn'}")
     dashboard = "python -m ddrl.dashboard"
     if path.parent != here / "runs":
         dashboard += f" {shlex.quote(str(shown.parent))}"
@@ -90,9 +92,9 @@ def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
             "task.toml\n"
         )
     return (
-        f"ddrl {__version__}: {verb} {config.env.id} by {config.learner.algorithm or 'dqn'}, {processes}\n"
-        f"run:      {shown}\n"
-        f"watch it: {dashboard}\n"
+        f"ddrl {__version__}: {verb} {what}, {processes}\n"
+        f"run:      {plain_line(str(shown))}\n"
+        f"watch it: {plain_line(dashboard)}\n"
         f"{neutral}starting ..."
     )
 

@@ -291,6 +291,9 @@ class LiveReader(_Socket):
             secure_client(self._socket, run_dir, live.server_key)
             self._socket.subscribe(STREAM_TOPIC)
             self._socket.connect(live.stream)
+        except zmq.ZMQError as error:
+            self.close()
+            raise RunDirError(f"{run_dir}: live.json names the address {live.stream!r}: {error.strerror}") from None
         except BaseException:
             self.close()
             raise
@@ -520,6 +523,9 @@ class ControlClient(_Socket):
         try:
             secure_client(self._socket, folder, live.control_key)
             self._socket.connect(live.control)
+        except zmq.ZMQError as error:
+            self.close()
+            raise RunDirError(f"{folder}: live.json names the address {live.control!r}: {error.strerror}") from None
         except BaseException:
             self.close()
             raise

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from ddrl.core.config import Config
 from ddrl.run import slot
 from ddrl.run.cli import parse
 from ddrl.run.directory import RunDirectory
-from ddrl.run.preparation import announce
+from ddrl.run.preparation import _banner, announce
 from ddrl.telemetry.sinks import ProgressLine, ready_text
 from tests.run.launch import TINY, ddrl, mpirun, settings
 from tests.sources import environment
@@ -141,3 +142,11 @@ def test_a_signal_before_training_ends_the_command_with_a_line(how: list[str], n
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith(("ddrl: ended by ", "ended at once by a signal"))
     assert not (tmp_path / "run").exists()
+
+
+def test_the_first_lines_of_a_run_move_no_cursor():
+    config = Config()
+    config = replace(config, env=replace(config.env, id="\x1b[31mX-v0"))
+    said = _banner(parse(["--serial", "--resume", "x"]), config, Path("runs/\u202eR"), 0)
+    assert "\x1b" not in said
+    assert "\u202e" not in said

@@ -13,7 +13,7 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
 from ddrl.telemetry import ControlServer, Recorder, attach, control
-from ddrl.telemetry.control import TOPIC, check_setting, receive_parts, secure_client
+from ddrl.telemetry.control import TOPIC, LiveReader, check_setting, receive_parts, secure_client
 from ddrl.telemetry.directory import StatusFile, announce, read_live_file
 from ddrl.telemetry.sinks import ProgressLine
 from tests.telemetry.feeding import CONFIG
@@ -208,6 +208,11 @@ def test_attaching_to_what_is_not_running_says_so(tmp_path):
     (tmp_path / "live.json").write_text(json.dumps(live))
     with pytest.raises(RunDirError, match="gone without a word"):
         attach(tmp_path)
+    announce(tmp_path, control="tcp://*:1", stream="nonsense")
+    with pytest.raises(RunDirError, match=r"live.json names the address 'tcp://\*:1'"):
+        attach(tmp_path)
+    with pytest.raises(RunDirError, match=r"live.json names the address 'nonsense'"):
+        LiveReader(tmp_path)
 
 
 def test_attaching_waits_for_a_trainer_that_has_announced_its_stream_and_not_yet_its_commands(tmp_path, monkeypatch):
