@@ -44,18 +44,18 @@ pytestmark = pytest.mark.skipif(not has_ulfm(), reason="this MPI has no ULFM")
 
 
 class Job:
-    """By default three hosts of three ranks; used as a context, which ends it."""
+    """Three hosts of three ranks; used as a context, which ends it."""
 
-    def __init__(self, folder: Path, *more: str, ranks: int = 9, hosts: int = 3) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.run = folder / "run"
         words = settings(
             f"run.dir={self.run}",
-            f"cluster.relays={hosts}",
+            "cluster.relays=3",
             "env.id=tests.run.environments:walk",
             "env.kwargs={pause = 0.002}",
             *more,
         )
-        launcher, *command = mpirun_command(ranks, *TINY, *UNTIL_STOPPED, *words)
+        launcher, *command = mpirun_command(9, *TINY, *UNTIL_STOPPED, *words)
         self.process = subprocess.Popen(
             [launcher, "--with-ft", "ulfm", *command],
             stdout=subprocess.PIPE,
@@ -84,7 +84,7 @@ class Job:
             return list(run.events(kinds=["alarm"])["text"])
 
     def steps(self) -> dict[int, float]:
-        """Of each host that has a rollout: steps that its rollouts have taken."""
+        """Of each host with a rollout that has reported: steps that its rollouts have taken."""
         with Run(self.run) as run:
             table = run.latest()
         rollouts = table.column("role")[-1] == list(Role).index(Role.ROLLOUT)
@@ -105,7 +105,8 @@ class Job:
             versions = table.column("policy_version")[-1]
             of_host = table.column("host")[-1]
             return all(
-                now[host] >= before[host] + 500 and np.nanmin(versions[of_host == host]) > newest for host in hosts
+                now.get(host, 0.0) >= before.get(host, 0.0) + 500 and np.nanmin(versions[of_host == host]) > newest
+                for host in hosts
             )
 
         wait_until(lambda: self.process.poll() is not None or have_stepped(), "the other hosts do not go on")
@@ -132,17 +133,6 @@ def test_hosts_of_which_all_ranks_die_are_left_out_until_none_has_a_rollout(tmp_
         assert "host 2 has died: the job continues on 2 of its hosts" in said
         assert "host 1 has died, and no other one has a rollout; go on from its last checkpoint" in said
         assert segments_of(job.run) == []
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_of_300_ranks_on_ten_hosts_those_of_one_are_killed_and_the_others_go_on(tmp_path: Path) -> None:
-    slow = ("env.kwargs={pause = 0.5}", "run.start_limit=1200", "run.silence_limit=600")
-    with Job(tmp_path, *slow, ranks=300, hosts=10) as job:
-        job.kill(["ddrl 270 relay", "ddrl keeper 9", *(f"slot {rank}" for rank in range(271, 300))])
-        job.goes_on(range(1, 9))
-        assert "host 9 has died: the job continues on 9 of its hosts" in job.alarms()
-        job.stop()
 
 
 def test_a_host_whose_keeper_dies_too_often_leaves_the_job(tmp_path: Path) -> None:
