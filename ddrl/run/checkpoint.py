@@ -457,7 +457,13 @@ class BestPolicy:
             self._disk.notify(f"{error}; it was set aside as policy.*.{aside}, and the best policy is sought anew")
             return
         self.states = saved.model.states
-        if saved.evaluation:
+        env = self._topology.config.env
+        if saved.evaluation and (saved.env.id, saved.env.kwargs) != (env.id, env.kwargs):
+            self._disk.notify(
+                f"the best policy was judged in env.id = {saved.env.id}, env.kwargs = {saved.env.kwargs}, not in this "
+                "environment: the next evaluation begins a new best"
+            )
+        elif saved.evaluation:
             self.evaluation = Evaluation.from_json(saved.evaluation)
 
     def _save(self, vector: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.policy_file import load_policy
-from ddrl.core.config import Config, RunConfig
+from ddrl.core.config import Config, EnvConfig, RunConfig
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.checkpoint import BestPolicy
@@ -20,8 +20,8 @@ MODEL = make_mlp(EnvSpec("test", ArraySpec((2,), "float32"), 2))
 TARGET = 10.0
 
 
-def open_best(path: Path) -> BestPolicy:
-    topology: Any = SimpleNamespace(config=Config(run=RunConfig(target_return=TARGET)))
+def open_best(path: Path, **env: Any) -> BestPolicy:
+    topology: Any = SimpleNamespace(config=Config(run=RunConfig(target_return=TARGET), env=EnvConfig(**env)))
     return BestPolicy(path, topology, MODEL, Disk(RunDirectory(path)), bytes)
 
 
@@ -79,3 +79,17 @@ def test_a_later_part_of_the_run_goes_on_with_what_was_kept(tmp_path: Path) -> N
     best.consider(evaluation(2, 7.0), vector(2))
     best.save_unjudged(vector(3))
     assert kept(best, tmp_path) == 1
+
+
+def test_a_policy_that_was_judged_in_another_environment_is_no_best(tmp_path: Path, capsys: Any) -> None:
+    open_best(tmp_path, kwargs={"log": "may"}).consider(evaluation(1, 9.0), vector(1))
+    again = open_best(tmp_path, kwargs={"log": "may"})
+    again.consider(evaluation(2, 5.0), vector(2))
+    assert kept(again, tmp_path) == 1
+    other = open_best(tmp_path, kwargs={"log": "june"})
+    assert other.evaluation is None
+    assert "env.kwargs = {'log': 'may'}, not in this environment: the next evaluation begins a new best" in str(
+        capsys.readouterr()
+    )
+    other.consider(evaluation(3, 5.0), vector(3))
+    assert kept(other, tmp_path) == 3
