@@ -413,9 +413,10 @@ def test_a_task_with_other_relays_than_the_pool_takes_no_place(tmp_path):
     try:
         config = load_config(Path(files[1]), plan.overrides)
         with pytest.raises(ConfigError, match=r"cluster\.relays is 0 in this pool"):
-            relays.add("two", replace(config, cluster=replace(config.cluster, relays=1)))
+            relays.check_room("two", replace(config, cluster=replace(config.cluster, relays=1)))
+        relays.check_room("two", config)
         assert relays.free == 1
-        relays.add("two", config)
+        relays.add("two")
         assert relays.run_id("two") == list(relays.ranks.run_ids.values())[1]
     finally:
         for run_id in relays.ranks.run_ids.values():
