@@ -65,7 +65,9 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     """The bytes of a file as `opened` opens it; OSError also for more than `max_bytes`."""
     with opened(path) as file:
         length = os.fstat(file.fileno()).st_size
-        data = b"" if length > max_bytes else file.read(max_bytes + 1)  # it may grow
+        data = b"" if length > max_bytes else file.read(length + 1)  # asked for `max_bytes`, so much would be reserved
+        if len(data) > length:  # it grows
+            data += file.read(max_bytes + 1 - len(data))
     if max(len(data), length) > max_bytes:
         raise OSError(errno.EFBIG, f"it is longer than {max_bytes / (1 << 20):g} MiB", str(path))
     return data

@@ -34,7 +34,7 @@ from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, ConfigError, RunDirError, plain_text
+from ddrl.core.errors import CheckpointError, ConfigError, RunDirError, plain_line, plain_text, shortened
 from ddrl.core.files import (
     MAX_DOCUMENT,
     is_full_disk,
@@ -270,11 +270,27 @@ _UNFINISHED = re.compile(r"\.\d+\.\d+")  # a checkpoint that is being written by
 
 
 def planned_path(config: Config, run_id: str) -> Path:
-    """Where a new run that begins now is kept."""
-    if config.run.dir:
-        return Path(config.run.dir).absolute()
-    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in config.env.id)
-    return (Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}-{run_id}").absolute()
+    """Where a new run that begins now is kept. RunDirError where no directory can have that name."""
+    env = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in config.env.id)
+    path = working_directory() / (config.run.dir or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{env}-{run_id}")
+    try:
+        str(path).encode()
+        path.exists()
+    except (UnicodeEncodeError, OSError) as error:  # a path of other bytes cannot stand in the run's settings
+        reason = "its name is not UTF-8" if isinstance(error, UnicodeEncodeError) else error.strerror
+        raise RunDirError(
+            f"run.dir ({plain_line(shortened(path))}) cannot be written: {reason}; choose another with --set "
+            "run.dir=PATH"
+        ) from None
+    return path
+
+
+def working_directory() -> Path:
+    """Of this process; RunDirError where it was removed."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise RunDirError(f"the working directory is gone ({error.strerror}): change to another") from None
 
 
 @dataclass(frozen=True)

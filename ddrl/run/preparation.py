@@ -38,7 +38,7 @@ from ddrl.core.specs import EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust, use_code
 from ddrl.run.checkpoint import Checkpoint, TaskRecords, newest_checkpoint, newest_state
 from ddrl.run.cli import Command
-from ddrl.run.directory import RunDirectory, planned_path
+from ddrl.run.directory import RunDirectory, planned_path, working_directory
 from ddrl.run.room import check_room
 from ddrl.run.topology import Topology, describe
 from ddrl.telemetry.sinks import SINKS, sink_names
@@ -62,16 +62,17 @@ def announce(command: Command, run_id: str, ranks: int) -> Path | None:
     try:
         config = planned_config(command)
         path = planned_path(config, run_id) if command.resume is None else command.resume.absolute()
+        banner = _banner(command, config, path, ranks)
     except DdrlError:
         return None
-    print(_banner(command, config, path, ranks), file=sys.stderr, flush=True)
+    print(banner, file=sys.stderr, flush=True)
     if file := os.environ.get("DDRL_RUN_FILE"):  # of a launcher that starts the job again where it fails
         Path(file).write_text(str(path))
     return None if command.resume is not None else path
 
 
 def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
-    here = Path.cwd()
+    here = working_directory()
     shown = path.relative_to(here) if path.is_relative_to(here) else path
     if command.serial:
         processes = "one process, reproducible by run.seed"

@@ -15,6 +15,7 @@ import pytest
 
 from ddrl.core.config import Config
 from ddrl.run import slot
+from ddrl.run.__main__ import main
 from ddrl.run.cli import parse
 from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import _banner, announce
@@ -111,6 +112,30 @@ def test_a_directory_made_for_another_run_is_still_refused(tmp_path: Path) -> No
     done = ddrl(*settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode == 1
     assert "holds a run already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (b"run\xff".decode(errors="surrogateescape"), "its name is not UTF-8"),
+        ("r" * 300, "File name too long"),
+        (None, "the working directory is gone"),
+    ],
+)
+def test_a_place_that_no_run_can_have_is_refused_in_one_line(
+    name: str | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    if name is None:
+        gone.rmdir()
+    assert main(["--serial", *settings(f"run.dir={tmp_path / (name or 'run')}")]) == 1
+    said = capfd.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+    assert len(said.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
 
 
 USUAL = {"OMPI_MCA_btl": "^ofi", "OMP_NUM_THREADS": "1"}
