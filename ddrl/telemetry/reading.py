@@ -32,6 +32,9 @@ from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, has_
 if TYPE_CHECKING:
     import pandas
 
+MAX_VALUE = 64 << 20  # bytes of one value of the file; a record of ten thousand processes has 8 MB
+MAX_TEXT = 1 << 18  # letters of an event; more of them are cut, and more fields are left out
+
 
 @dataclass(frozen=True)
 class Table:
@@ -102,6 +105,7 @@ class Run:
             self._db = sqlite3.connect(
                 f"file:{_quoted(file)}?{mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
             )
+            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
         try:
             with self._plainly():
                 (application,) = self._db.execute("PRAGMA application_id").fetchone()
@@ -280,7 +284,9 @@ class Run:
         limit = "" if newest is None else f" LIMIT {int(newest)}"
         with self._plainly():
             rows = self._db.execute(
-                f"SELECT id, time, wall_seconds, kind, text, fields FROM events WHERE {where} ORDER BY id DESC{limit}",
+                f"SELECT id, time, wall_seconds, substr(kind, 1, {MAX_TEXT}), substr(text, 1, {MAX_TEXT}), "
+                f"CASE WHEN length(fields) > {MAX_TEXT} THEN '{{}}' ELSE fields END FROM events WHERE {where} "
+                f"ORDER BY id DESC{limit}",
                 values,
             ).fetchall()[::-1]
         columns: dict[str, Array] = {}

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import RunDirError, shortened
 from ddrl.core.files import MAX_NAME, read_json
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.roles import Role
@@ -64,6 +64,8 @@ CREATE INDEX IF NOT EXISTS events_by_kind ON events (kind, id);
 CREATE TABLE IF NOT EXISTS snapshots (kind TEXT PRIMARY KEY, time REAL NOT NULL, fields TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS abandoned (time REAL NOT NULL, kind TEXT NOT NULL, row TEXT NOT NULL);
 """
+
+MAX_TICK = 1 << 53  # records of a run; up to here a number is the same as a float
 
 # What the file system or another process refuses: the file itself may be sound.
 _REFUSED = {
@@ -156,6 +158,9 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
         if run_id and owner != run_id:
             raise _Unusable(f"it is of the run {owner}, not of this one")
         db.execute("INSERT OR REPLACE INTO meta VALUES ('run_id', ?)", (owner,))
+        (last,) = db.execute("SELECT max(tick) FROM series").fetchone()
+        if last is not None and not (isinstance(last, int) and last < MAX_TICK):
+            raise _Unusable(f"its last record is numbered {shortened(last)}")
         if base is not None:
             _cut(opened, base, same_job=same_job)
         _keep_totals_of_job(opened, metrics, base or {}, same_job=same_job)

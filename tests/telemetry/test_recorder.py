@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import json
 import os
@@ -22,6 +23,7 @@ from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
 from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.facts import list_facts
+from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 
@@ -344,6 +346,25 @@ def test_damage_inside_the_file_is_told_in_plain_words(tmp_path):
     db.close()
     with pytest.raises(RunDirError, match="cannot be read"):
         Run(tmp_path)
+
+
+def test_values_of_any_length_take_bounded_memory(tmp_path):
+    record_run(tmp_path, records=3)
+    insert = "INSERT INTO events (time, wall_seconds, kind, text, fields) VALUES (0, 0, 'alarm', {}, {})"
+    with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as db:
+        db.execute(
+            insert.format(f"'begin' || hex(zeroblob({MAX_TEXT}))", f"json_object('x', hex(zeroblob({MAX_TEXT})))")
+        )
+        db.commit()
+        with Run(tmp_path) as run:
+            event = run.events(kinds=["alarm"])
+        db.execute(insert.format(f"hex(zeroblob({MAX_VALUE // 2 + 1}))", "'{}'"))
+        db.commit()
+    assert event["text"][0].startswith("begin")
+    assert len(event["text"][0]) == MAX_TEXT
+    assert event["fields"][0] == {}
+    with Run(tmp_path) as run, pytest.raises(RunDirError, match=r"cannot be read \(string or blob too big\)"):
+        run.events()
 
 
 def test_what_a_run_says_is_text_in_every_table(tmp_path, capsys):

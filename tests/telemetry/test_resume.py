@@ -97,7 +97,7 @@ def test_a_clock_that_is_set_changes_no_duration_and_gives_nothing_up(tmp_path, 
         assert "after it" in run.events()["text"]
 
 
-@pytest.mark.parametrize("damage", ["pages", "head", "layout", "program", "schema", "meta"])
+@pytest.mark.parametrize("damage", ["pages", "head", "layout", "program", "schema", "meta", "number"])
 def test_telemetry_that_cannot_be_gone_on_with_is_set_aside_and_the_resume_goes_on(tmp_path, damage):
     record_run(tmp_path, records=50)
     file = tmp_path / "telemetry.sqlite"
@@ -112,6 +112,7 @@ def test_telemetry_that_cannot_be_gone_on_with_is_set_aside_and_the_resume_goes_
             "program": "PRAGMA application_id = 7",
             "schema": "ALTER TABLE series RENAME COLUMN tick TO tock",
             "meta": "ALTER TABLE meta RENAME COLUMN value TO worth",
+            "number": f"UPDATE series SET tick = {2**63 - 1} WHERE tick = 1",
         }[damage]
         with contextlib.closing(sqlite3.connect(file)) as db:
             db.execute(statement)
