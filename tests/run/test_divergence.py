@@ -13,7 +13,7 @@ def test_it_names_loss_and_step_size_and_where_to_look(algorithm: str, tmp_path:
     more = ["learner.lr=1e30", "learner.max_grad_norm=1e30", f"learner.algorithm={algorithm}"]
     run = start(tmp_path / f"diverged-{algorithm}", *(word for setting in more for word in ("--set", setting)))
     with pytest.raises(
-        NetworkError, match=r"diverged: after .*last finite loss .*learner\.lr \(now .*dashboard"
+        NetworkError, match=r"diverged: after .*last finite loss .*learner\.lr \(now .*huge rewards"
     ) as end:
         go_on(run, 2500)
     run.abandon(end.value)
