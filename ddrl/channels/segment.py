@@ -94,13 +94,20 @@ class Segment:
             raise ValueError(f"segment {name!r}: names begin with {PREFIX!r} and hold neither '/' nor '~'")
         # Named so that `sweep_dead` can remove it, should this process die here.
         draft = SHM / f"{name}~{os.getpid()}~{start_time(os.getpid())}~{namespace()}"
-        draft.unlink(missing_ok=True)
         try:
+            draft.unlink(missing_ok=True)
             segment = cls(name, kind, _map_new(draft, name, HEADER_NBYTES + nbytes))
             segment._fill(initialize)
             _give_name(draft, name)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise
+            raise ChannelError(
+                f"shared memory {name} cannot be made ({SHM}: {error.strerror}): let this user write there"
+            ) from None
         finally:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
         return segment
 
     @classmethod

@@ -153,17 +153,20 @@ class ReplaySource(Experience):
         settings = config.replay
         self._config = config
         self._experience = experience
-        self.replay = ExperienceReplay.of(
-            schema,
-            settings.capacity,
-            pick_len=experience.pick_len,
-            short_picks=experience.pick_len > 1,  # else the last positions of an episode would be learned from less
-            n_step=settings.n_step if experience.n_step is None else experience.n_step,
-            burn_in=experience.burn_in,
-            eviction=make_eviction(config),
-            seed=config.run.seed,
-            file=settings.file or None,
-        )
+        try:
+            self.replay = ExperienceReplay.of(
+                schema,
+                settings.capacity,
+                pick_len=experience.pick_len,
+                short_picks=experience.pick_len > 1,  # else the last positions of an episode would be learned from less
+                n_step=settings.n_step if experience.n_step is None else experience.n_step,
+                burn_in=experience.burn_in,
+                eviction=make_eviction(config),
+                seed=config.run.seed,
+                file=settings.file or None,
+            )
+        except RuntimeError as error:  # the kernel's: memory or a file that it cannot have, and what to set
+            raise ConfigError(str(error)) from None
         selector = make_selector(config)
         self._uses_priorities = selector.uses_priorities
         self.selector = self.replay.new_pick_selector(selector)

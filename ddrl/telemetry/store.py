@@ -20,6 +20,7 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -431,7 +432,10 @@ class Store:
     def close(self) -> None:
         """Fold the log into the file and let go."""
         try:
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            with suppress(
+                sqlite3.OperationalError
+            ):  # on a full disk the log stays beside the file, and is read with it
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             if os.path.realpath(self.path) == self._opened:
                 self._db.close()

@@ -1,3 +1,4 @@
+import errno
 import os
 import resource
 import signal
@@ -245,6 +246,15 @@ def test_a_segment_of_another_container_is_left_alone(name, monkeypatch):
         assert {name(), draft.name} <= set(sweep_dead())
     finally:
         draft.unlink(missing_ok=True)
+
+
+def test_a_place_that_is_read_only_is_named(name, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(segment_module.os, "open", refuse)
+    with pytest.raises(ChannelError, match=r"cannot be made \(/dev/shm: Read-only file system\): let this user write"):
+        Segment.create(name(), "thing", 100)
 
 
 def test_a_limit_of_file_sizes_is_named_and_no_disk(name):

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ from ddrl.run import checkpoint
 from ddrl.run.__main__ import main as run_command
 from ddrl.run.checkpoint import newest_checkpoint
 from ddrl.run.cli import parse
-from ddrl.run.directory import RunDirectory
+from ddrl.run.directory import RunDirectory, planned_path
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import RANKS, run_serial
 from tests.envs.test_making import Twins
@@ -407,6 +407,10 @@ def run_files(folder: Path) -> Iterator[Callable[[], Any]]:
         yield partial(RunDirectory.create, Config(), "two", other)
     yield partial(RunDirectory.open, folder / "absent")
     yield partial(RunDirectory.open, folder)
+    (folder / "gone").mkdir()
+    with chdir(folder / "gone"):
+        (folder / "gone").rmdir()
+        yield partial(planned_path, Config(), "1")
     text = made.config.read_bytes()
     for damaged in (b"\xff", text[:-20], text.replace(b"# run one", b"# run two")):
         made.config.write_bytes(damaged)
