@@ -497,6 +497,7 @@ class Task:
         self._sampler = sampler
         self._results = channels.evaluations.reader(0) if channels.evaluations else None
         self._next_look = 0.0
+        self._next_order = 0.0
         self.duties = [
             Duty(0.0, self._report),
             Duty(0.0, self._obey),
@@ -553,9 +554,9 @@ class Task:
         """Between two draws, where more of them are due at once: store figures and answer commands, a few times a
         second. Whether it was time to."""
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_order:
             return False
-        self._next_look = now + LOOK_PERIOD
+        self._next_order = now + LOOK_PERIOD  # of its own: the other duties are still due when the draws are done
         self._report(now)
         self._obey(now)
         return True
