@@ -23,8 +23,10 @@ def main() -> int:
         found = accounts(entry, run.latest().values[-1])
     for account in found:
         print(account)
-    if not entry["ended"]:
-        print("the accounts between hosts are exact once a job has ended in order: this one runs, or was killed")
+    if not entry["ended"] or entry.get("host_lost"):
+        print(
+            "accounts between hosts are exact once a job has ended in order: this one runs, was killed, or lost a host"
+        )
     return int(any(account.missing for account in found))
 
 

@@ -49,7 +49,7 @@ def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
         str(folder),
     ]
     command += ["--parallel", "2", "--serial", *TINY]
-    command += ["--set", "run.max_env_steps=8000"]
+    command += ["--set", "run.max_env_steps=40000"]
     first = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     wait_until(lambda: len(find_runs(folder)) == 2, "both runs")
     wait_until(lambda: all(any(run.glob("checkpoints/*")) for run in find_runs(folder)), "a checkpoint of each")

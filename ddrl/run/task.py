@@ -167,6 +167,13 @@ class Ledger:
         # Collectors' lanes are emptied for each round, and sample areas are no lanes.
         self._through_lanes = not topology.in_rounds and not topology.area_columns
         self._rows_written = channels.counters_row(topology.trainer)["rows_written"]
+        self._host_lost = False
+
+    def look(self) -> None:
+        """Note whether a host has died before the job's end: the last counts of its relay have not come."""
+        ended = self._channels.counters.columns.index("ended")
+        lost = (bool(np.all(mirror.table()[:, ended] == 1.0)) for mirror in self._channels.mirrors)
+        self._host_lost = self._host_lost or any(lost)
 
     def open(self, directory: RunDirectory, *, same_job: bool) -> None:
         """Count what is lost with what came before the checkpoint of this training: rows that a trainer of the same job
@@ -193,6 +200,8 @@ class Ledger:
 
     def record(self, recorder: Recorder, *, ended: bool = False) -> None:
         """Record the accounts as they are now; `ended`: in order, and nothing more is written."""
+        if not ended:
+            self.look()
         popped = self._popped
         written = self._own.pushed
         placed = self._remote.pushed
@@ -217,6 +226,7 @@ class Ledger:
             evicted_seen=held[1],
             evicted_unseen=held[2],
             ended=ended,
+            host_lost=self._host_lost,
         )
 
 
@@ -631,6 +641,7 @@ class Task:
         end. RunDirError at the very end where something is not on disk.
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
+        self.ledger.look()
         self.board.command = Command.STOP
         self.recorder.record_event("stop", self.reason.value, env_steps=self.training.state.env_steps)
         if settle:

@@ -45,7 +45,7 @@ class Account:
 
 def accounts(entry: Mapping[str, Any], table: Floats) -> list[Account]:
     """The accounts of a run. entry: its newest snapshot "ledger"; table: the newest counters of all processes. Those
-    between hosts are exact, and given, once a job has ended in order."""
+    between hosts are exact, and given, once a job has ended in order with all its hosts."""
     state = entry["state"]
     found = [
         Account(
@@ -70,7 +70,7 @@ def accounts(entry: Mapping[str, Any], table: Floats) -> list[Account]:
             "evicted, unseen": entry["evicted_unseen"],
         }
         found.append(Account("steps recorded", state["env_steps"], parts))
-    if entry["ended"] and entry["popped"] is not None:
+    if entry["ended"] and not entry.get("host_lost") and entry["popped"] is not None:
         found += _between_hosts(entry, table)
     return found
 

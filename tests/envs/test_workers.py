@@ -83,7 +83,16 @@ def config(workers: int, count: int = 5, **kwargs: Any) -> EnvConfig:
 
 
 def children() -> list[int]:
-    return [child.pid for child in psutil.Process().children()]
+    """Processes that hold environments; other tests of this process may have left children of theirs."""
+    return [child.pid for child in psutil.Process().children() if child.pid not in EARLIER]
+
+
+EARLIER: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _earlier_children() -> None:
+    EARLIER.update(child.pid for child in psutil.Process().children())
 
 
 def played(env: Any, steps: int = 60) -> list[bytes]:

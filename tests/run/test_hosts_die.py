@@ -169,7 +169,8 @@ def test_a_host_that_is_silent_is_left_out_and_ends_when_it_is_back(tmp_path: Pa
         wait_until(lambda: not gone & set(processes_of(job.run)), "the host has not ended")
         said = job.stop()
     assert "(cluster.host_limit): the job continues without it" in said
-    assert "host 2 was silent for too long (cluster.host_limit): host 2 leaves the job" in said
+    leaves = "host 2 was silent for too long (cluster.host_limit): host 2 leaves the job"
+    assert leaves in said or "I have been reported dead by someone else" in said, said  # MPI may be the first to end it
 
 
 def test_the_death_of_the_root_relay_ends_the_job_saved(tmp_path: Path) -> None:
