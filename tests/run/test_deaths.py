@@ -434,9 +434,18 @@ def test_the_ledger_of_a_run_whose_processes_were_all_killed_balances_once_it_is
     more = settings(f"run.dir={run}", "run.processes=1")
     with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
         wait_for_checkpoint(run, job)
-        wait_until(lambda: steps_after_checkpoint(run) > 0, "nothing was recorded after a checkpoint")
-        for pid in (job.pid, run_status(run).pid):  # the keeper's end would be a reason for the trainer to save
-            os.kill(pid, signal.SIGSTOP)
+        pids = (job.pid, run_status(run).pid)  # the keeper's end would be a reason for the trainer to save
+
+        def stopped_after_a_record() -> bool:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            if steps_after_checkpoint(run) > 0:
+                return True
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            return False
+
+        wait_until(stopped_after_a_record, "nothing was recorded after a checkpoint")
         for pid in (run_status(run).pid, job.pid):
             os.kill(pid, signal.SIGKILL)
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))

@@ -61,7 +61,7 @@ def test_while_a_serial_run_works_off_what_it_owes_figures_and_commands_are_not_
     training = run.task.training
     while training.state.updates == 0:
         run.turn()
-    run.task._next_look = 0.0
+    run.task._next_order = 0.0
     reported: list[int] = []
     training.report = lambda: reported.append(training.state.updates)  # type: ignore[method-assign]
     before = training.state.updates
