@@ -7,9 +7,9 @@ they lie in memory, or msgpack."""
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -83,14 +83,19 @@ class Worker:
         raise error_of(error.kind, error.text) if error.kind else ForeignError(error.text)
 
     def close(self) -> None:
-        """Let it close its environments and end."""
+        """Let it close its environments and end; kill it where that takes too long."""
         self._connection.close()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        while self.pid and not os.waitpid(self.pid, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
+        if not self.pid:
+            return
+        ended = os.pidfd_open(self.pid)
+        try:
+            waiting = select.poll()
+            waiting.register(ended, select.POLLIN)
+            if not waiting.poll(CLOSE_SECONDS * 1000.0):
                 os.kill(self.pid, signal.SIGKILL)
-                deadline = float("inf")
-            time.sleep(0.002)
+        finally:
+            os.close(ended)
+        os.waitpid(self.pid, 0)
         self.pid = 0
 
 

@@ -11,12 +11,11 @@ import torch
 
 @dataclass(slots=True)
 class Gradient:
-    """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps."""
+    """Of one part's loss, a mean over `count` draws, at its parameters after `updates` steps. Its tensors are valid
+    until the part's next gradient."""
 
     part: str
-    vector: (
-        torch.Tensor
-    )  # float32 [n], as `Part.learned` gives it; like all tensors here until the part's next gradient
+    vector: torch.Tensor  # float32 [n], as `Part.learned` gives it
     count: int
     updates: int
     priority: torch.Tensor | None  # [count]

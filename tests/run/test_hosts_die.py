@@ -15,6 +15,7 @@ import pytest
 
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run, attach
+from ddrl.telemetry.ledger import LEDGER
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
@@ -169,6 +170,8 @@ def test_a_host_that_is_silent_is_left_out_and_ends_when_it_is_back(tmp_path: Pa
         wait_until(lambda: not gone & set(processes_of(job.run)), "the host has not ended")
         said = job.stop()
     assert "(cluster.host_limit): the job continues without it" in said
+    with Run(job.run) as run:  # its last counts have not come, so accounts between hosts are not given
+        assert (run.snapshot(LEDGER) or {})["host_lost"]
     leaves = "host 2 was silent for too long (cluster.host_limit): host 2 leaves the job"
     assert leaves in said or "I have been reported dead by someone else" in said, said  # MPI may be the first to end it
 
