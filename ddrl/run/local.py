@@ -6,6 +6,7 @@ process, as tasks of a pool do, which borrow a device for some moves; the keeper
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import uuid
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, plain_line, user_frame
+from ddrl.core.forks import SIGNALS
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
@@ -47,7 +49,7 @@ def run_command(arguments: list[str]) -> int:
 
             preparation = _prepare(command, run_id, path)
             result = Result(run_serial(preparation), directory=str(preparation.directory.now))
-            return conclude(result, "python -m ddrl.run --serial")
+            return _conclude(result, "python -m ddrl.run --serial")
         with Job(run_id, 0) as job:
             job.start_trainer()
             document = run_host(
@@ -55,17 +57,25 @@ def run_command(arguments: list[str]) -> int:
                 lambda probe: _prepare(command, run_id, path, probe),
                 lambda config: Ranks(list(local_ranks(config)), []),
             )
-        return conclude(Result(document, directory=job.directory), "python -m ddrl.run")
+        return _conclude(Result(document, directory=job.directory), "python -m ddrl.run")
     except DdrlError as error:
         complain(error, "--traceback" in arguments)
         return 1
     except KeyboardInterrupt:
-        return conclude(Result(None), "")
+        return _conclude(Result(None), "")
     except (Exception, SystemExit) as error:
         if "--traceback" in arguments or not user_frame(error):
             raise
         complain(DdrlError(describe(error, "this run")), show_traceback=False)
         return 1
+
+
+def _conclude(result: Result, launcher: str) -> int:
+    """`conclude`, and nothing is left that another Ctrl-C could interrupt: it changes neither the words nor the
+    status."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    return conclude(result, launcher)
 
 
 def _prepare(command: Command, run_id: str, path: Path | None, probe: Probe = describe_environment) -> Preparation:

@@ -165,28 +165,30 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
 
     run_id, descriptor, errors, parent = sys.argv[-4:] if words is None else words
     report_stacks(int(errors))
-    with Interrupts() as interrupts:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
-        die_with(int(parent), signal.SIGTERM)
+    try:
+        with Interrupts() as interrupts:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
+            die_with(int(parent), signal.SIGTERM)
 
-        from ddrl.run.processes import JOB, Link, Result
-        from ddrl.run.topology import describe
+            from ddrl.run.processes import JOB, Link, Result
+            from ddrl.run.topology import describe
 
-        link = Link.of(int(descriptor), JOB)
-        try:
+            link = Link.of(int(descriptor), JOB)
             try:
-                result = Result(train(run_id, link, interrupts, equip))
+                try:
+                    result = Result(train(run_id, link, interrupts, equip))
+                except KeyboardInterrupt:
+                    raise
+                except DdrlError as error:
+                    result = Result(None, str(error))
+                except BaseException as error:
+                    result = Result(None, describe(error, "the trainer"))
+                signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.signals)  # it has ended: nothing to interrupt
             except KeyboardInterrupt:
-                raise
-            except DdrlError as error:
-                result = Result(None, str(error))
-            except BaseException as error:
-                result = Result(None, describe(error, "the trainer"))
-            signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.signals)  # training has ended: nothing to interrupt
-        except KeyboardInterrupt:
-            return 130
-        link.send(result)
-        if is_orphan(int(parent)):
+                return 130
+            link.send(result)
+    finally:
+        if is_orphan(int(parent)):  # perhaps before it had begun: nobody else removes what the keeper has made
             unlink_run(run_id)
     return 0 if result.document is not None else 1
 

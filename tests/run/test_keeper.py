@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ddrl.channels.segment import SHM, Segment, segment_name
 from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import EnvError, KeeperError
@@ -237,3 +239,17 @@ def test_an_algorithm_whose_description_fails_is_named_not_the_environment() -> 
     config = load_config(None, [f"learner.algorithm={__name__}:Failing"])
     with pytest.raises(EnvError, match=rf"(?s)^learner\.algorithm = {__name__}:Failing.*KeyError: 'unit'"):
         probe_in_fork(config)
+
+
+def test_a_trainer_whose_keeper_died_before_it_had_begun_removes_what_that_one_had_made() -> None:
+    run_id = uuid.uuid4().hex[:8]
+    segment = Segment.create(segment_name(run_id, 0, "board"), "board", 64)
+    other = Segment.create(segment_name(uuid.uuid4().hex[:8], 0, "board"), "board", 64)
+    try:
+        words = [run_id, "0", "2", str(os.getppid())]  # its parent is this process, not the one named
+        done = subprocess.run([sys.executable, "-m", "ddrl.run.trainer", *words], env=environment(), check=False)
+        assert done.returncode == 1
+        assert {path.name for path in SHM.iterdir()} & {segment.name, other.name} == {other.name}
+    finally:
+        segment.unlink()
+        other.unlink()
