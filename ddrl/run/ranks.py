@@ -163,9 +163,11 @@ class Mail(MpiEnd[Message]):
         self.flush(SHARE, MAX_SLEEP)
 
     def wait_for(self, kind: type[Received], rank: int = 0) -> Received:
-        """The next message of a rank, which is of this kind."""
+        """The next message of a rank, which is of this kind. JobFailed where it has died without one."""
         begun = time.perf_counter()
         while (received := self.take(rank)) is None:
+            if rank in self.dead():
+                raise JobFailed(f"rank {rank} has died before the job had begun: start it again")
             rest(begun, SHARE, MAX_SLEEP)
         message = received[1]
         if not isinstance(message, kind):
@@ -426,9 +428,12 @@ def _result_of_trainer(mail: Mail, work: bytearray, keeper: HostKeeper) -> Resul
 def _agree_all(mail: Mail, work: bytearray, failure: str) -> None:
     """Rank 0's part of `_agree`."""
     others = _with_work(work, *ORDERED)
-    for rank in others:
-        failure = failure or mail.wait_for(Ready, rank).failure
-    mail.tell(Go(not failure), *others)
+    try:
+        for rank in others:
+            failure = failure or mail.wait_for(Ready, rank).failure
+    except JobFailed as error:
+        failure = str(error)
+    mail.tell(Go(not failure), *(rank for rank in others if rank not in mail.dead()))
     if failure:
         raise JobFailed(failure)
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from ddrl.core.errors import JobFailed
 from ddrl.run import ranks, slot
 from tests.run.launch import MPI_ENVIRONMENT, settings
 from tests.sources import environment
@@ -132,3 +133,16 @@ def test_a_copy_with_another_column_or_another_field_speaks_another_protocol(mon
     monkeypatch.undo()
     monkeypatch.setitem(ranks.Ready.__annotations__, "more", "int")
     assert len({mine, other, ranks.protocol()}) == 3
+
+
+@pytest.mark.parametrize("message", [ranks.Ready("no channel"), None])
+def test_a_rank_that_dies_before_the_job_has_begun_is_not_waited_for(message, monkeypatch):
+    """What it had said before is heard."""
+    monkeypatch.setattr(ranks.Mail, "dead", lambda mail: {3})
+    monkeypatch.setattr(ranks.Mail, "take", lambda mail, rank: None if message is None else (rank, message))
+    mail = object.__new__(ranks.Mail)
+    if message is None:
+        with pytest.raises(JobFailed, match="rank 3 has died before the job had begun"):
+            mail.wait_for(ranks.Ready, 3)
+    else:
+        assert mail.wait_for(ranks.Ready, 3) == message
