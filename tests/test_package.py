@@ -135,6 +135,15 @@ def test_no_module_but_the_learner_imports_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_a_relay_imports_nothing_that_only_acts_or_trains():
+    """One a host beside hundreds of processes: 24 MB each."""
+    heavy = ("torch", "onnx", "onnxruntime", "gymnasium", "mpi4py")
+    done = python(
+        "-c", f"import sys, ddrl.run.relay; sys.exit(str([one for one in {heavy} if one in sys.modules]))", cwd=ROOT
+    )
+    assert done.stderr.strip() == "[]"
+
+
 BLOCK = """
 import sys, importlib.abc
 class Missing(importlib.abc.MetaPathFinder):

@@ -9,7 +9,6 @@ state, once the caller knows that the vector was whole. A call repeated with ano
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,16 +22,6 @@ from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, Bytes, Flags, allowed_actions
 
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
-
-
-def forbid_torch(allowed: bool = False) -> None:
-    """Refuse to act in a process that has loaded torch: the machine's memory does not suffice for hundreds of them.
-    `allowed`: rollout.torch, of environments that compute with it."""
-    if "torch" in sys.modules and not allowed:
-        raise NetworkError(
-            "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
-            "environment imports does that (env.id); import it only where it is needed, or --set rollout.torch=true"
-        )
 
 
 class ActingPolicy:

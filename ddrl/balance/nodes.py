@@ -37,9 +37,8 @@ from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, Me
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.keeper import report_stacks
-from ddrl.run.members import START_TIMEOUT
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
-from ddrl.run.topology import HostChannels, Topology, describe, read_failure
+from ddrl.run.topology import START_TIMEOUT, HostChannels, Topology, describe, read_failure
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -8,6 +8,8 @@ import signal
 import sys
 from types import FrameType
 
+from ddrl.core.errors import NetworkError
+
 PR_SET_PDEATHSIG = 1
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
@@ -42,3 +44,13 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
 def is_orphan(parent: int) -> bool:
     """Whether `parent`, which started this process, has ended."""
     return os.getppid() != parent
+
+
+def forbid_torch(allowed: bool = False) -> None:
+    """Refuse to act in a process that has loaded torch: the machine's memory does not suffice for hundreds of them.
+    `allowed`: rollout.torch, of environments that compute with it."""
+    if "torch" in sys.modules and not allowed:
+        raise NetworkError(
+            "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
+            "environment imports does that (env.id); import it only where it is needed, or --set rollout.torch=true"
+        )

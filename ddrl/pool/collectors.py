@@ -30,8 +30,8 @@ from ddrl.pool.prewarm import Corrected, Order, Schedule
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import Child, Keeper, Place
 from ddrl.run.keeper import Ended as ProcessEnded
-from ddrl.run.members import GOING, START_TIMEOUT, exit_status, make_worker, member_seed
-from ddrl.run.topology import HostChannels, describe
+from ddrl.run.members import GOING, exit_status, make_worker, member_seed
+from ddrl.run.topology import START_TIMEOUT, HostChannels, describe
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 # What a trainer and its collectors' starters send to each other, each message one JSON object.

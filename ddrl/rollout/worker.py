@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.acting.choosers import Columns, chooser_class, chooser_settings, epsilon_of
-from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.acting.policy import ActingPolicy
 from ddrl.channels.board import Board, Command, CounterRow
 from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Pin
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError, EnvError
+from ddrl.core.forks import forbid_torch
 from ddrl.core.generators import seed_generators
 from ddrl.core.metrics import Phase
 from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.area import AreaWriter
 from ddrl.channels.board import Command, CounterRow
@@ -23,6 +23,7 @@ from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, ProcessEnded
+from ddrl.core.forks import forbid_torch
 from ddrl.core.generators import generators_kept, seed_generators
 from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.metrics import Phase
@@ -33,9 +34,8 @@ from ddrl.envs.states import load_states, read_states
 from ddrl.rollout.evaluation import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.keeper import ENVIRONMENT_FAILED
-from ddrl.run.topology import HostChannels, describe, report_failure
+from ddrl.run.topology import START_TIMEOUT, HostChannels, describe, report_failure
 
-START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 EVALUATION_SEED = 1_000_003
 CONFIRMATION_TURN = 1 << 30  # no evaluation beside training reaches this turn, so its seeds are its own
 GOING = (Command.RUN, Command.PAUSE)

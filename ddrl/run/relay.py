@@ -12,24 +12,23 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddrl.acting.policy import forbid_torch
 from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import unlink_run
 from ddrl.core.errors import JobFailed
+from ddrl.core.forks import forbid_torch
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.distribution.membership import HostLeftOut, Membership
 from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay
-from ddrl.run.members import START_TIMEOUT
-from ddrl.run.topology import HostChannels, Topology, read_failure, report_failure
-from ddrl.run.training import CollectorStarter
+from ddrl.run.topology import START_TIMEOUT, HostChannels, Topology, read_failure, report_failure
 from ddrl.telemetry import HostSampler
 
 if TYPE_CHECKING:
     from ddrl.run.processes import HostKeeper
+    from ddrl.run.training import CollectorStarter
 
 LOOK_PERIOD = 0.1  # [s]
 

@@ -37,6 +37,7 @@ from ddrl.core.specs import Column, EnvSpec
 from ddrl.distribution.membership import RELAYS, Message
 
 MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones
+START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 LANE_ROWS = 512  # of a lane that is drained all the time
 
 

@@ -10,10 +10,11 @@ import pytest
 from msgspec.structs import replace
 from onnx import TensorProto, helper, numpy_helper
 
-from ddrl.acting.policy import ActingPolicy, forbid_torch
+from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import ConfigError, NetworkError
+from ddrl.core.forks import forbid_torch
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, EnvSpec
 from tests.acting.networks import make_mlp, mlp_values, random_vector
@@ -103,7 +104,7 @@ import sys
 import ddrl.envs, ddrl.evaluate, ddrl.rollout.worker
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import NetworkError
-from ddrl.acting.policy import forbid_torch
+from ddrl.core.forks import forbid_torch
 ddrl.envs.make_vector_env(EnvConfig(), 2).reset(0)
 ddrl.envs.make_vector_env(EnvConfig(id="ALE/Pong-v5"), 1).reset(0)
 heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "onnx", "mpi4py")]

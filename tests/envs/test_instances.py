@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from ddrl.acting.policy import forbid_torch
 from ddrl.core.config import Config, EnvConfig
 from ddrl.core.errors import ConfigError, EnvError, NetworkError
+from ddrl.core.forks import forbid_torch
 from ddrl.core.metrics import columns, info_figure
 from ddrl.core.roles import Assignment, Role
 from ddrl.envs.making import make_vector_env, probe_spec
