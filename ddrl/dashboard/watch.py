@@ -72,15 +72,17 @@ def folder() -> Path:
     return Path(st.session_state.get("folder") or runs_folder()).expanduser().absolute()
 
 
-def listed() -> list[Path]:
-    """The runs of the folder, the newest first."""
-    return find_runs(folder())[:MAX_RUNS]
+def listed() -> dict[str, Path]:
+    """The runs of the folder by name, the newest first."""
+    root = folder()
+    return {name_of(path, root): path for path in find_runs(root)[:MAX_RUNS]}
 
 
-def name_of(path: Path) -> str:
-    """A run's name: its place in the folder, where it may be a task of a pool or an experiment's."""
-    is_inside = path.is_relative_to(folder()) and path != folder()
-    return plain_line(path.relative_to(folder()).as_posix() if is_inside else path.name)
+def name_of(path: Path, root: Path | None = None) -> str:
+    """A run's name: its place in the folder (`root`), where it may be a task of a pool or an experiment's."""
+    root = root or folder()
+    is_inside = root in path.parents
+    return plain_line(path.relative_to(root).as_posix() if is_inside else path.name)
 
 
 def facts_at(path: Path) -> Facts:
@@ -179,9 +181,8 @@ def choose_runs(*, with_curves: bool = False) -> None:
             key="folder",
             help="Absolute, or relative to where the dashboard was started.",
         )
-        paths = listed()
-        names = [name_of(path) for path in paths]
-        by_name = dict(zip(names, paths, strict=True))
+        by_name = listed()
+        names = list(by_name)
         _choose(names)
         st.multiselect(
             "Runs",
@@ -214,8 +215,10 @@ def choose_runs(*, with_curves: bool = False) -> None:
 @st.fragment(run_every=LOOK_PERIOD)
 def _look_for_runs(names: tuple[str, ...], states: tuple[str, ...]) -> None:
     """Redraw the whole page only when a run came, went, began, paused or ended."""
-    now = tuple(map(name_of, listed()))
-    if set(now) != set(names) or tuple(run_status(path).state for path in st.session_state.get("paths", [])) != states:
+    if (
+        listed().keys() != set(names)
+        or tuple(run_status(path).state for path in st.session_state.get("paths", [])) != states
+    ):
         st.rerun()
 
 

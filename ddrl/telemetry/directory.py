@@ -67,7 +67,17 @@ def _parse_settings(path: Path, changed_ns: int, size: int) -> dict[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _parse_block(text: str) -> dict[str, Any]:
-    """One table: runs of one folder have most of theirs in common, and parsing them is what takes time."""
+    """One table. Runs of one folder have most of its lines in common, and parsing them is what takes time."""
+    head, *lines = text.splitlines(keepends=True) or [""]
+    try:
+        lines = [line for line in lines if line.strip()] if head.startswith("[") else []
+        return _joined([_parse_lines(head + line) for line in lines] or [tomllib.loads(text)])
+    except ValueError:  # a value of several lines, a table in a table, a comment
+        return tomllib.loads(text)
+
+
+@lru_cache(maxsize=1 << 15)
+def _parse_lines(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 

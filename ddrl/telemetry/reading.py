@@ -15,6 +15,7 @@ import socket
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +111,8 @@ class Run:
             with self._plainly():
                 (application,) = self._db.execute("PRAGMA application_id").fetchone()
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
-                tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if application == 0 or (application == APPLICATION_ID and "events" not in tables):
+                is_empty = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is None
+            if application == 0 or (application == APPLICATION_ID and is_empty):
                 raise RunDirError(
                     f"{file} is half-written: its run ended before the first record; delete {self.path} or start "
                     "the run again"
@@ -128,8 +129,7 @@ class Run:
                 self.columns: tuple[str, ...] = msgspec.json.decode(meta["columns"], type=tuple[str, ...])
                 stored = [row[1] for row in self._db.execute("PRAGMA table_info(series)")][4:]
                 # An earlier ddrl did not write its series.
-                listed = msgspec.json.decode(meta["series"], type=list[Series]) if "series" in meta else list(SERIES)
-            known = {series.name: series for series in (*SERIES, *listed)}
+                known = _known_series(meta.get("series", "[]"))
             self._stored = frozenset(stored)
             self.about: dict[str, Series] = known | {
                 name: Series(name, "gauge", "", "") for name in stored if name not in known
@@ -344,6 +344,12 @@ class Run:
             raise RunDirError(
                 f"{self.path / FILE_NAME} cannot be read ({error}): it is half-written, damaged, or being deleted"
             ) from None
+
+
+@lru_cache(maxsize=64)  # most runs of a folder have the same
+def _known_series(listed: str) -> dict[str, Series]:
+    """All series of this version, and those of a run's file; not to be changed."""
+    return {series.name: series for series in (*SERIES, *msgspec.json.decode(listed, type=list[Series]))}
 
 
 def _quoted(path: Path) -> str:

@@ -49,11 +49,6 @@ def _sum(values: Floats) -> float:
     return float(reported.sum()) if reported.size else NAN
 
 
-def _mean(values: Floats) -> float:
-    reported = values[~np.isnan(values)]
-    return float(reported.mean()) if reported.size else NAN
-
-
 def _or_zero(values: Floats) -> Floats:
     return np.where(np.isnan(values), 0.0, values)
 
@@ -66,15 +61,15 @@ def _lengthened(table: Floats, rows: int) -> Floats:
 
 
 class _Moment:
-    """A table of counters at one time; sums of its columns are made once each."""
+    """A table of counters at one time; sums and means of its columns are made at once for each role."""
 
     def __init__(self, time: float, seconds: float, table: Floats, column: Mapping[str, int]) -> None:
         self.time = time
         self.seconds = seconds  # into the run, by a clock that nobody sets
         self.table = table
         self._column = column
-        self._sums: dict[tuple[str, Role | None], float] = {}
         self._rows: dict[Role | None, Floats] = {None: table}
+        self._totals: dict[Role | None, tuple[Floats, Floats]] = {}  # sums and means [columns]
 
     def rows(self, role: Role | None) -> Floats:
         if role not in self._rows:
@@ -86,9 +81,19 @@ class _Moment:
         return self.rows(role)[:, self._column[name]]
 
     def sum(self, name: str, role: Role | None) -> float:
-        if (name, role) not in self._sums:
-            self._sums[name, role] = _sum(self.values(name, role))
-        return self._sums[name, role]
+        return float(self._total(role)[0][self._column[name]])
+
+    def mean(self, name: str, role: Role | None) -> float:
+        return float(self._total(role)[1][self._column[name]])
+
+    def _total(self, role: Role | None) -> tuple[Floats, Floats]:
+        if role not in self._totals:
+            rows = self.rows(role)
+            known = rows == rows  # not NaN
+            reported = np.count_nonzero(known, axis=0)
+            sums = np.where(reported, np.add.reduce(rows, axis=0, where=known), NAN)
+            self._totals[role] = sums, sums / np.maximum(reported, 1)
+        return self._totals[role]
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class _Window:
             case "sum":
                 found = self.now.sum(metric.name, across.role)
             case "mean":
-                found = _mean(self.now.values(metric.name, across.role))
+                found = self.now.mean(metric.name, across.role)
             case "rate":
                 found = self.rate(metric.name, across.role)
             case "share":

@@ -16,6 +16,7 @@ NaN ("not reported") is NULL. `ddrl.telemetry.reading` reads the file."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import zlib
@@ -307,7 +308,8 @@ def _set_aside(path: Path) -> Path:
 FILE_NAME = "telemetry.sqlite"
 LEVELS = 12  # 4 ** 11 records a row: more than a year at ten records a second
 MAX_PROCESSES = 1 << 16  # of one record; more are not believed
-FRAME_BUDGET = 64 << 20  # bytes of packed frames kept
+FRAME_BUDGET = 16 << 20  # bytes of packed frames kept: with 300 processes reached within an hour
+FRAME_PERIOD = 0.2  # [s] between two frames, at least; counters of other hosts arrive four times a second
 
 
 def pack_table(table: Floats) -> bytes:
@@ -375,21 +377,30 @@ class Store:
         (last,) = self._db.execute("SELECT max(tick) FROM series WHERE level = 0").fetchone()
         self.next_tick: int = 0 if last is None else last + 1
         (self._frame_bytes,) = self._db.execute("SELECT coalesce(sum(length(data)), 0) FROM frames").fetchone()
+        self._unframed: Record | None = None  # the newest record, where its frame came too soon to be written
+        self._framed_at = -math.inf  # [s] into the run
 
     def record(self, record: Record) -> None:
         """Write one record, and every coarser row that it completes, in one transaction."""
         values = [record.series.get(name) for name in self._names]
-        packed = pack_table(record.table)
         with _Transaction(self._db):
             self._db.execute(self._insert, (record.tick, record.time, record.wall_seconds, *values))
             self._fold(record.tick)
-            self._db.execute(
-                "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?)",
-                (record.tick, record.time, record.wall_seconds, len(record.table), packed),
-            )
-            self._frame_bytes += len(packed)
-            if self._frame_bytes > self._frame_budget:
-                self._thin(record.tick)
+            self._unframed = record
+            if not 0 <= record.wall_seconds - self._framed_at < FRAME_PERIOD:
+                self._frame(record)
+
+    def _frame(self, record: Record) -> None:
+        packed = pack_table(record.table)
+        self._db.execute(
+            "INSERT OR REPLACE INTO frames VALUES (?, ?, ?, ?, ?)",
+            (record.tick, record.time, record.wall_seconds, len(record.table), packed),
+        )
+        self._unframed = None
+        self._framed_at = record.wall_seconds
+        self._frame_bytes += len(packed)
+        if self._frame_bytes > self._frame_budget:
+            self._thin(record.tick)
 
     def _fold(self, tick: int) -> None:
         span = 1
@@ -435,6 +446,8 @@ class Store:
             with suppress(
                 sqlite3.OperationalError
             ):  # on a full disk the log stays beside the file, and is read with it
+                if self._unframed is not None:
+                    self._frame(self._unframed)
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             if os.path.realpath(self.path) == self._opened:

@@ -37,7 +37,7 @@ def write(path: Path, notes: Notes) -> None:
         st.rerun()
 
 
-paths = {watch.name_of(path): path for path in watch.listed()}
+paths = watch.listed()
 facts = {name: watch.facts_at(path) for name, path in paths.items()}
 left, middle, right = st.columns([4, 1, 1], vertical_alignment="bottom")
 kept = watch.table()
