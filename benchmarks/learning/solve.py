@@ -4,16 +4,19 @@ policy judged by further episodes.
     python -m benchmarks.learning.solve cartpole --contenders dqn sb3 --peer sb3=PYTHON --seeds 10
 
 Both sides stop by one rule: 20 episodes, and then 100 further ones, reach the target. On CartPole both are evaluated
-every 1,000 steps. ddrl's time is everything from starting the process to its end: imports, evaluation, confirmation and
-saving included. A peer's is its whole process less its evaluation and confirmation episodes, so ratios err in the
-peer's favor. Runs are
-serial, and so the same for the same seed, but for CartPole's, whose seconds count. Each run is saved as it ends, and a
-run that was saved before with the same settings is kept: the benchmark can be interrupted.
+every 1,000 steps. A peer's seconds, of the wall's clock and of processors, are those of its whole process less its
+evaluation and confirmation episodes. ddrl's seconds are everything from starting the process to its end, evaluation
+included, so that their ratio errs in the peer's favor; its processor seconds are those of all its processes but the
+evaluator, where that is a process of its own (CartPole's, all other runs being serial, and so the same for the same
+seed). Each run is saved as it ends, and a run that was saved before with the same settings is kept: the benchmark can
+be interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -31,7 +34,8 @@ from ddrl.telemetry import Run
 PEERS = Path(__file__).parents[1] / "peers"
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
 KINDS = ("seconds", "processor_seconds")
-COLUMNS = ("seed", "solved", "reached", "confirmed_mean", "env_steps", "seconds", "processor_seconds")
+COLUMNS = ("seed", "solved", "reached", "confirmed_mean", "env_steps", *KINDS, "evaluator_seconds")
+LOOK_PERIOD = 0.05  # [s] between looks at the evaluator: at most so much of its time stays with the run's
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,9 @@ def run_ddrl(
     """Run `task` with `overrides` (settings, or options such as --serial) until its evaluation reaches `target`, then
     judge the saved policy by `episodes` episodes (not timed).
 
-    Returns seconds of the whole process, those of processors that it and its children took, env_steps, updates,
-    whether the target was `reached`, the `confirmed_mean`, the trainer's shares of wall time, and the evaluations."""
+    Returns seconds of the whole process, those of processors that it and its children took, the evaluator's apart,
+    env_steps, updates, whether the target was `reached`, the `confirmed_mean`, the trainer's shares of wall time, and
+    the evaluations."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         command = [sys.executable, "-m", "ddrl.run", task]
@@ -97,11 +102,14 @@ def run_ddrl(
             command += [setting] if setting.startswith("--") else ["--set", setting]
         begin = time.perf_counter()
         processor = _processor_seconds()
-        done = subprocess.run(command, capture_output=True, text=True)
-        seconds = time.perf_counter() - begin
-        processor = _processor_seconds() - processor
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+            evaluator = evaluator_seconds(process)
+            seconds = time.perf_counter() - begin
+            processor = _processor_seconds() - processor
+            errors.seek(0)
+            if process.returncode:
+                sys.exit(f"{' '.join(command)} failed:\n{errors.read()}")
         summary = json.loads((run / "summary.json").read_text())
         judge = [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", str(episodes), "--json"]
         judge += ["--seed", str(CONFIRMING_SEED + seed)]
@@ -110,7 +118,8 @@ def run_ddrl(
     result = {
         "seed": seed,
         "seconds": seconds,
-        "processor_seconds": processor,
+        "processor_seconds": processor - evaluator,
+        "evaluator_seconds": evaluator,
         "reached": "target_return" in summary["reason"],
         "confirmed_mean": json.loads(judged.stdout)["mean"],
     }
@@ -140,6 +149,22 @@ def _evaluations(run: Path) -> list[dict[str, float]]:
         return [
             dict(zip(names, map(float, row), strict=True)) for row in zip(*(table[name] for name in names), strict=True)
         ]
+
+
+def evaluator_seconds(process: subprocess.Popen[Any]) -> float:
+    """Wait for a run's end; the seconds of processors that its evaluator took, 0 where none was a process of its own."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    ticks: dict[str, int] = {}
+    while True:
+        with contextlib.suppress(OSError):  # a process that ends meanwhile
+            for child in children.read_text().split():
+                name, fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)
+                if "evaluato" in name:  # names of processes are cut
+                    user, kernel = fields.split()[11:13]
+                    ticks[child] = int(user) + int(kernel)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_PERIOD)
+            return sum(ticks.values()) / os.sysconf("SC_CLK_TCK")
 
 
 def _processor_seconds() -> float:

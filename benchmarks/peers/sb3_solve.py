@@ -194,6 +194,7 @@ confirmed = play(model, 100, 77_777 + seed)
 print(
     json.dumps(
         {
+            "versions": {name: importlib.import_module(name).__version__ for name in (PACKAGE, "torch", "gymnasium")},
             "reached": callback.solved,
             "env_steps": model.num_timesteps,
             "evaluation_seconds": callback.seconds[0],
