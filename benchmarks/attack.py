@@ -2,8 +2,7 @@
 
 Each run is met by a random signal to a random one of its processes at a random moment. Does anything hang, stay, or say
 too much? A run's processes are found by a variable of their environment, wherever they
-went. Further parts (--part) attack files and requests: `benchmarks/hostile.py`. The exit status is 1 where anything
-went wrong."""
+went. The exit status is 1 where anything went wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +22,6 @@ from typing import Any
 
 import psutil
 
-from benchmarks import hostile
 from benchmarks.harness import arguments, mpi_environment, mpirun, save
 from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
@@ -246,27 +244,15 @@ def _of(run: Path, segment: str) -> bool:
 def main() -> int:
     """Attack, print and save; 1 where anything went wrong."""
     parser = arguments("attack_signals", (__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", nargs="+", choices=("signals", *hostile.PARTS), default=["signals"])
-    parser.add_argument(
-        "--count", type=int, help="how many (300 signals, 200 folders, 2000 damages, 100000 requests; --short: a few)"
-    )
-    parser.add_argument("--seconds", type=float, default=1e9, help="end signals after so long")
+    parser.add_argument("--count", type=int, help="how many (300; --short: 2)")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after so long")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    figures: dict[str, Any] = {}
-    wrong = False
-    if "signals" in options.part:
-        count = options.count or (2 if options.short else 300)
-        found = figures["signals"] = signals(count, options.seed, options.seconds)
-        print({key: value for key, value in found.items() if key not in ("troubles", "by_kind")}, flush=True)
-        wrong = bool(found["troubles"] or found["segments_left"])
-    if others := [part for part in options.part if part != "signals"]:
-        figures |= hostile.attack(others, options.count, options.seed, short=options.short)
-        wrong |= any(figures[part]["failures"] for part in others)
-        if options.json == parser.get_default("json"):
-            options.json = options.json.with_name("attack_hostile.json")
-    save(options.json, figures)
-    return int(wrong)
+    count = options.count or (2 if options.short else 300)
+    found = signals(count, options.seed, options.seconds)
+    print({key: value for key, value in found.items() if key not in ("troubles", "by_kind")}, flush=True)
+    save(options.json, {"signals": found})
+    return int(bool(found["troubles"] or found["segments_left"]))
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def _evaluations(run: Path) -> list[dict[str, float]]:
 
 
 def evaluator_seconds(process: subprocess.Popen[Any]) -> float:
-    """Wait for a run's end; the seconds of processors that its evaluator took, 0 where none was a process of its own."""
+    """Wait for a run's end; the seconds of processors that its evaluator took, 0 where it was no process of its own."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     ticks: dict[str, int] = {}
     while True:

@@ -1,5 +1,5 @@
-"""Every program of benchmarks/, and tests.mutations, runs in its smallest form, ends, and writes its figures
-(`pytest -m long`)."""
+"""Every program of benchmarks/, tests.hostile and tests.mutations run in their smallest forms, end, and write their
+figures (`pytest -m long`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from tests.sources import ROOT, environment
 
 USES_HARNESS = re.compile(r"^    (?:parser|options) = (?:harness\.)?arguments\(", re.MULTILINE)  # --short and --json
+OF_TESTS = ("hostile.py", "mutations/__main__.py")
 TIMEOUT = 1200  # [s]; the smallest forms take at most about a minute each on two quiet cores
 
 # What programs are asked for beside --short and --json, one run each; the others need nothing.
 FORMS = {
-    "benchmarks.attack": ["", "--part folders damages requests"],
     "benchmarks.distribution": ["schemes", "scale", "tuned"],
     "benchmarks.learning.device": ["--device cpu --part publish"],
     "benchmarks.learning.solve": ["cartpole"],
@@ -38,7 +38,7 @@ PLAIN = {
 
 def programs() -> list[str]:
     """Modules whose command line is the harness's."""
-    files = sorted([*(ROOT / "benchmarks").rglob("*.py"), ROOT / "tests" / "mutations" / "__main__.py"])
+    files = sorted([*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests" / name for name in OF_TESTS)])
     paths = [path.relative_to(ROOT) for path in files if USES_HARNESS.search(path.read_text())]
     names = [".".join(path.with_suffix("").parts) for path in paths]
     return [name.removesuffix(".__main__") for name in names]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,40 @@ def test_a_peer_is_given_the_seed_and_the_target_that_ddrl_has(monkeypatch) -> N
     case = solve.CASES["cartpole"]
     solve.run_contender(case, "cartpole", "sb3_two_threads", 7, [], {"sb3_two_threads": "python"})
     assert given[0][-4:] == ["7", "cartpole", str(case.target), "2"]
+
+
+BURNS = """
+import ctypes, sys, time
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode())  # PR_SET_NAME
+while time.process_time() < 0.3: pass
+print("burnt", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_evaluator_s_processor_time_is_told_from_that_of_other_processes() -> None:
+    names = ("ddrl 1 evaluator", "ddrl 2 rollout")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    children = [subprocess.Popen([sys.executable, "-c", BURNS, name], **pipes) for name in names]
+
+    class Run:
+        """Ends after a second look, which comes once the children have computed."""
+
+        pid = os.getpid()
+        looks = 0
+
+        def wait(self, timeout: float) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                assert [child.stdout.readline() for child in children] == [b"burnt\n"] * 2
+                raise subprocess.TimeoutExpired("run", timeout)
+
+    seconds = solve.evaluator_seconds(Run())
+    stats = [Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split() for child in children]
+    used = [int(fields[11]) + int(fields[12]) for fields in stats]
+    for child in children:
+        child.communicate()
+    assert 0.25 < seconds < sum(used) / os.sysconf("SC_CLK_TCK") - 0.25
 
 
 def test_runs_of_the_same_settings_are_kept_and_others_are_made_again(made, monkeypatch, tmp_path) -> None:

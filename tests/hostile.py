@@ -1,4 +1,4 @@
-"""What a stranger gives to ddrl: the parts folders, damages and requests of `python -m benchmarks.attack`.
+"""What a stranger gives to ddrl: `python -m tests.hostile --part folders damages requests`. Long; --short is a minute.
 
 folders   copies of a small run in which a giver planted something (names of code, files of other kinds, odd JSON,
           escapes, SQL) are given to every command that reads a run, without consent
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import ROOT, arguments, save
 
 LONGEST = 60.0  # [s] of a command, which then hangs
 MOST_SECONDS = 10.0  # of processor time
@@ -613,17 +613,23 @@ def requests(place: Place, count: int, seed: int) -> dict[str, Any]:
 PARTS = {"folders": (folders, 200, 2), "damages": (damages, 2000, 5), "requests": (requests, 100_000, 200)}
 
 
-def attack(parts: list[str], count: int | None, seed: int, *, short: bool) -> dict[str, Any]:
-    """The figures of some of PARTS; `count`: of each, None: as many as there stand, the last number with `short`."""
+def main() -> int:
+    """Attack, print and save; 1 where anything went wrong."""
+    parser = arguments("attack_hostile", (__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--count", type=int, help="of each (200 folders, 2000 damages, 100000 requests; --short: few)")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         place = Place(Path(folder))
         _warm()
-        for part in parts:
+        for part in options.part:
             function, whole, few = PARTS[part]
-            figures[part] = function(place, count or (few if short else whole), seed)
+            figures[part] = function(place, options.count or (few if options.short else whole), options.seed)
             print({key: value for key, value in figures[part].items() if key != "which"}, flush=True)
-    return figures
+    save(options.json, figures)
+    return int(any(part["failures"] for part in figures.values()))
 
 
 def _warm() -> None:
@@ -635,3 +641,7 @@ def _warm() -> None:
     import ddrl.telemetry  # noqa: F401
 
     torch.set_num_threads(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
