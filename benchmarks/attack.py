@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +159,7 @@ def trouble(run: Path, mark: str, process: subprocess.Popen[bytes], number: sign
 
 
 @contextlib.contextmanager
-def until_interrupted() -> Iterator[None]:
+def until_interrupted() -> Generator[None]:
     """Ctrl-C ends a campaign, which then tells what it has found; the runs that it has started are killed."""
     try:
         yield

@@ -22,7 +22,7 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 
@@ -64,16 +64,21 @@ def render(template: str, page: Path, *, history: bool = False) -> str:
         autoescape=False,
         finalize=marked,
     )
-    environment.filters |= {"f": decimals, "n": grouped, "median": median, "span": span, "starting": starting}
-    environment.globals |= {
-        "results": results,
-        "given": str,
-        "link": lambda name, words="": link(name, page, words),
-        "when": lambda name: link(name, page, when(name, history)),
-        "made": lambda name, command="": made(name, page, command, history),
-    }
+    filters = {"f": decimals, "n": grouped, "median": median, "span": span, "starting": starting}
+    cast(dict[str, Any], environment.filters).update(filters)
+
+    def linked(name: str, words: str = "") -> str:
+        return link(name, page, words)
+
+    def dated(name: str) -> str:
+        return link(name, page, when(name, history))
+
+    def measured(name: str, command: str = "") -> str:
+        return made(name, page, command, history)
+
+    names = {"results": results, "given": str, "link": linked, "when": dated, "made": measured}
     try:
-        text = environment.from_string(template).render()
+        text = environment.from_string(template, globals=names).render()
     except jinja2.TemplateError as error:
         raise FigureError(f"{page}: {error}") from None
     for row in text.splitlines():
@@ -157,13 +162,13 @@ def span(values: Mapping[str, float] | Sequence[float], places: int = 0) -> str:
 
 def decimals(value: Any, places: int = 0) -> str:
     """A number, or the median of a saved `Timing`, with so many decimals."""
-    number = float(median(value) if isinstance(value, Mapping) else value)
+    number = float(median(cast(Mapping[str, float], value)) if isinstance(value, Mapping) else value)
     return f"{number:.{places}f}"
 
 
 def grouped(value: Any, to: int = 1) -> str:
     """A whole number, or the median of a saved `Timing`, with commas, rounded to a multiple of `to`."""
-    return f"{round((median(value) if isinstance(value, Mapping) else value) / to) * to:,}"
+    return f"{round((median(cast(Mapping[str, float], value)) if isinstance(value, Mapping) else value) / to) * to:,}"
 
 
 def starting(rows: Sequence[Mapping[str, Any]], name: str, words: str) -> Mapping[str, Any] | None:
@@ -208,12 +213,9 @@ def held(names: Sequence[str]) -> list[float]:
 
 
 def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _numbers(name)
-            yield from _numbers(item)
-    elif isinstance(value, list):
-        for item in value:
+    if isinstance(value, Mapping | list):
+        mapping = cast(Mapping[str, Any], value if isinstance(value, Mapping) else {})
+        for item in (*mapping, *mapping.values(), *(cast(list[Any], value) if isinstance(value, list) else ())):
             yield from _numbers(item)
     elif isinstance(value, str):
         yield from map(float, re.findall(r"\d+(?:\.\d+)?", value))

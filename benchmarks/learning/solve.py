@@ -190,7 +190,7 @@ def run_contender(
 
 def saved(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The runs in a file of this benchmark, by contender."""
-    figures = json.loads(path.read_text()) if path.exists() else {}
+    figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return {name: runs for name, runs in figures.items() if isinstance(runs, list)}
 
 
@@ -218,7 +218,7 @@ def show(runs: dict[str, list[dict[str, Any]]], first: str) -> dict[str, dict[st
 
 def main() -> None:
     """Run what is asked for and print all that is saved."""
-    parser = arguments("solve_CASE", __doc__.splitlines()[0])
+    parser = arguments("solve_CASE", (__doc__ or "").splitlines()[0])
     parser.add_argument("case", choices=CASES, help="what is learned")
     parser.add_argument("--contenders", nargs="*", metavar="NAME", help="algorithms and peers (the first algorithm)")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="a peer's interpreter")

@@ -1,3 +1,4 @@
+# type: ignore (the imports are those of the peer's own interpreter)
 """Stable-Baselines3 and sb3-contrib on a task, with the settings of RL Baselines3 Zoo; prints one JSON line. Run by the
 peer's own interpreter: `python sb3_solve.py SEED TASK TARGET THREADS`, TASK being a name of TASKS.
 

@@ -1,0 +1,185 @@
+"""The instruments of benchmarks on inputs whose answer is known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.admix import __main__ as admix
+from benchmarks.admix import trained
+from benchmarks.harness import Timing, interleave, ratios
+from benchmarks.pool.bounds import repairman_share
+from ddrl.admix.load import Generator
+
+
+def test_cases_take_turns_and_each_is_timed_by_itself_without_the_warm_up() -> None:
+    order: list[str] = []
+    now = [0.0]
+    takes = {"a": iter([9.0, 1.0, 2.0]), "b": iter([9.0, 10.0, 20.0])}
+
+    def case(name: str) -> None:
+        order.append(name)
+        now[0] += next(takes[name])
+
+    seconds = interleave({"a": lambda: case("a"), "b": lambda: case("b")}, rounds=2, warmup=1, clock=lambda: now[0])
+    assert order == ["a", "b"] * 3
+    assert seconds == {"a": [1.0, 2.0], "b": [10.0, 20.0]}
+
+
+def test_a_ratio_is_the_first_over_the_second_pair_by_pair_with_its_extremes() -> None:
+    assert ratios([2.0, 30.0, 3.0], [1.0, 10.0, 2.0]) == Timing(2.0, 1.5, 3.0, 3)  # of the medians: 1.5
+    assert str(Timing.of([3.0, 1.0, 2.0, 10.0])) == "2.5 (1 to 10)"
+    with pytest.raises(ValueError, match="shorter"):
+        ratios([1.0, 2.0], [1.0])
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Answers one request after the other, each after SECONDS."""
+
+    SECONDS = 0.03
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        time.sleep(self.SECONDS)
+        body = json.dumps({"request_id": request["request_id"], "version": "1"}).encode()
+        self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def slow() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Slow)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_it_was_sent(slow: str) -> None:
+    requests = 20
+    generator = Generator(slow, [b'{"request_id":0,"ad":[]}'], connections=1)
+    result = asyncio.run(generator.run(requests, None, rate=1e6))  # all are due at once
+    late = [number * Slow.SECONDS for number in range(1, requests + 1)]
+    assert result.answered == requests
+    assert all(found > 0.9 * at for found, at in zip(sorted(result.latencies), late, strict=True))
+
+
+def test_the_busy_share_of_exponential_rounds_is_that_of_the_textbook() -> None:
+    assert repairman_share(1, 1, 0.2) == pytest.approx(0.2)
+    assert repairman_share(3, 3, 0.2) == pytest.approx(0.2)  # a device each: nobody waits
+    assert repairman_share(2, 1, 0.5) == pytest.approx(0.8)  # weights 1, 2, 2
+    assert repairman_share(50, 1, 0.5) == pytest.approx(1.0)
+
+
+def test_the_limit_of_replay_does_the_whole_work_of_a_draw() -> None:
+    from benchmarks.replay.limit import Limit  # compiles it on first use
+
+    limit = Limit(64, (3,), "float32")
+    limit.state[:] = np.arange(len(limit.state), dtype=np.float32)[:, None]
+    limit.action[:] = np.arange(len(limit.action))
+    limit.reward[:] = np.arange(len(limit.reward)) / 2
+    draw = limit.transitions(8)
+    (kept,) = draw.__defaults__ or ()
+    state, action, reward, following, indices = kept
+    for turn in range(2):
+        draw()
+        records = indices[turn]
+        assert len(set(records.tolist())) > 1
+        np.testing.assert_array_equal(state.view(np.float32)[:, 0, 0], records)
+        np.testing.assert_array_equal(following.view(np.float32)[:, 0, 0], records + 1)
+        np.testing.assert_array_equal(action[:, 0], records)
+        np.testing.assert_array_equal(reward[:, 0], records / 2)
+
+
+@dataclass(frozen=True)
+class NoSettings:
+    """Of a rule."""
+
+
+class Days:
+    """What a rule is played on: remembers on which days, with which delay of what it is told."""
+
+    def __init__(self, first: int, count: int, played: list[Any]) -> None:
+        self.days = range(first, first + count)
+        self.optima = [SimpleNamespace(gap=0.0)]
+        self._played = played
+
+    def play(self, rule: Any, settings: Any, delay: float, own_counts: bool, period: int) -> list[float]:
+        self._played.append((rule, self.days, delay, own_counts, period))
+        return [0.5] * len(self.days)
+
+    def normalised(self, outcome: list[float]) -> np.ndarray:
+        return np.array(outcome)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Plays and tunings in order: (rule, days, delay, own counts, period)."""
+    made: list[Any] = []
+
+    def tune(rule: Any, case: Days, delay: float, own_counts: bool, period: int) -> NoSettings:
+        case.play(f"tuned {rule}", NoSettings(), delay, own_counts, period)
+        return NoSettings()
+
+    for module in (admix, trained):
+        monkeypatch.setattr(module, "cases", lambda config, first, count: [Days(first, count, made)])
+        monkeypatch.setattr(module, "tune", tune)
+    monkeypatch.setattr(admix, "load", lambda name: name)
+    monkeypatch.setattr(admix, "save", lambda *_: None)
+    return made
+
+
+def test_rules_of_ad_mixing_are_tuned_on_other_days_than_reported_and_told_as_late(played, tmp_path) -> None:
+    setup = admix.Setup(days=20, tuning_days=5, period=3, own_counts=True)
+    admix.run_cells("grid", True, setup, ["pid"], "", {}, tmp_path / "admix.json")
+    (_, tuned, *told), (_, reported, *told_reported) = played
+    assert (len(tuned), len(reported)) == (5, 20)
+    assert not set(tuned) & set(reported)
+    assert told == told_reported
+
+
+def test_a_trained_policy_is_told_as_late_as_the_rules_beside_it_and_plays_their_days(
+    played, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policy.safetensors").touch()
+    monkeypatch.setattr(trained, "train", lambda *_: (tmp_path, 1.0))
+    monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.admix.trained")
+    monkeypatch.setattr("sys.argv", ["trained", "--days", "6", "--json", str(tmp_path / "grid.json")])
+    trained.main()
+    tuned = [play for play in played if str(play[0]).startswith("tuned")]
+    reported = [play for play in played if play not in tuned]
+    assert {days for _, days, *_ in reported} == {range(6)}
+    assert not {day for _, days, *_ in tuned for day in days} & set(range(6))
+    cells = len(list(trained.cells(forecast=False)))
+    place = len(reported) // cells
+    for cell in range(cells):
+        own = reported[cell * place : (cell + 1) * place]
+        assert trained.Learned in [rule for rule, *_ in own]
+        assert len({delay for _, _, delay, *_ in own}) == 1
+    figures = json.loads((tmp_path / "grid.json").read_text())
+    assert {cell["over_best"] for cell in figures["cells"].values()} == {0.0}
+
+
+def test_a_policy_is_compared_with_the_best_rule_that_does_not_know_the_future() -> None:
+    scores = {"good": [0.9, 0.8], "bad": [0.1, 0.2], trained.ORACLE: [1.0, 1.0]}
+    row = trained.compare(scores, [[0.95, 0.8], [0.95, 0.9]], [0.9, 0.9])
+    assert row["best_baseline"] == "good"
+    assert row["over_best"] == pytest.approx(0.05)
+    assert row["over_prior"] == pytest.approx(0.0)
+    assert row["learned"] == pytest.approx(0.9)
+    assert row["over_best_worst_seed_bound"] < 0.025
