@@ -7,7 +7,7 @@ by their present values. Nothing is pickled. What cannot be written so (computed
 replaced) is refused by name, and a fresh process imports the files and compares their code with the living one before
 a run starts.
 
-    python -m ddrl.cells PACKAGE ROLE:NAME ...      what that fresh process runs: prints digests of the code as JSON
+    python -m ddrl.cells PACKAGE ROLE:NAME ...      what that fresh process runs: prints the code of these as JSON
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import __future__
 import ast
 import builtins
 import dis
-import hashlib
 import json
 import secrets
 import subprocess
@@ -64,14 +63,16 @@ def write_cells(roles: Mapping[str, Any], run: Path) -> dict[str, str]:
     files = {setting: cells.file_of(setting, value) for setting, value in roles.items()}
     folder.mkdir(parents=True)
     names: dict[str, str] = {}
-    for setting, value in roles.items():
-        role = "env" if setting == "env.id" else setting.rpartition(".")[2]
+    living: dict[str, Any] = {}
+    for setting, file in files.items():
+        role = setting.removesuffix(".id").rpartition(".")[2]
         if (folder / f"{role}.py").exists():  # of another section
             role = setting.replace(".", "_")
-        files[setting].write(folder / f"{role}.py")
-        names[setting] = f"{package}.{role}:{value.__name__}"
+        file.write(folder / f"{role}.py")
+        names[setting] = f"{package}.{role}:{file.name}"
+        living |= {f"{role}:{name}": value for name, value in file.defined.items()}
     mount_cells(run, names.values())
-    _check(package, {name.partition(".")[2]: files[setting].defined for setting, name in names.items()})
+    _check(package, ", ".join(name.partition(".")[2] for name in names.values()), living)
     return names
 
 
@@ -79,7 +80,8 @@ def write_cells(roles: Mapping[str, Any], run: Path) -> dict[str, str]:
 class CellFile:
     """The text of one role's module."""
 
-    doc: str
+    name: str  # of what it is written for
+    names: set[str] = field(default_factory=set[str])  # that it has, or is about to have
     imports: dict[str, None] = field(default_factory=dict[str, None])  # lines, in order
     constants: dict[str, str] = field(default_factory=dict[str, str])  # expression by name
     arrays: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -98,7 +100,8 @@ class CellFile:
         if self.arrays:
             imports += ["from pathlib import Path as _Path", "import numpy as _np"]
         imports.sort(key=lambda line: not line.startswith("from __future__"))
-        parts = [f'"""{self.doc}"""', "\n".join(imports), "\n".join(lines), *self.definitions]
+        doc = f'"""{self.name} of a notebook or script, as it was when the run was started."""'
+        parts = [doc, "\n".join(imports), "\n".join(lines), *self.definitions]
         write_atomically(path, ("\n\n".join(part for part in parts if part) + "\n").encode())
 
 
@@ -109,7 +112,6 @@ class Cells:
         self._namespace = namespace
         self._definitions: dict[str, str] = {}  # the newest source by name
         self._imports: dict[str, list[tuple[str, str, str]]] = {}  # by name: (line, module, attribute or "")
-        self._future: dict[str, None] = {}
         for source in sources:
             try:
                 tree = ast.parse(source)
@@ -123,19 +125,17 @@ class Cells:
             first = min([statement.lineno, *(decorator.lineno for decorator in statement.decorator_list)])
             lines = source.splitlines()[first - 1 : statement.end_lineno]
             self._definitions[statement.name] = "\n".join(lines)
-        elif isinstance(statement, ast.Import):
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
             for alias in statement.names:
-                line = ast.unparse(ast.Import([alias]))
-                bound = alias.asname or alias.name.partition(".")[0]
-                self._imports.setdefault(bound, []).append((line, alias.name if alias.asname else bound, ""))
-        elif isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                line = ast.unparse(ast.ImportFrom(statement.module, [alias], statement.level))
-                if statement.module == "__future__":
-                    self._future[line] = None
+                if isinstance(statement, ast.Import):
+                    first = alias.name.partition(".")[0]
+                    line = ast.unparse(ast.Import([alias]))
+                    place = (line, alias.name if alias.asname else first, "")
                 else:
+                    first = alias.name
+                    line = ast.unparse(ast.ImportFrom(statement.module, [alias], statement.level))
                     place = (line, statement.module or "", alias.name)
-                    self._imports.setdefault(alias.asname or alias.name, []).append(place)
+                self._imports.setdefault(alias.asname or first, []).append(place)
 
     def file_of(self, setting: str, value: Any) -> CellFile:
         """The module of a role; ConfigError where part of it cannot be written."""
@@ -143,20 +143,21 @@ class Cells:
             raise ConfigError(
                 f"{setting} is a {type(value).__name__}: give the class, or a function that makes one, not what it made"
             )
-        made = CellFile(f"{value.__name__} of a notebook or script, as it was when the run was started.")
-        made.imports |= self._future
-        self._add(value.__name__, value, setting, made, set())
+        made = CellFile(value.__name__)
+        executed = [place for places in self._imports.values() for place in places]
+        made.imports |= {line: None for line, module, _ in executed if module == "__future__"}
+        self._add(value.__name__, value, setting, made)
         return made
 
-    def _add(self, name: str, value: Any, user: str, made: CellFile, seen: set[str]) -> None:
+    def _add(self, name: str, value: Any, user: str, made: CellFile) -> None:
         """Let the module have `name`, which `user` needs."""
-        if name in seen:
+        if name in made.names:
             return
-        seen.add(name)
+        made.names.add(name)
         if self._import(name, value, made):
             return
         if isinstance(value, type | FunctionType) and value.__module__ == self._namespace["__name__"]:
-            self._define(name, value, user, made, seen)
+            self._define(name, value, user, made)
         elif (literal := _literal(value)) is not None:
             made.constants[name] = literal
         elif isinstance(value, np.ndarray) and not cast(NDArray[Any], value).dtype.hasobject:
@@ -189,7 +190,7 @@ class Cells:
                 return True
         return False
 
-    def _define(self, name: str, value: Any, user: str, made: CellFile, seen: set[str]) -> None:
+    def _define(self, name: str, value: Any, user: str, made: CellFile) -> None:
         source = self._definitions.get(value.__name__)
         if source is None or self._namespace.get(value.__name__) is not value:
             raise ConfigError(
@@ -197,7 +198,7 @@ class Cells:
                 "where no source is kept, or defined anew since): write it with def or class, and run its cell again"
             )
         if value.__name__ != name:
-            self._add(value.__name__, value, user, made, seen)
+            self._add(value.__name__, value, user, made)
             made.definitions.append(f"{name} = {value.__name__}")
             return
         for base in getattr(value, "__bases__", ()):
@@ -206,20 +207,20 @@ class Cells:
                 raise ConfigError(
                     f"{name} has a base {base.__name__} that was defined anew: run the cell of {name} again"
                 )
-        at_once, later = _names(source)
-        for needed in at_once:
-            self._need(needed, name, made, seen)
+        used = list(_names(symtable.symtable(source, "<cell>", "exec"), True))
+        for needed, now in used:
+            if now:
+                self._need(needed, name, made)
         made.definitions.append(source)
         made.defined[name] = value
-        for needed in later:
-            self._need(needed, name, made, seen)
+        for needed, _ in used:
+            self._need(needed, name, made)
 
-    def _need(self, needed: str, user: str, made: CellFile, seen: set[str]) -> None:
-        if needed in self._namespace and not (needed.startswith("__") or self._is_builtin(needed)):
-            self._add(needed, self._namespace[needed], user, made, seen)
-
-    def _is_builtin(self, name: str) -> bool:
-        return getattr(builtins, name, self) is self._namespace[name]
+    def _need(self, needed: str, user: str, made: CellFile) -> None:
+        builtin = getattr(builtins, needed, self)
+        value = self._namespace.get(needed, builtin)
+        if value is not builtin and not needed.startswith("__"):
+            self._add(needed, value, user, made)
 
 
 def plain(value: Any) -> Any:
@@ -239,47 +240,43 @@ def _literal(value: Any) -> str | None:
         return repr(value)
     if kind not in (tuple, list, set, frozenset, dict):
         return None
-    keys = list(map(_literal, value))
-    if kind in (set, frozenset) and None not in keys:
-        keys.sort(key=str)  # the same in every process
-    items = list(map(_literal, value.values())) if kind is dict else keys
-    if None in keys or None in items:
-        return None
+    items = list(map(_literal, value))
     if kind is dict:
-        return "{" + ", ".join(f"{key}: {item}" for key, item in zip(keys, items, strict=True)) + "}"
+        values = list(map(_literal, value.values()))
+        items = [key and item and f"{key}: {item}" for key, item in zip(items, values, strict=True)]
+    if None in items:
+        return None
+    if kind in (set, frozenset):
+        items.sort(key=str)  # the same in every process
     inside = ", ".join(map(str, items))
     if kind is list:
         return f"[{inside}]"
+    if kind is dict:
+        return f"{{{inside}}}"
     return f"({inside},)" if kind is tuple and items else f"{kind.__name__}([{inside}])"
 
 
-def _names(source: str) -> tuple[list[str], list[str]]:
-    """The global names that a definition uses: when it is executed (bases, decorators, defaults, annotations, bodies of
-    classes), and later (bodies of functions)."""
-    at_once: dict[str, None] = {}
-    later: dict[str, None] = {}
-
-    def visit(table: symtable.SymbolTable, now: bool) -> None:
-        now = now and table.get_type() != "function"
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-                (at_once if now else later)[symbol.get_name()] = None
-        for child in table.get_children():
-            visit(child, now)
-
-    visit(symtable.symtable(source, "<cell>", "exec"), True)
-    return list(at_once), [name for name in later if name not in at_once]
+def _names(table: symtable.SymbolTable, now: bool) -> Iterator[tuple[str, bool]]:
+    """The global names that a definition uses, and whether already when it is executed (in bases, decorators, defaults,
+    annotations, bodies of classes) or later (in bodies of functions)."""
+    now = now and table.get_type() != "function"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+            yield symbol.get_name(), now
+    for child in table.get_children():
+        yield from _names(child, now)
 
 
 # -- the check in a fresh process --------------------------------------------------------------------------------------
 
 
-def digests(name: str, value: Any) -> dict[str, str]:
-    """Of the code and the plain defaults of a function, or of a class's methods and its plain attributes, by name."""
+def code_texts(definitions: Mapping[str, Any]) -> dict[str, str]:
+    """The code and the plain defaults of functions, and of classes' methods, and classes' plain attributes, by name."""
     texts: dict[str, str] = {}
-    for path, text in _parts(name, value):
-        texts[path] = f"{texts.get(path, '')} {text}"
-    return {path: hashlib.blake2b(text.encode(), digest_size=8).hexdigest() for path, text in texts.items()}
+    for name, value in definitions.items():
+        for path, text in _parts(name, value):
+            texts[path] = f"{texts.get(path, '')} {text}"
+    return texts
 
 
 def _parts(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -327,51 +324,42 @@ def _constant(value: Any) -> str:
     return repr(sorted(map(repr, cast("frozenset[Any]", value)))) if isinstance(value, frozenset) else repr(value)
 
 
-def _check(package: str, roles: Mapping[str, Mapping[str, Any]]) -> None:
+def _check(package: str, names: str, living: Mapping[str, Any]) -> None:
     """Import the files in a fresh process; ConfigError where that fails or gives other code than lives here.
 
-    `roles`: the definitions of each by their names."""
-    command = [sys.executable, "-m", "ddrl.cells", package, *roles]
+    `living`: the definitions by role:name; `names`: what the files were written for."""
+    command = [sys.executable, "-m", "ddrl.cells", package, *living]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"{', '.join(roles)} cannot be imported by itself within {CHECK_SECONDS:g} s: do what takes long inside "
-            "the class"
+            f"{names} cannot be imported by itself within {CHECK_SECONDS:g} s: do what takes long inside the class"
         ) from None
-    lines = done.stderr.strip().splitlines()
     if done.returncode:
-        said = lines[-1] if lines else f"exit status {done.returncode}"
-        raise ConfigError(f"{', '.join(roles)} cannot be imported by itself: {said}")
-    found: dict[str, dict[str, dict[str, str]]] = json.loads(done.stdout.splitlines()[-1])
-    for role, defined in roles.items():
-        for definition, value in defined.items():
-            here = digests(definition, value)
-            there = found[role].get(definition, {})
-            for name in [*here, *there]:
-                if here.get(name) != there.get(name):
-                    raise ConfigError(
-                        f"{name} is not what its cell says (it was replaced, or what it is made from has changed): "
-                        f"run the cell of {definition} again, with everything inside it"
-                    )
+        said = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
+        raise ConfigError(f"{names} cannot be imported by itself: {said}")
+    here = code_texts(living)
+    there = json.loads(done.stdout.splitlines()[-1])
+    for place in [*here, *there]:
+        if here.get(place) != there.get(place):
+            name = place.partition(":")[2]
+            raise ConfigError(
+                f"{name} is not what its cell says (it was replaced, or what it is made from has changed): "
+                f"run the cell of {name.partition('.')[0]} again, with everything inside it"
+            )
 
 
 def main(arguments: Sequence[str]) -> int:
     """See the module."""
-    package, *roles = arguments
+    package, *names = arguments
     found: dict[str, Any] = {}
-    for role in roles:
-        code = code_name(f"{package}.{role}")
-        assert code is not None, role
-        module = import_code(code.module)
-        found[role] = {
-            name: digests(name, one)
-            for name, one in vars(module).items()
-            if getattr(one, "__module__", "") == code.module
-        }
-    print(json.dumps(found))
+    for name in names:
+        code = code_name(f"{package}.{name}")
+        assert code is not None, name
+        found[name] = getattr(import_code(code.module), code.attribute, None)
+    print(json.dumps(code_texts(found)))
     return 0
 
 

@@ -13,13 +13,14 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -32,13 +33,12 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ddrl.cells import plain, write_cells
-from ddrl.core.errors import ConfigError, DdrlError, MessageError, MissingExtraError, RunDirError
+from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError, user_error
 from ddrl.core.files import last_lines
 from ddrl.core.plugins import CELLS
-from ddrl.telemetry import Attached, Run, Table, attach, causes_of, run_status
-from ddrl.telemetry.directory import read_live_file
-from ddrl.telemetry.facts import last_reported
-from ddrl.telemetry.sinks import count_text, duration_text, table_text, value_text
+from ddrl.telemetry import Attached, Run, Table, attach, causes_of, is_listening, run_status
+from ddrl.telemetry.facts import facts_of, last_reported
+from ddrl.telemetry.sinks import table_text, value_text
 
 if TYPE_CHECKING:
     import pandas
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 _numbers = itertools.count(1)  # runs started in one second by one process need different names
+_IS_ROOT = os.geteuid() == 0  # mpirun and Jupyter refuse root unless they are told
 
 
 class StartedRun:
@@ -111,9 +112,8 @@ class StartedRun:
     def frame(self, *names: str, points: int | None = 1000) -> pandas.DataFrame:
         """Series by name (default: all) over wall_seconds, as a pandas frame of about at most `points` rows."""
         with self.open() as run:
-            table = run.series(names or None, points=points)
-        kept = {name: values for name, values in table.columns.items() if name not in ("tick", "time")}
-        return Table(kept, table.cursor).to_pandas()
+            table: Any = run.series(names or None, points=points).to_pandas()
+        return table.drop(columns=["tick", "time"])
 
     def last_words(self, lines: int = 12) -> str:
         """The end of what the run printed."""
@@ -136,37 +136,36 @@ class Policy:
         self._acting = ActingPolicy(saved.model)
 
     def __call__(self, observation: Any) -> Any:
-        batch, single = self._batch(observation)
-        action = self._acting.greedy(batch, self.saved.vector)
-        return action[0] if single else action
+        batch, place = self._batch(observation)
+        return self._acting.greedy(batch, self.saved.vector)[place]
 
     def outputs(self, observation: Any) -> dict[str, Any]:
         """What the network gives, by name, e.g. "q"; [N, ...] or of the one observation."""
-        batch, single = self._batch(observation)
+        batch, place = self._batch(observation)
         found = self._acting.act(batch, self.saved.vector)
-        return {name: (array[0] if single else array).copy() for name, array in found.items()}
+        return {name: array[place].copy() for name, array in found.items()}
 
     def reset(self) -> None:
         """Begin new episodes."""
         self._acting.reset()
 
-    def _batch(self, observation: Any) -> tuple[Any, bool]:
-        """An observation, or a batch of them, as a batch; whether it was one. ValueError for another shape."""
+    def _batch(self, observation: Any) -> tuple[Any, Any]:
+        """An observation, or a batch of them, as a batch, and where its answer is: at 0, or all of it. ValueError for
+        another shape."""
         wanted = self.spec.observation
         if isinstance(observation, Mapping):
-            arrays = cast("Mapping[str, Any]", observation)
-            lead = np.shape(next(iter(arrays.values())))
-            count = lead[: len(lead) - len(next(iter(wanted.arrays.values())).shape)]
-            record = np.zeros(count, wanted.numpy)
+            given = cast("Mapping[str, Any]", observation)
+            name, part = next(iter(wanted.arrays.items()))
+            shape = np.shape(given[name])
+            observation = np.zeros(shape[: len(shape) - len(part.shape)], wanted.numpy)
             for name in wanted.arrays:
-                record[name] = arrays[name]
-            observation = record
+                observation[name] = given[name]
         array = np.asarray(observation, wanted.numpy)
         if array.shape == wanted.shape:
-            return array[None], True
+            return array[None], 0
         if array.shape[1:] != wanted.shape or not len(array):
             raise ValueError(f"an observation of shape {array.shape} is not {wanted.shape}, nor a batch of such")
-        return array, False
+        return array, slice(None)
 
 
 AnyRun = StartedRun | Attached | str | Path  # a run, or its directory
@@ -210,10 +209,8 @@ def start(
         task = ""
     given = {"env.id": env, "learner.network": network, "learner.algorithm": algorithm}
     settings = {**(settings or {}), **{name: value for name, value in given.items() if value is not None}}
-    root = Path(root).absolute()
-    path = Path(
-        settings.pop("run.dir", "") or root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
-    ).absolute()
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_numbers)}"
+    path = Path(settings.pop("run.dir", "") or Path(root, name)).absolute()
     if (path / "config.toml").exists():
         raise RunDirError(f"run.dir ({path}) holds a run already: name another directory")
     settings |= _code_names(settings, path)
@@ -236,11 +233,11 @@ def start(
     run = StartedRun(path, log, process, under_mpirun=ranks > 0)
     end = time.monotonic() + wait
     listens = settings.get("telemetry.live", True)
-    while (
-        run.state in ("starting", "ending") or (listens and run.state == "running" and not _takes_commands(path))
-    ) and time.monotonic() < end:
+    while (state := run.state) in ("starting", "ending") or (listens and state == "running" and not is_listening(path)):
+        if time.monotonic() > end:
+            break
         time.sleep(0.05)
-    if run.state == "failed":
+    if state == "failed":
         raise DdrlError(f"the run ended at once: {_reason(run.last_words(60))} (all it said: {log})")
     return run
 
@@ -286,17 +283,10 @@ def _refuse_registered_here(env_id: Any) -> None:
         )
 
 
-def _takes_commands(path: Path) -> bool:
-    live = read_live_file(path)
-    return live is not None and live.control != ""
-
-
 def _reason(words: str) -> str:
     """The line that says why, out of a run's last words: mpirun adds a frame of its own below it."""
-    lines = [line.strip() for line in words.splitlines()]
-    framed = [index for index, line in enumerate(lines) if line.startswith("-----")]
-    before = [line for line in lines[: framed[0]] if line] if framed else [line for line in lines if line]
-    return next(reversed(before), "it said nothing")
+    before = f"\n{words}".partition("\n-----")[0].strip()
+    return before.rpartition("\n")[2].strip() or "it said nothing"
 
 
 def _toml(value: Any) -> str:
@@ -307,9 +297,7 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{json.dumps(str(name))} = {_toml(item)}" for name, item in table.items()) + "}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, cast(Sequence[Any], value)))}]"
-    if isinstance(value, float):
-        return repr(value)
-    return json.dumps(value if isinstance(value, int) else str(value), ensure_ascii=False)
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _mpirun(ranks: int) -> list[str]:
@@ -325,55 +313,36 @@ def _mpirun(ranks: int) -> list[str]:
     command = [mpirun, "-n", str(ranks)]
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "open mpi" in version.lower():
-        command += (["--allow-run-as-root"] if os.geteuid() == 0 else []) + [
-            "--map-by",
-            ":OVERSUBSCRIBE",
-            "--bind-to",
-            "none",
-        ]
+        command += ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
+        command += ["--allow-run-as-root"] if _IS_ROOT else []
     return command
 
 
 def panel_html(run: Run) -> str:
-    """What the panel shows of a run: state and bottleneck, the newest numbers, the learning curve. Bounded, whatever
-    the run's length."""
-    from ddrl.plots.runs import sketch
+    """What the panel shows of a run: state and bottleneck, the figures on top of the dashboard's overview, the learning
+    curve. Bounded, whatever the run's length."""
+    from ddrl.plots.runs import headline, sketch
 
     series = run.series(points=300)
-    status = run.status
-    head = f"<b>{escape(run.name)}</b> - {status.state}" + (f" ({escape(status.reason)})" if status.reason else "")
+    facts = facts_of(run)
+    limits = run.config.run
+    head = f"<b>{escape(facts.name)}</b> - {facts.state}" + (f" ({escape(facts.reason)})" if facts.reason else "")
     if not len(series):
         return f"<div>{head}: waiting for its first record</div>"
-    # The last record of a run that has ended holds no rates.
-    last = run.series(since=max(run.cursor - 5, 0))
-    newest = {name: last_reported(values) for name, values in last.columns.items()}
-    judged = run.evaluations()
-    numbers = [
-        ("steps", count_text(newest["env_steps"])),
-        ("steps/s", count_text(newest["env_steps_per_s"])),
-        ("updates/s", count_text(newest["updates_per_s"])),
-        ("return", value_text(newest["return_mean"])),
-        ("evaluation", value_text(float(judged["mean"][-1])) if len(judged) else "-"),
-        (
-            "lag on arrival",
-            f"{count_text(newest['arrival_lag_p50'])}/{count_text(newest['arrival_lag_p99'])}",
-        ),
-        ("model MB/s", value_text(newest["model_mb_per_s"])),
-        ("left", duration_text(float(last["seconds_left"][-1]))),
-    ]
     cells = "".join(
-        f'<td style="padding:2px 14px 2px 0;text-align:left"><small>{label}</small><br><b>{text}</b></td>'
-        for label, text in numbers
+        f'<td style="padding:2px 14px 2px 0;text-align:left"><small>{label}</small><br><b>{text}</b><br>'
+        f"<small>{words}</small></td>"
+        for label, text, words in headline(facts, limits.max_env_steps)
     )
+    judged = run.evaluations()
     steps = series["env_steps"]
     lines = [("training", steps, series["return_mean"]), ("evaluation", judged["env_steps"], judged["mean"])]
-    target = run.config.run.target_return
     known = steps[np.isfinite(steps)]
-    if np.isfinite(target) and len(known) and any(np.isfinite(y).any() for _, _, y in lines):
-        lines.append(("target", known[[0, -1]], np.repeat(target, 2)))
+    if np.isfinite(limits.target_return) and len(known) and any(np.isfinite(y).any() for _, _, y in lines):
+        lines.append(("target", known[[0, -1]], np.repeat(limits.target_return, 2)))
     curve = sketch(lines, x_name="environment steps", y_name="return")
     limit = causes_of(run)[0]
-    sentence = "" if limit.kind == "unknown" and not status.is_active else f". {escape(limit.sentence)}"
+    sentence = "" if limit.kind == "unknown" and not run.status.is_active else f". {escape(limit.sentence)}"
     return f"<div>{head}{sentence}</div><table><tr>{cells}</tr></table>{curve}"
 
 
@@ -388,15 +357,6 @@ def play(run: AnyRun, *, episodes: int = 1, seed: int = 0, trust: bool = False) 
     return Film(path / NAME, record(policy(path, trust=trust).saved, path / NAME, episodes, seed))
 
 
-def output_html(path: Path, lines: int = 8) -> str:
-    """The end of what a run printed, where it was started from a notebook or script."""
-    try:
-        said = last_lines(path.with_suffix(".log"), lines)
-    except OSError:
-        return ""
-    return f"<pre>{escape(chr(10).join(said))}</pre>"
-
-
 class Panel:
     """A live panel of one run: numbers, learning curve, the agent at play, and buttons. `widget` is what Jupyter shows;
     `close()` ends its thread."""
@@ -406,26 +366,31 @@ class Panel:
             ipywidgets: Any = import_module("ipywidgets")  # which has no types
         except ImportError:
             raise MissingExtraError("ipywidgets", "notebook", "ddrl.watch") from None
+
+        def button(text: str, press: Callable[[], None], width: int = 100) -> Any:
+            made = ipywidgets.Button(description=text, layout={"width": f"{width}px"})
+
+            def pressed(_: Any) -> None:
+                press()
+
+            made.on_click(pressed)
+            return made
+
         self.path = path
         self._period = period
         self._html = ipywidgets.HTML()
         self._said = ipywidgets.Label()
-        self._lr = ipywidgets.FloatText(description="learner.lr", step=1e-4, layout={"width": "190px"})
-        self._buttons: list[Any] = []
-        for text, command in (("Pause", "pause"), ("Resume", "resume"), ("Checkpoint", "checkpoint"), ("Stop", "stop")):
-            button = ipywidgets.Button(description=text, layout={"width": "100px"})
-            button.on_click(partial(self._press, command))
-            self._buttons.append(button)
-        change = ipywidgets.Button(description="Set", layout={"width": "60px"})
-        change.on_click(self._set_lr)
-        self._buttons.append(change)
         self._film = ipywidgets.HTML()
-        self._play = ipywidgets.Button(description="Play", layout={"width": "100px"})
-        self._play.on_click(self._start_film)
+        self._lr = ipywidgets.FloatText(description="learner.lr", step=1e-4, layout={"width": "190px"})
+        commands = [
+            button(name, partial(self.command, name.lower())) for name in ("Pause", "Resume", "Checkpoint", "Stop")
+        ]
+        change = button("Set", lambda: self.command("set", "learner.lr", self._lr.value), 60)
+        self._buttons = [*commands, change]  # which need a run that listens
+        self._play = button("Play", self._start_film)
         self._filming = threading.Thread()
-        self.widget: Any = ipywidgets.VBox(
-            [self._html, ipywidgets.HBox([*self._buttons[:4], self._play, self._lr, change]), self._said, self._film]
-        )
+        row = ipywidgets.HBox([*commands, self._play, self._lr, change])
+        self.widget: Any = ipywidgets.VBox([self._html, row, self._said, self._film])
         self._ended = threading.Event()
         self.refresh()
         self._thread = threading.Thread(target=self._follow, name="ddrl-panel", daemon=True)
@@ -441,20 +406,15 @@ class Panel:
             self._html.value = f"<div>{escape(str(error))}</div>"
         status = run_status(self.path)
         if status.state in ("failed", "dead"):
-            self._html.value += output_html(self.path)
-        running = status.is_active
-        live = read_live_file(self.path) if running else None
+            with contextlib.suppress(OSError):  # where it was started from a notebook or script
+                said = "\n".join(last_lines(self.path.with_suffix(".log"), 8))
+                self._html.value += f"<pre>{escape(said)}</pre>"
+        listens = status.is_active and is_listening(self.path)
         for button in self._buttons:
-            button.disabled = live is None or not live.control
-        return running
+            button.disabled = not listens
+        return status.is_active
 
-    def _press(self, command: str, _button: Any) -> None:
-        self.command(command)
-
-    def _set_lr(self, _button: Any) -> None:
-        self.command("set", "learner.lr", self._lr.value)
-
-    def _start_film(self, _button: Any) -> None:
+    def _start_film(self) -> None:
         """Film an episode of the best policy beside the kernel's own thread, which stays free."""
         if not self._filming.is_alive():
             self._filming = threading.Thread(target=self._show_film, name="ddrl-film", daemon=True)
@@ -469,7 +429,7 @@ class Panel:
         except DdrlError as error:
             self._said.value = str(error)
         except Exception as error:  # of the user's environment
-            self._said.value = f"{type(error).__name__}: {error}"
+            self._said.value = user_error(error)
 
     def command(self, command: str, *arguments: Any) -> None:
         """Send a command; the answer is shown under the buttons."""
@@ -477,7 +437,7 @@ class Panel:
             with attach(self.path, timeout=10.0) as run:
                 answer = getattr(run, command)(*arguments)
             self._said.value = answer if isinstance(answer, str) else f"{command}: done {answer}"
-        except (MessageError, RunDirError) as error:
+        except DdrlError as error:
             self._said.value = str(error)
 
     def _follow(self) -> None:
@@ -487,7 +447,7 @@ class Panel:
             try:
                 running = self.refresh()
             except Exception as error:  # of a page that is closing, or a run that is damaged
-                self._said.value = escape(str(error))
+                self._said.value = str(error)
                 running = True
             waited = 0.0 if running else waited + self._period
             if waited > (3 * self._period if (self.path / "telemetry.sqlite").exists() else 60.0):
@@ -552,33 +512,25 @@ def compare(runs: Sequence[AnyRun]) -> Comparison:
     settings: dict[str, Any] = {}
     series: dict[str, Table] = {}
     evaluations: dict[str, Table] = {}
+    last: dict[str, float] = {}
     for name, path in zip(names, paths, strict=True):
         with Run(path) as run:
             series[name] = run.series(["env_steps", "return_mean"], points=1000)
             evaluations[name] = run.evaluations()
-            settings[name] = _named_by_content(run.settings, cells_digest(path))
+            last[name] = last_reported(
+                evaluations[name]["mean"] if len(evaluations[name]) else series[name]["return_mean"]
+            )
+            # Each run has a package of its own for its cells: what their code is makes runs alike or different.
+            content = rf'"\1 ({cells_digest(path)[:6]})"'
+            settings[name] = json.loads(re.sub(r'"cells_\w+\.([^"]+)"', content, json.dumps(run.settings, default=str)))
     labels = differing_labels(settings)
     groups: list[Group] = []
     for label in dict.fromkeys(labels.values()):
         members = tuple(name for name in names if labels[name] == label)
-        last = [
-            last_reported(evaluations[name]["mean"] if len(evaluations[name]) else series[name]["return_mean"])
-            for name in members
-        ]
-        mean, half = interval_of_mean(np.array(last))
+        mean, half = interval_of_mean(np.array([last[name] for name in members]))
         groups.append(Group(label, members, float(mean), float(half)))
     figure = learning_curve(series, evaluations, labels=labels, interval=True)
     return Comparison(tuple(groups), figure)
-
-
-def _named_by_content(value: Any, digest: str) -> Any:
-    """Settings whose names of code in cells, which each run has of its own, say what the code is instead."""
-    if isinstance(value, Mapping):
-        tree = cast("Mapping[str, Any]", value)
-        return {name: _named_by_content(item, digest) for name, item in tree.items()}
-    if isinstance(value, str) and value.startswith("cells_"):
-        return f"{value.partition('.')[2]} ({digest[:6]})"
-    return value
 
 
 FIRST = "00_quickstart.ipynb"
@@ -629,8 +581,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.copy:
         return 0
     os.chdir(options.folder)
-    as_root = ["--allow-root"] if os.geteuid() == 0 else []
     first = f"--LabApp.default_url=/lab/tree/{FIRST}"  # also in the address that it prints
+    as_root = ["--allow-root"] if _IS_ROOT else []
     return os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", first, *as_root, *further])
 
 

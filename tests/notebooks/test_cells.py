@@ -248,8 +248,9 @@ class f:
 def test_whatever_a_class_is_made_of_is_compared(change, seen):
     exec(LIVING, before := {})
     exec(f"{LIVING}\n{change}", after := {})
-    assert cells.digests("f", before["f"]) | {seen: ""} == cells.digests("f", after["f"]) | {seen: ""}
-    assert cells.digests("f", before["f"]).get(seen) != cells.digests("f", after["f"])[seen]
+    here, there = (cells.code_texts({"f": space["f"]}) for space in (before, after))
+    assert here | {seen: ""} == there | {seen: ""}
+    assert here.get(seen) != there[seen]
 
 
 def test_a_cell_that_was_changed_but_not_run_is_refused(notebook, tmp_path):

@@ -14,7 +14,7 @@ from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.plots.runs import interval_of_mean
-from ddrl.telemetry import Recorder
+from ddrl.telemetry import Recorder, Table
 
 
 def record(path, seed, lr, means, code="", package="cells_0000"):
@@ -74,6 +74,14 @@ def test_runs_of_one_name_are_told_apart_and_what_is_no_comparison_is_one_line(t
             ddrl.compare(wrong)
     with pytest.raises(RunDirError, match="there is no run directory"):
         ddrl.compare([tmp_path / "absent"])
+
+
+def test_without_evaluations_the_last_training_return_counts(tmp_path, monkeypatch):
+    path = record(tmp_path / "a", 1, 0.1, ())
+    columns = {"env_steps": np.arange(3.0), "return_mean": np.array([1.0, 2.0, np.nan])}
+    monkeypatch.setattr(ddrl.Run, "series", lambda *_, **__: Table(columns, 3))
+    (only,) = ddrl.compare([path]).groups
+    assert only.mean == 2.0
 
 
 def test_the_interval_of_a_mean_is_students():

@@ -6,6 +6,7 @@ import sys
 import threading
 import xml.etree.ElementTree as ElementTree
 from html import escape
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,15 +15,17 @@ pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.core.config import Config, RunConfig, TelemetryConfig
+from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
-from ddrl.notebook import Panel, _mpirun, _reason, _toml, panel_html, start, watch
-from ddrl.plots.runs import sketch
+from ddrl.core.specs import ArraySpec
+from ddrl.notebook import Panel, Policy, StartedRun, _mpirun, _reason, _toml, panel_html, play, start, watch
+from ddrl.plots.runs import headline, sketch
 from ddrl.telemetry import Recorder, Run, causes_of
 from ddrl.telemetry.causes import Cause
-from ddrl.telemetry.sinks import count_text, duration_text, value_text
+from ddrl.telemetry.facts import facts_of
+from ddrl.telemetry.sinks import duration_text
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 
 
@@ -39,6 +42,7 @@ def record(path, seconds=20):
 
 def test_the_panel_shows_a_run_and_stops_by_itself_when_the_run_has_ended(tmp_path):
     panel = watch(record(tmp_path / "a"), period=0.01)
+    assert panel._period == 0.01
     panel._thread.join(30)
     assert not panel._thread.is_alive()
     assert "<svg" in panel._html.value
@@ -90,22 +94,11 @@ def test_every_number_of_the_panel_and_its_curve_are_of_the_series_that_they_nam
     with Run(tmp_path) as run:
         shown = panel_html(run)
         series = run.series(points=300)
-        newest = run.series(since=run.cursor - 1)
         first = causes_of(run)[0].sentence
-    numbers = (
-        ("steps", count_text(newest["env_steps"][-1])),
-        ("steps/s", count_text(newest["env_steps_per_s"][-1])),
-        ("updates/s", count_text(newest["updates_per_s"][-1])),
-        ("return", value_text(newest["return_mean"][-1])),
-        ("evaluation", "120.5"),
-        ("lag on arrival", "/".join(count_text(newest[f"arrival_lag_p{share}"][-1]) for share in (50, 99))),
-        ("model MB/s", value_text(newest["model_mb_per_s"][-1])),
-        ("left", duration_text(newest["seconds_left"][-1])),
-    )
-    assert re.findall("<small>(.*?)</small><br><b>(.*?)</b>", shown) == list(numbers)
-    assert len({text for _, text in numbers}) == len(numbers), "numbers that are alike can be exchanged unseen"
-    assert newest["arrival_lag_p50"][-1] < newest["arrival_lag_p99"][-1]
-    assert duration_text(newest["wall_seconds"][-1]) != duration_text(newest["seconds_left"][-1])
+        numbers = headline(facts_of(run), config.run.max_env_steps)
+    shown_numbers = re.findall("<small>(.*?)</small><br><b>(.*?)</b><br><small>(.*?)</small>", shown)
+    assert shown_numbers == numbers, "those of the dashboard's overview"
+    assert ("Evaluation, last", "120.5") in [number[:2] for number in numbers]
     assert escape(first) in shown
     np.testing.assert_array_equal(drawn["training"], (series["env_steps"], series["return_mean"]))
     np.testing.assert_array_equal(drawn["evaluation"], ([1000.0], [120.5]))
@@ -126,17 +119,11 @@ def test_a_panel_before_the_first_episodes_end_says_so_instead_of_drawing_the_ta
         assert "no episode has ended yet" in panel_html(run)
 
 
-def test_a_run_that_has_ended_shows_its_last_rates_and_no_guess_of_what_limits_it(tmp_path, monkeypatch):
+def test_a_run_that_has_ended_shows_the_time_that_it_took_and_no_guess_of_what_limits_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddrl.notebook.causes_of", lambda _: [Cause("unknown", "Not known yet")])
     with Run(record(tmp_path / "a", seconds=5)) as run:
-        series = run.series(points=300)
-        series.columns["env_steps_per_s"][-2:] = 4321.0, np.nan
-        series.columns["seconds_left"][-2:] = 54.0, np.nan
-        monkeypatch.setattr(run, "series", lambda *_, **__: series)
-        monkeypatch.setattr("ddrl.notebook.causes_of", lambda _: [Cause("unknown", "Not known yet")])
         shown = panel_html(run)
-    assert f"<small>steps/s</small><br><b>{count_text(4321.0)}</b>" in shown
-    assert "<small>left</small><br><b>-</b>" in shown
-    assert "ended" in shown
+        assert f"<small>Time</small><br><b>{duration_text(facts_of(run).wall_seconds)}</b><br><small>ended" in shown
     assert "Not known yet" not in shown
 
 
@@ -202,11 +189,97 @@ def test_each_button_of_the_panel_does_what_it_says(tmp_path):
 def test_a_run_that_failed_shows_what_it_said_last(tmp_path):
     path = record(tmp_path / "a", seconds=5)
     (path / "status.json").write_text('{"state": "failed", "reason": "the environment raised"}')
-    path.with_suffix(".log").write_text("first\nValueError: <bad> action\n")
+    path.with_suffix(".log").write_text("".join(f"line {k}\n" for k in range(9)) + "ValueError: <bad> action\n")
     panel = Panel(path, period=1000.0)
+    assert panel._lr.value == LearnerConfig.lr
+    panel._lr.value = 0.125
+    panel.refresh()
+    assert panel._lr.value == 0.125, "what the user has typed stays until it is set"
     panel.close()
     assert "failed (the environment raised)" in panel._html.value
-    assert "ValueError: &lt;bad&gt; action" in panel._html.value
+    said = panel._html.value.partition("<pre>")[2].partition("</pre>")[0].splitlines()
+    assert said == [*(f"line {k}" for k in range(2, 9)), "ValueError: &lt;bad&gt; action"]
+
+
+def test_a_started_run_says_what_its_directory_and_its_process_say(tmp_path, monkeypatch):
+    path = record(tmp_path / "a", seconds=5)
+    log = path.with_suffix(".log")
+    log.write_text("one\ntwo\nthree\n")
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        run = StartedRun(path, log, process, under_mpirun=False)
+        assert run.wait(0.01) in ("starting", "ending"), "its process lives"
+        process.stdin.close()
+        assert run.wait(PATIENCE) == "ended"
+    assert run.last_words(2) == "two\nthree"
+    monkeypatch.chdir(tmp_path)
+    assert repr(run) == "<run a: ended>"
+    assert StartedRun(tmp_path / "b", log, process, under_mpirun=False).state == "ended"
+    frame = run.frame("updates", "env_steps", points=2)
+    assert list(frame.columns) == ["wall_seconds", "updates", "env_steps"]
+    with run.open() as tables:
+        np.testing.assert_array_equal(frame["updates"], tables.series(["updates"], points=2)["updates"])
+        assert len(frame) < len(tables.series(["updates"]))
+        assert set(run.frame().columns) == set(tables.series().columns) - {"tick", "time"}
+
+
+def test_episodes_and_seed_reach_those_who_play(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddrl.notebook.policy", lambda *_, **__: SimpleNamespace(saved="the policy"))
+    played = []
+    monkeypatch.setattr("ddrl.video.record", lambda *given: played.append(given))
+    monkeypatch.setattr("ddrl.evaluate.evaluate", lambda *given: played.append(given))
+    film = play(tmp_path, episodes=2, seed=3)
+    StartedRun(tmp_path, tmp_path, None, under_mpirun=False).evaluate(4, seed=5)
+    assert played == [("the policy", film.path, 2, 3), ("the policy", 4, 5)]
+    assert film.path == tmp_path / "agent.gif"
+
+
+class Acting:
+    """An acting policy that gives the sum of its input "a" and counts its episodes."""
+
+    def __init__(self):
+        self.q = np.zeros((2, 3))
+        self.resets = 0
+
+    def act(self, batch, vector):
+        self.q[: len(batch)] = batch["a"].sum(1, keepdims=True) - batch["b"][:, None]
+        return {"q": self.q[: len(batch)]}
+
+    def greedy(self, batch, vector):
+        return self.act(batch, vector)["q"].sum(1)
+
+    def reset(self):
+        self.resets += 1
+
+
+def test_a_policy_takes_named_arrays_in_any_order_one_or_many_and_its_outputs_stay():
+    acts = object.__new__(Policy)
+    acts._acting = Acting()
+    acts.saved = SimpleNamespace(vector=None)
+    arrays = {"a": ArraySpec((2,), "float32"), "b": ArraySpec((), "float32")}
+    acts.spec = SimpleNamespace(observation=ArraySpec.record(arrays))
+    first = acts.outputs({"b": 1.0, "a": [1.0, 2.0]})["q"]
+    many = acts.outputs({"b": [1.0, 0.0], "a": [[2.0, 2.0], [5.0, 0.0]]})["q"]
+    assert acts({"b": 0.0, "a": [1.0, 1.0]}) == 6.0
+    np.testing.assert_array_equal(first, [2.0, 2.0, 2.0])
+    np.testing.assert_array_equal(many, [[3.0, 3.0, 3.0], [5.0, 5.0, 5.0]])
+    assert acts({"b": [0.0, 1.0], "a": [[1.0, 1.0], [1.0, 1.0]]}).tolist() == [6.0, 3.0]
+    acts.reset()
+    assert acts._acting.resets == 1
+
+
+def test_an_environment_that_fails_under_the_panel_is_said_and_the_button_can_be_pressed_again(tmp_path, monkeypatch):
+    def fails(path):
+        raise RuntimeError("no <screen>\nat all")
+
+    monkeypatch.setattr("ddrl.notebook.play", fails)
+    panel = Panel(record(tmp_path / "a", seconds=2), period=1000.0)
+    for _ in range(2):
+        panel._said.value = ""
+        panel._play.click()
+        panel._filming.join()
+        assert panel._said.value.startswith("RuntimeError: no <screen>"), panel._said.value
+        assert "\n" not in panel._said.value
+    panel.close()
 
 
 def test_a_sketch_is_well_formed_and_leaves_out_what_is_not_a_number():
