@@ -55,8 +55,12 @@ def shortened(error: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of the text of another library's error; its type's name where it has no text."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """First line of the text of another library's error; its type's name where it has no text, or cannot give it."""
+    try:
+        text = str(error)
+    except Exception:  # of a class of the user's own
+        text = ""
+    return next(iter(text.strip().splitlines()), type(error).__name__)
 
 
 _LIBRARIES = ("ddrl", "numpy", "torch", "gymnasium", "onnxruntime", "msgspec")  # whose frames are not the user's
@@ -84,7 +88,8 @@ def user_error(error: BaseException, before: str = "", after: str = "") -> str:
     MAX_LINE letters hold."""
     if isinstance(error, ForeignError):
         return f"{before}{error}{after}"
-    words = f"{type(error).__name__}: {first_line(error)[:MAX_WORDS]}"
+    name = type(error).__name__
+    words = f"{name}: {first_line(error)[:MAX_WORDS]}".removesuffix(f": {name}")
     room = MAX_LINE - len(before) - len(after) - 1
     place, colon, statement = user_frame(error).removesuffix(")").partition(": ")
     kept = room - len(words) - len(place) - len(colon) - 1

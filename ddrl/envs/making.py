@@ -25,7 +25,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 
 from ddrl.acting.choosers import chooser_class
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import DdrlError, EnvError, MissingExtraError
+from ddrl.core.errors import DdrlError, EnvError, MissingExtraError, user_error
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import doubts, has_picture, is_box, shown
@@ -99,9 +99,11 @@ def _loop(config: EnvConfig, count: int, make: Callable[[int], Any]) -> LoopVect
             if not place:
                 raise
             raise EnvError(
-                f"env.id = {config.id}: number {place + 1} of {count} environments in one process: "
-                f"{type(error).__name__}: {str(error)[:99]}; where one process may have one: env.num_envs = 1, not "
-                "--serial"
+                user_error(
+                    error,
+                    f"env.id = {config.id}: number {place + 1} of {count} environments in one process: ",
+                    "; where one process may have one: env.num_envs = 1, not --serial",
+                )
             ) from error
     return LoopVectorEnv(
         config.id,
@@ -287,7 +289,7 @@ def _atari(config: EnvConfig, registered: Registered, count: int) -> VectorEnv:
 def _refusal(made: Any) -> str:
     """Why what a factory returned is no environment for ddrl, and what to return."""
     name = f"{type(made).__module__}.{type(made).__name__}".removeprefix("builtins.")
-    if _is_vector(made) or hasattr(made, "num_envs"):
+    if _is_vector(made) or _is_many(made):
         mode = cast(dict[str, Any], getattr(made, "metadata", None) or {}).get("autoreset_mode")
         space = getattr(made, "single_observation_space", None)
         lacks: list[str] = []
@@ -303,6 +305,8 @@ def _refusal(made: Any) -> str:
         return (
             f"{name} is an environment of the old package gym: wrap it, for example with shimmy's GymV21CompatibilityV0"
         )
+    if isinstance(made, type):
+        return f"the factory returned the class {made.__name__}: return one of its objects, {made.__name__}(...)"
     for attribute, what in _OTHER_INTERFACES.items():
         if hasattr(made, attribute):
             return f"the factory returned a {name}, {what}"
@@ -324,6 +328,11 @@ _OTHER_INTERFACES = {
 
 def _is_vector(made: object) -> bool:
     return isinstance(made, gymnasium.vector.VectorEnv)
+
+
+def _is_many(made: object) -> bool:
+    """Whether it says how many environments it is: a proxy may have an attribute of any name."""
+    return isinstance(getattr(made, "num_envs", None), int | np.integer)
 
 
 def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, first_index: int) -> VectorEnv:
@@ -356,9 +365,9 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, fi
         return factory(**kwargs)  # it hands its keywords on to something that does not take this one
 
     made: Any = make(0)
-    if isinstance(cast(object, made), gymnasium.Env) and not hasattr(made, "num_envs"):
+    if isinstance(cast(object, made), gymnasium.Env) and not _is_many(made):
         return _loop(config, count, lambda place: make(place) if place else made)
-    if isinstance(getattr(made, "spec", None), EnvSpec) and hasattr(made, "num_envs"):
+    if isinstance(getattr(made, "spec", None), EnvSpec) and _is_many(made):
         vector: VectorEnv = OwnVectorEnv(made, config.id)
     elif _is_vector(made) and speaks_our_protocol(made):
         vector = NativeVectorEnv(config.id, made, config.reward_clip)

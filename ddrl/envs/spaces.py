@@ -235,9 +235,12 @@ def _notes(space: Any, name: str) -> Iterator[str]:
     if is_box(space) and space.dtype.kind in "iu":
         what = f"the entry {name} ({space.dtype}" if name else f"observations ({space.dtype}"
         if _unbounded(space).all():
-            yield f"{what} without bounds) as it is: give its Box bounds, or scale it in the environment"
+            yield f"{what} without bounds of 32 bits) as it is: give its Box bounds, or scale it in the environment"
         else:
-            yield f"{what} from {space.low.min()} to {space.high.max()}) as 0 to 1"
+            bounded = ~_unbounded(space)
+            free = "" if bounded.all() else f", and {np.count_nonzero(~bounded)} numbers without bounds as they are"
+            low = space.low.ravel()[bounded].min()
+            yield f"{what} from {low} to {space.high.ravel()[bounded].max()}) as 0 to 1{free}"
 
 
 def _unbounded(space: Any) -> Array:
@@ -253,7 +256,7 @@ def _unbounded(space: Any) -> Array:
 def _ranges(space: Any) -> tuple[tuple[float, float], ...]:
     """(low, high) of each number of the array that represents a space, once where all are the same."""
     if parts := _parts(space):
-        each = [(_ranges(part), describe_array("", part).size) for _, part in parts]
+        each = [(_ranges(part), describe_array("", part, "part").size) for _, part in parts]
         ranges = tuple(itertools.chain(*(given * (size // len(given)) for given, size in each)))
     elif is_box(space) and space.dtype.kind in "iu":
         low = space.low.astype(np.float64).ravel()
@@ -278,36 +281,38 @@ def _entries(space: Any, name: str) -> Iterator[tuple[str, int]]:
 
 def _bounds(space: spaces.Space[Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Bounds of a Box of actions, flat; empty where it has none on some side."""
-    if not is_box(space) or not (space.low > -UNBOUNDED).all() or not (space.high < UNBOUNDED).all():
+    if not is_box(space):
         return (), ()
-    return tuple(space.low.ravel().tolist()), tuple(space.high.ravel().tolist())
+    low = space.low.ravel().tolist()
+    high = space.high.ravel().tolist()
+    if min(low, default=0.0) <= -UNBOUNDED or max(high, default=0.0) >= UNBOUNDED:
+        return (), ()
+    return tuple(low), tuple(high)
 
 
 def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> ArraySpec:
     """The one array that represents a space of observations; EnvError where there is none. `entry`: its name in a
     Dict or Tuple."""
     where = f"env.id = {env_id}: " + (f"the entry {entry} of the observation" if entry else "the observation")
+    dtype = "uint8" if is_box(space) and space.dtype == np.uint8 else "float32"
     if is_box(space):
-        if not entry and not math.prod(space.shape):
-            raise EnvError(f"{where} of {shown(space)} holds no number: give it at least one, for example the step")
-        ranges = _ranges(space)
-        if space.dtype == np.uint8:
-            return ArraySpec(space.shape or (1,), "uint8", ranges=() if ranges == ((0.0, 255.0),) else ranges)
-        return ArraySpec(space.shape or (1,), "float32", ranges=() if ranges == (AS_IT_IS,) else ranges)
-    if parts := _parts(space):
-        arrays = [describe_array(env_id, part, _joined(entry, key)) for key, part in parts]
-        ranges = _ranges(space)
-        size = sum(array.size for array in arrays)
-        return ArraySpec((size,), "float32", ranges=() if ranges == (AS_IT_IS,) else ranges)
-    try:
-        return ArraySpec((space_utils.flatdim(space),), "float32")
-    except (NotImplementedError, ValueError):
-        remedy = "wrap the environment so that it gives a Box"
-        if isinstance(space, spaces.Sequence) and entry:
-            remedy = f"set env.observation = named and env.max_lengths.{entry}"
-        elif entry:
-            remedy = "leave it out, by gymnasium.wrappers.FilterObservation in a factory, or give a Box there"
-        raise EnvError(f"{where}: values of {shown(space)} have no fixed size; {remedy}") from None
+        shape = space.shape or (1,)
+    elif parts := _parts(space):
+        shape = (sum(describe_array(env_id, part, _joined(entry, key)).size for key, part in parts),)
+    else:
+        try:
+            shape = (space_utils.flatdim(space),)
+        except (NotImplementedError, ValueError):
+            remedy = "wrap the environment so that it gives a Box"
+            if isinstance(space, spaces.Sequence) and entry:
+                remedy = f"set env.observation = named and env.max_lengths.{entry}"
+            elif entry:
+                remedy = "leave it out, by gymnasium.wrappers.FilterObservation in a factory, or give a Box there"
+            raise EnvError(f"{where}: values of {shown(space)} have no fixed size; {remedy}") from None
+    if not entry and not math.prod(shape):
+        raise EnvError(f"{where} of {shown(space)} holds no number: give it at least one, for example the step")
+    ranges = _ranges(space)
+    return ArraySpec(shape, dtype, ranges=() if ranges == (BYTES if dtype == "uint8" else AS_IT_IS,) else ranges)
 
 
 def describe_action(env_id: str, space: spaces.Space[Any]) -> tuple[int, ArraySpec]:
@@ -358,7 +363,8 @@ def doubts(spec: EnvSpec, observations: Array) -> Iterator[str]:
                 "flags, give their Box its bounds, or set env.scale = none"
             )
         if number > LARGE:
-            yield f"{what}: numbers reached {number:.4g}, seen as they are: scale them in the environment"
+            reached = f"reached {number:.4g}" if number < np.inf else "went beyond float32's 3.4e38"
+            yield f"{what}: numbers {reached}, seen as they are: scale them in the environment"
 
 
 # ---- The check of one observation ----
@@ -453,7 +459,7 @@ def _composite_writer(space: Any, at: _Part) -> Writer:
     end = 0
     for key, part in _parts(space):
         begin = end
-        end += describe_array("", part).size
+        end += describe_array("", part, "part").size
         parts.append((key, slice(begin, end), _writer(part, at.of(key), flat=True)))
     keys: Any = space.spaces.keys() if is_dict(space) else None
 
@@ -620,7 +626,7 @@ def as_number(value: Any) -> float | None:
     """A number, also in an array of one; None for anything else."""
     try:
         numbers = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # an integer of many digits
         return None
     return float(numbers.item()) if numbers.size == 1 and not isinstance(value, str | None) else None
 

@@ -2,7 +2,7 @@
 optional `state()` of an environment or wrapper returns and its `load_state(state)` takes.
 
 Checkpoints and saved policies hold it as bytes, so that a resumed run continues with it and an evaluation plays with
-it. A state is made of numbers, strings, lists, dicts and arrays of numbers."""
+it. A state is made of numbers, strings, lists, tuples, dicts and arrays of numbers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from ddrl.core.errors import CheckpointError, EnvError
 STATISTICS = ("obs_rms", "return_rms")  # attributes of wrappers: a running mean and variance
 MOMENTS = ("mean", "var", "count")
 _ARRAY = "__array__"
+_TUPLE = "__tuple__"
+_INTEGER = "__integer__"
+MAX_WORD = 2**63  # integers of msgpack are smaller
 _MAX_DEPTH = 100  # of wrappers around each other
 
 
@@ -70,11 +73,11 @@ def read_states(vector: Any) -> bytes:
     if not any(states):
         return b""
     try:
-        return msgspec.msgpack.encode(states, enc_hook=_encode)
-    except (NotImplementedError, TypeError, ValueError, OverflowError) as error:
+        return msgspec.msgpack.encode([_encode(state) for state in states])
+    except (TypeError, ValueError, OverflowError) as error:
         raise EnvError(
             f"env.id = {vector.spec.env_id}: state() of the environment cannot be saved ({error}): return numbers, "
-            "strings, lists, dicts and arrays of numbers"
+            "strings, lists, tuples, dicts and arrays of numbers"
         ) from None
 
 
@@ -99,9 +102,21 @@ def load_states(vector: Any, data: bytes, *, frozen: bool = False) -> None:
 
 
 def _encode(value: Any) -> Any:
+    """In msgpack's types, so that `_decode` gives the same types back: a state of random.getstate(), or of a numpy
+    generator, is tuples and whole numbers of any size."""
+    if isinstance(value, list):
+        return [_encode(each) for each in cast(list[Any], value)]
+    if type(value) is tuple:
+        return {_TUPLE: [_encode(each) for each in cast(tuple[Any, ...], value)]}
+    if isinstance(value, dict):
+        return {key: _encode(each) for key, each in cast(dict[Any, Any], value).items()}
+    if type(value) is int:
+        return value if abs(value) < MAX_WORD else {_INTEGER: str(value)}
+    if value is None or type(value) in (str, bytes, bool, float):  # numpy's float64 is a float too
+        return value
     array: np.ndarray[Any, Any] = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise NotImplementedError(f"it holds a {type(value).__name__}")
+    if array.dtype.kind not in "biuf" or not hasattr(value, "__array__"):
+        raise TypeError(f"it holds a {type(value).__name__}")
     return {_ARRAY: array.dtype.str, "shape": array.shape, "data": array.tobytes()}
 
 
@@ -111,6 +126,10 @@ def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     known = cast(dict[Any, Any], value)
+    if _TUPLE in known:
+        return tuple(_decode(known[_TUPLE]))
+    if _INTEGER in known:
+        return int(known[_INTEGER])
     if _ARRAY not in known:
         return {key: _decode(each) for key, each in known.items()}
     dtype = np.dtype(str(known[_ARRAY]))

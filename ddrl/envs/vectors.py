@@ -243,6 +243,8 @@ class LoopVectorEnv(CheckedVectorEnv):
             if masked:
                 self._write_masked(env, state, info, row)
             else:
+                if self._looks_for_masks and ACTION_MASK in info:
+                    self._refuse_mask_of_info()
                 write(state, row)
             rewards[index] = reward
             terminations[index] = terminated
@@ -283,16 +285,19 @@ class LoopVectorEnv(CheckedVectorEnv):
                 self._write_masked(env, observation, info, row)
                 return
             if self._looks_for_masks and ACTION_MASK in info:
-                raise EnvError(
-                    f"{self._where}: info has an action_mask: set env.action_mask = info, so that only "
-                    "allowed actions are taken, or none, to ignore it"
-                )
+                self._refuse_mask_of_info()
             self._write(observation, row)
             return
         given = "a tuple" if isinstance(result, tuple) else kind_of(result)
         raise EnvError(
             f"{self._where}: reset returned {given}, but Gymnasium's reset returns (observation, info); "
             "an environment of the old package gym needs a wrapper, such as shimmy's"
+        )
+
+    def _refuse_mask_of_info(self) -> NoReturn:
+        raise EnvError(
+            f"{self._where}: info has an action_mask: set env.action_mask = info, so that only allowed actions are "
+            "taken (reset and step must give it), or none, to ignore it"
         )
 
     def _refuse_result(self, result: Any) -> NoReturn:

@@ -67,6 +67,11 @@ def own_network(
         rows.append((observation, *inputs.values()))
         given = _run(network, rows[-1], spec, what, needed)
         _check_shapes(given, gives, several, what, needed)
+        if len(rows) == 1 and not all(each.isfinite().all() for each in (given if several else [given])):
+            raise NetworkError(
+                f"{what} gives NaN or infinite numbers for observations of about 1, from which nothing is learned: "
+                "give finite ones (which actions are allowed is for env.action_mask)"
+            )
         if within < np.inf and (largest := float(given.abs().max())) > within:
             raise NetworkError(
                 f"{what} gives {largest:.3g} as {told['part']}: end its forward with tanh; -1 and 1 stand for the "
@@ -134,7 +139,10 @@ def _accepts(made: Any, argument: str) -> bool:
 
 
 def _uncompiled(network: nn.Module) -> nn.Module:
-    """The network without torch.compile, whose code belongs to one process, device and batch size."""
+    """The network without DataParallel, and without torch.compile, whose code belongs to one process, device and batch
+    size."""
+    while isinstance(network, nn.DataParallel):
+        network = network.module
     if "torch._dynamo" not in sys.modules:
         return network
     torch.compiler.set_stance("force_eager")  # for functions that forward calls

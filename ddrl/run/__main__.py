@@ -35,9 +35,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _end_at_once(number: int, frame: object) -> None:
     """A signal to stop before training acts on it: an exception inside an import would become another one. What is in
-    shared memory goes with the next start."""
+    shared memory goes with the next start. Of the ranks of a job the first one says it."""
+    from ddrl.run.slot import launcher_errors
+
     name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    os.write(2, f"\nddrl: ended by {name} before training began; nothing was lost\n".encode())
+    ranks, rank = launched()
+    to = launcher_errors() if ranks > 1 else 2
+    if rank == 0:
+        os.write(2 if to < 0 else to, f"\nddrl: ended by {name} before training began; nothing was lost\n".encode())
     os._exit(128 + number)
 
 

@@ -128,12 +128,14 @@ class Result(msgspec.Struct, tag=True):
 
 class LeadHost(msgspec.Struct, tag=True):
     """To the keeper of the trainer's host under mpirun: the command line, the new run's directory as announced, whether
-    the trainer is a program (else it is a rank), and the launcher's pid where it survives the end of rank 0."""
+    the trainer is a program (else it is a rank), the launcher's pid where it survives the end of rank 0, and the
+    descriptor of what the launcher writes its errors to (`slot.launcher_errors`)."""
 
     arguments: list[str]
     path: str | None
     has_trainer: bool
     launcher: int
+    errors: int
 
 
 class Ranks(msgspec.Struct, tag=True):
@@ -906,12 +908,14 @@ class HostKeeper:
     """The keeper of a host as a program, `python -m ddrl.run.processes RUN_ID HOST LINK OUTPUT ERRORS`, seen from its
     parent. One that shows no sign of life for `silence_limit` [s] is killed."""
 
-    def __init__(self, run_id: str, host: int, silence_limit: float) -> None:
+    def __init__(self, run_id: str, host: int, silence_limit: float, inherited: int = -1) -> None:
+        """inherited: a descriptor that it has too; -1 for none."""
         self.made: Made | None = None
         self.result: Result | None = None
         self._run_id = run_id
         self._host = host
         self._silence_limit = silence_limit
+        self._inherited = inherited
         self._orders: KeepHost | None = None
         self._deaths = 0  # in a row
         self._threads: list[threading.Thread] = []
@@ -928,7 +932,7 @@ class HostKeeper:
                 stdin=subprocess.DEVNULL,
                 stdout=output[1],
                 stderr=errors[1],
-                pass_fds=descriptors,
+                pass_fds=descriptors if self._inherited < 0 else [*descriptors, self._inherited],
                 env=without_launcher(os.environ),
                 start_new_session=True,
             )
@@ -1088,6 +1092,8 @@ def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
 
     command = parse(orders.arguments)
     path = None if orders.path is None else Path(orders.path)
+    if orders.errors >= 0:
+        os.set_inheritable(orders.errors, False)
     with Job(run_id, 0, parent=parent) as job:
         job.launcher = orders.launcher
         result: Result | None = None
@@ -1115,8 +1121,10 @@ def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
         if result is not None:
             parent.link.send(result)
         job.serve()
-        if job.parent_has_ended and result is not None and result.document is not None:
-            tell_terminal(f"saved; go on: python -m ddrl.run --resume {shlex.quote(job.directory)}")
+        if job.parent_has_ended and result is not None and not result.error:  # who would have said it
+            saved = f"saved; go on: python -m ddrl.run --resume {shlex.quote(job.directory)}"
+            nothing = "ended before training began; nothing was lost"
+            tell_user(orders.errors, nothing if result.document is None else saved)
     return 0
 
 
@@ -1140,11 +1148,11 @@ def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
     return 0
 
 
-def tell_terminal(text: str) -> None:
-    """Write to the terminal itself, where there is one: a launcher that has ended no longer passes on what its ranks
-    print."""
-    with suppress(OSError), open("/dev/tty", "w") as terminal:
-        terminal.write(f"ddrl: {text}\n")
+def tell_user(errors: int, text: str) -> None:
+    """Write to where the launcher of a job wrote its errors, a descriptor: one that has ended no longer passes on what
+    its ranks print."""
+    with suppress(OSError):  # not seen from here, or closed
+        os.write(errors, f"ddrl: {text}\n".encode())
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from ddrl.run.process import (
     set_torch_threads,
     sweep_open_mpi,
 )
-from ddrl.run.processes import HostKeeper, KeepHost, LeadHost, Made, Ranks, Records, Result, tell_terminal
+from ddrl.run.processes import HostKeeper, KeepHost, LeadHost, Made, Ranks, Records, Result, tell_user
 from ddrl.run.topology import HostChannels, Topology, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:
@@ -212,7 +212,9 @@ class Lead:
         self._command = parse(arguments)
         self._keeper: HostKeeper | None = None
         self._run_id = uuid.uuid4().hex[:8]
-        if is_of_pool(self._command):
+        if is_of_pool(self._command):  # which acts on signals itself
+            for number in slot.IGNORED:
+                signal.signal(number, signal.SIG_IGN)
             return
         if self._command.serial:
             raise ConfigError("--serial is one process: start it without mpirun")
@@ -220,13 +222,21 @@ class Lead:
         self._config = planned_config(self._command)
         sweep_dead()
         sweep_open_mpi()
-        keeper = HostKeeper(self._run_id, 0, self._config.run.silence_limit)
+        errors = slot.launcher_errors()
+        keeper = HostKeeper(self._run_id, 0, self._config.run.silence_limit, errors)
         self._keeper = keeper
         launcher = os.getppid() if slot.may_lose_ranks(os.getppid()) else 0
         has_trainer = not self._config.learner.nodes
-        keeper.send(LeadHost(arguments, None if path is None else str(path), has_trainer, launcher))
+        keeper.send(LeadHost(arguments, None if path is None else str(path), has_trainer, launcher, errors))
+
+        def stop(number: int, _: object) -> None:
+            if errors >= 0:  # of what this process will print, the launcher may pass on nothing
+                os.dup2(errors, 1)
+                os.dup2(errors, 2)
+            keeper.signal(number)
+
         for number in SIGNALS:
-            signal.signal(number, lambda number, _: keeper.signal(number))
+            signal.signal(number, stop)
 
     def close(self) -> None:
         """End the keeper, whatever it does."""
@@ -601,8 +611,9 @@ def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, la
             signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
             set_torch_threads(topology.config.learner.threads)
             task = assemble(topology, channels, open_records(records, None))
+            errors = slot.launcher_errors()
             leader = slice_module("balance.nodes", "learner.nodes").lead_nodes(nodes, task, channels)
-            summary = drive(task, interrupts, _save_in_a_copy)
+            summary = drive(task, interrupts, partial(_save_in_a_copy, errors))
             leader.close()
         return Result(summary, directory=records.directory)
     except BaseException as error:
@@ -615,8 +626,9 @@ def _train(topology: Topology, records: Records | None, nodes: MPI.Intracomm, la
             os._exit(1)
 
 
-def _save_in_a_copy(task: Task) -> bool:
-    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well."""
+def _save_in_a_copy(errors: int, task: Task) -> bool:
+    """Save in a copy of this process, for mpirun is about to kill its ranks; whether that went well. errors: as of
+    `slot.launcher_errors`."""
     child = leave_process_group()
     if child:
         return ended_well(child)
@@ -624,7 +636,7 @@ def _save_in_a_copy(task: Task) -> bool:
     try:
         task.forget_sockets()
         task.finish(settle=False)
-        tell_terminal(f"saved; go on: python -m ddrl.run --resume {shlex.quote(str(task.directory.path))}")
+        tell_user(errors, f"saved; go on: python -m ddrl.run --resume {shlex.quote(str(task.directory.path))}")
         status = 0
     finally:
         os._exit(status)

@@ -118,11 +118,24 @@ def _launcher_name() -> str:
     return next((name for _, name in _ancestors() if name in LAUNCHERS), "")
 
 
+def launcher_errors() -> int:
+    """A descriptor of what the launcher writes its own errors to; -1 where it is not seen from here. Once it is asked
+    to end, it passes on nothing more of what its ranks print."""
+    for pid, name in _ancestors():
+        if name in LAUNCHERS:
+            try:
+                return os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+            except OSError:  # another user's
+                return -1
+    return -1
+
+
 def main(arguments: list[str]) -> int:
-    """This process's part of the job; its exit status."""
+    """This process's part of the job; its exit status. In rank 0 SIGINT and SIGTERM stay what the program has made
+    them, until there is a keeper that acts on them."""
     launcher = os.getppid()
     kept = [number for number in IGNORED if signal.getsignal(number) == signal.SIG_IGN]  # by nohup
-    for number in IGNORED:
+    for number in IGNORED[2 if launched()[1] == 0 else 0 :]:
         signal.signal(number, signal.SIG_IGN)
     start: ranks.Lead | None = None
     # The first rank alone reads the command line: one message for bad input, and the trainer starts now.

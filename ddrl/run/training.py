@@ -353,8 +353,10 @@ class Training:
         """
         arrived = self.source.arrived()
         if arrived:
+            kept = max(0, min(arrived, self.config.run.max_env_steps - self.state.env_steps))
             self.state.rows_taken += arrived
-            self._count_recorded(arrived)
+            self.state.rows_beyond += arrived - kept  # areas are written in whole blocks; the run ends before a draw
+            self._count_recorded(kept)
         if not everything:
             return arrived + self._drain(min(len(self._rows), self.source.pacing.insertable()))
         moved = 0

@@ -13,7 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from ddrl.core.config import Config, EnvConfig, LearnerConfig
-from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_frame
+from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_error, user_frame
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs.making import make_vector_env, probe_spec
@@ -148,7 +148,9 @@ def test_a_reward_of_one_number_counts_in_whatever_array_it_is(reward: Any) -> N
     assert (step.reward.dtype, step.raw_reward.dtype) == (np.float32, np.float64)
 
 
-@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), "much", "1.0", None, {"a": 1.0}, [1.0, 2.0, 3.0], 1j])
+@pytest.mark.parametrize(
+    "reward", [np.array([1.0, 2.0]), "much", "1.0", None, {"a": 1.0}, [1.0, 2.0, 3.0], 1j, 10**400]
+)
 def test_a_reward_that_is_no_number_is_named_with_its_value(reward: Any) -> None:
     env = LoopVectorEnv("given", [Given(FLOATS, np.zeros(2, np.float32), reward)])
     env.reset(1)
@@ -218,6 +220,8 @@ def play_made(make: Callable[[], Any]) -> None:
         (lambda: Given(spaces.Dict(a=FLOATS, b=FLOATS), {"a": ZEROS}), "a dict without b"),
         (lambda: Given(spaces.Dict(a=FLOATS), {"a": ZEROS, "c": ZEROS}), "a dict with c too"),
         (lambda: Given(spaces.Dict(a=FLOATS), ZEROS), "float32 (2,)"),
+        (lambda: Given(spaces.Dict(), {}), "the observation of Dict() holds no number"),
+        (lambda: Given(spaces.Dict(a=spaces.Box(0, 1, (0,))), {}), "holds no number"),
         (lambda: Given(FLOATS, ZEROS, action=spaces.MultiBinary(300)), "more than 4,096 combinations"),
         (lambda: Ends(None, False, {}), "terminated = None (a NoneType): give True or False"),
         (lambda: Ends(False, "no", {}), "truncated = 'no'"),
@@ -380,12 +384,39 @@ class CallsItselfOne(Given):
     num_envs = 4
 
 
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        return self.words  # type: ignore[attr-defined]
+
+
+def test_an_error_without_words_or_that_cannot_give_them_is_called_by_its_name() -> None:
+    assert [user_error(one) for one in (Unspeakable(), AssertionError())] == ["Unspeakable", "AssertionError"]
+
+
+class HasAnyAttribute(Given):
+    """As proxies of an environment in another process or language."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: None
+
+
+def gives_a_class() -> type[Given]:
+    return Given
+
+
 class WithoutSingleSpaces:
     num_envs = 4
     metadata: ClassVar[dict[str, Any]] = {}
 
 
 OldGym = type("OldGym", (), {"__module__": "gym.envs.classic"})
+
+
+def test_an_environment_that_has_any_attribute_is_no_vector() -> None:
+    config = EnvConfig(id=f"{__name__}:HasAnyAttribute", kwargs={"space": FLOATS, "value": ZEROS}, action_mask="none")
+    assert make_vector_env(config).num_envs == config.num_envs
 
 
 @pytest.mark.parametrize(
@@ -397,6 +428,7 @@ OldGym = type("OldGym", (), {"__module__": "gym.envs.classic"})
         ("OfSeveralAgents", "several agents"),
         ("OfDmEnv", "dm_env's interface"),
         ("OfNoBase", "no gymnasium.Env"),
+        ("gives_a_class", r"returned the class Given: return one of its objects, Given\(...\)"),
     ],
 )
 def test_what_a_factory_returns_is_known_by_name(factory: str, words: str) -> None:

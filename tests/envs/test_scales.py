@@ -78,6 +78,12 @@ CASES: dict[str, tuple[Any, Any, list[float], str]] = {
         [3, -7],
         "int64 without bounds",
     ),
+    "open in part": (
+        spaces.Box(np.array([0, -(2**31)]), np.array([4, 2**31 - 1]), dtype=np.int64),
+        np.array([1, -7]),
+        [0.25, -7],
+        "int64 from 0 to 4) as 0 to 1, and 1 numbers without bounds as they are",
+    ),
     "unsigned": (spaces.Box(0, 4, (2,), np.uint32), np.array([1, 4], np.uint32), [0.25, 1], "uint32 from 0 to 4"),
     "floats": (spaces.Box(0, 255, (2,), np.float32), np.array([1, 255], np.float32), [1, 255], ""),
     "several": (

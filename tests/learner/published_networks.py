@@ -1071,3 +1071,13 @@ class NoForward(nn.Module):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 3)
+
+
+class ForbidsByInfinity(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).masked_fill(x[:, :1] > 0, -torch.inf)
+
+
+class Replicated(nn.DataParallel):
+    def __init__(self, spec: EnvSpec) -> None:
+        super().__init__(Net(spec))

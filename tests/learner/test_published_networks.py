@@ -141,6 +141,7 @@ REFUSED = {
     "OfWidths": "spec has observation.shape, num_actions",
     "StateBeside": r"returns a tuple.*must give \[2, 3\]",
     "NoForward": "define forward",
+    "ForbidsByInfinity": r"gives NaN or infinite numbers .*env.action_mask",
 }
 WORKING = [
     name
@@ -151,6 +152,7 @@ FAST = {  # a network of each kind; the others are long
     "BatchNormMLP", "RMSNormMLP", "NewSpectralNorm", "OldWeightNorm", "DropoutMLP", "NoisyInside", "PaddedAttention",
     "TransformerEncoder", "GRUInside", "ImpalaCNN", "Embeddings", "FiLM", "Lazy", "Shared", "AssignedStatistics",
     "Hooked", "KeywordsOnly", "DividesItsInput", "PicturesBeside", "Mixer", "RoutedMixture", "CompiledForward",
+    "Replicated",
 }  # fmt: skip
 CASES = [pytest.param(each, marks=[pytest.mark.long] * (each not in FAST)) for each in WORKING]
 

@@ -74,6 +74,11 @@ class ByInfo(Ordered):
         return {"action_mask": self.mask().astype(bool)}
 
 
+class ByInfoOfSteps(ByInfo):
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+        return super().reset(**given)[0], {}
+
+
 class ByMethod(Ordered):
     def action_masks(self) -> np.ndarray:
         return self.mask()
@@ -134,6 +139,7 @@ def test_masks_can_be_left_out(tmp_path: Path) -> None:
     ("factory", "how", "words"),
     [
         ("ByInfo", "auto", "set env.action_mask = info"),
+        ("ByInfoOfSteps", "auto", "set env.action_mask = info"),
         ("ByWrongEntry", "auto", "must be 5 numbers 0 or 1"),
         ("ByShortInfo", "info", "must be 5 numbers 0 or 1"),
         ("Ordered", "info", "a NoneType"),
@@ -142,7 +148,7 @@ def test_masks_can_be_left_out(tmp_path: Path) -> None:
 def test_masks_that_are_not_read_or_wrong_are_named(factory: str, how: str, words: str) -> None:
     env = make_vector_env(EnvConfig(id=f"{__name__}:{factory}", num_envs=2, action_mask=how))
     with pytest.raises(EnvError, match=words) as refusal:
-        env.reset(1)
+        (env.reset(1), env.step(np.zeros(2, np.int64)))
     assert len(str(refusal.value)) < 300
 
 

@@ -1,6 +1,7 @@
 """The mode of a run follows from what MPI says; launchers that do not fit are refused in one line."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 from ddrl.core.errors import JobFailed
 from ddrl.run import ranks, slot
-from tests.run.launch import MPI_ENVIRONMENT, settings
+from tests.run.launch import MPI_ENVIRONMENT, UNTIL_STOPPED, mpirun_command, settings
 from tests.sources import environment
 from tests.waiting import PATIENCE
 
@@ -146,3 +147,25 @@ def test_a_rank_that_dies_before_the_job_has_begun_is_not_waited_for(message, mo
             mail.wait_for(ranks.Ready, 3)
     else:
         assert mail.wait_for(ranks.Ready, 3) == message
+
+
+def test_sigterm_while_a_job_starts_ends_it_with_a_line_though_mpirun_passes_nothing_more_on(tmp_path):
+    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    job = subprocess.Popen(
+        mpirun_command(4, *SHORT, *UNTIL_STOPPED, *settings(f"run.dir={tmp_path / 'run'}")),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**MPI_ENVIRONMENT),
+    )
+    try:
+        assert job.stderr is not None
+        while "train CartPole" not in (line := job.stderr.readline()):
+            assert line, "it has not started"
+        job.terminate()
+        said = job.communicate(timeout=PATIENCE)[1]
+    finally:
+        job.kill()
+    assert job.returncode != 0
+    ends = re.findall("ended before training began|ended by SIGTERM|ended at once|ddrl: saved|interrupted after", said)
+    assert len(ends) == 1, said

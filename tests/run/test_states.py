@@ -1,6 +1,7 @@
 """What environments keep between episodes is in checkpoints and policies: statistics of wrappers, and `state()`."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -135,6 +136,30 @@ def test_more_environments_than_were_saved_begin_alike_and_frozen_statistics_sta
 def test_a_state_of_an_environment_that_keeps_none_is_empty() -> None:
     assert read_states(played("HasAnAttribute")) == b""
     load_states(played("HasAnAttribute"), b"")
+
+
+class Generators(Curriculum):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Any = {"random": random.Random(3).getstate(), "numpy": np.random.default_rng(3).bit_generator.state}
+
+    def state(self) -> Any:
+        return self.kept
+
+    def load_state(self, state: Any) -> None:
+        self.kept = state
+
+
+def test_states_of_generators_come_back_as_they_were_and_sets_are_refused() -> None:
+    """Theirs are tuples and integers of 128 bits."""
+    kept = Generators().kept
+    again = played("Generators", count=1)
+    again.holders[0].kept = None
+    load_states(again, read_states(played("Generators", count=1)))
+    assert again.holders[0].kept == kept
+    again.holders[0].kept = {"seen": {1, 2}}
+    with pytest.raises(EnvError, match=r"it holds a set\): return numbers"):
+        read_states(again)
 
 
 def test_states_that_cannot_be_saved_or_are_of_others_are_refused_by_name() -> None:

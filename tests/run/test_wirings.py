@@ -38,9 +38,12 @@ def test_a_serial_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(wiring:
 
 def test_explorers_that_share_areas_teach_a_local_run_which_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = ddrl(*TINY, *SHORT, *AREAS, *settings("run.processes=2", "learner.publish_period=5", f"run.dir={run}"))
+    uneven = settings("run.max_env_steps=1610")  # within a block
+    more = settings("run.processes=2", "learner.publish_period=5", f"run.dir={run}")
+    done = ddrl(*TINY, *SHORT, *AREAS, *uneven, *more)
     assert done.returncode == 0, done.stderr
     first = summary(run)
+    assert first["env_steps"] == 1610
     assert first["updates"] >= 10  # one look at full areas is enough, however fast explorers are
     assert first["policy_lag"]["p50"] is not None
     with Run(run) as read:
