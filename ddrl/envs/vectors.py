@@ -243,14 +243,14 @@ class LoopVectorEnv(CheckedVectorEnv):
             if masked:
                 self._write_masked(env, state, info, row)
             else:
-                if self._looks_for_masks and ACTION_MASK in info:
-                    self._refuse_mask_of_info()
                 write(state, row)
             rewards[index] = reward
             terminations[index] = terminated
             truncations[index] = truncated
             if type(info) is not dict and not is_mapping(info):
                 raise EnvError(f"{self._where}: step gave info = {shown(info)} ({kind_of(info)}): give a dict")
+            if not masked and self._looks_for_masks and ACTION_MASK in info:
+                self._refuse_mask_of_info()
             if self._recent and (terminated or truncated):
                 self._keep_figures(info)
         raw, learned = self._rewards(rewards)
