@@ -23,12 +23,20 @@ from typing import Any
 import msgspec
 import numpy as np
 import safetensors.numpy
-from safetensors import SafetensorError
 
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.files import MAX_ARRAYS, MAX_DOCUMENT, MAX_GRAPH, decode, read_regular, sync, write_atomically
+from ddrl.core.files import (
+    MAX_ARRAYS,
+    MAX_DOCUMENT,
+    MAX_GRAPH,
+    decode,
+    load_tensors,
+    read_regular,
+    sync,
+    write_atomically,
+)
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ArraySpec, Bytes, EnvSpec
 from ddrl.core.trust import check_trust, foreign_code
@@ -201,8 +209,8 @@ def load_policy(run_dir: Path) -> SavedPolicy:
 
 def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> Bytes:
     try:
-        tensors = safetensors.numpy.load(data)
-    except (SafetensorError, ValueError) as error:
+        tensors, _ = load_tensors(data)
+    except ValueError as error:
         raise CheckpointError(f"{place} is corrupt or not a safetensors file: {error}") from None
     names = [entry.name for entry in layout.entries]
     wrong = sorted(tensors.keys() ^ set(names))

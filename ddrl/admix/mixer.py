@@ -24,9 +24,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
-import safetensors.numpy
 from msgspec import UNSET, Meta, Struct, UnsetType
-from safetensors import SafetensorError
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel, SavedPolicy
@@ -34,7 +32,7 @@ from ddrl.admix.environment import Book
 from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError, RunDirError, shortened
-from ddrl.core.files import decode, read_json, write_atomically
+from ddrl.core.files import decode, load_tensors, read_json, write_atomically
 from ddrl.core.specs import Array, Bytes, EnvSpec, Floats32
 
 # ---- messages --------------------------------------------------------------------------------------------------------
@@ -344,8 +342,8 @@ def score_once() -> None:
 def policy_of(data: bytes, shared: ServedPolicy) -> ServedPolicy:
     """The network of `shared` with parameters from a safetensors file; CheckpointError where they do not fit."""
     try:
-        tensors = safetensors.numpy.load(data)
-    except (SafetensorError, ValueError) as error:
+        tensors, _ = load_tensors(data)
+    except ValueError as error:
         raise CheckpointError(f"the body is not a safetensors file: {shortened(error)}") from None
     layout = shared.model.layout
     vector = np.zeros(layout.nbytes, np.uint8)

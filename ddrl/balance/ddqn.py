@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from ddrl.balance.sizes import (
     AffineFilter,
@@ -23,7 +22,7 @@ from ddrl.balance.sizes import (
     balanced_sizes,
 )
 from ddrl.core.errors import CheckpointError, ConfigError, shortened
-from ddrl.core.files import decode
+from ddrl.core.files import decode, load_tensors
 
 # -- objectives --------------------------------------------------------------------------------------------------------
 # All are to be raised: -time / reference; statistical efficiency (phi + M0) / (phi + M) of M accepted samples beside a
@@ -324,14 +323,12 @@ class ValueNetwork:
     @staticmethod
     def load(path: Path) -> ValueNetwork:
         """CheckpointError where the file is missing, damaged, or of another network."""
+        what = f"{path}: cannot be read as the network of a sizer"
         try:
-            opened: Any = safe_open(path, "numpy")  # its methods have no types
-            with opened as file:
-                tensors: dict[str, NDArray[np.float32]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                metadata = (file.metadata() or dict[str, str]()).get("ddqn", "{}").encode()
-        except (OSError, SafetensorError, ValueError, TypeError) as error:
-            raise CheckpointError(f"{path}: cannot be read as the network of a sizer: {shortened(error)}") from None
-        about = decode(metadata, _About, CheckpointError, f"{path}: cannot be read as the network of a sizer")
+            tensors, header = load_tensors(path)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{what}: {shortened(error)}") from None
+        about = decode(header.get("ddqn", "{}").encode(), _About, CheckpointError, what)
         if about.form != FORM or {name: tensor.shape for name, tensor in tensors.items()} != SHAPES:
             raise CheckpointError(
                 f"{path} holds another network: train it anew, python -m benchmarks.microbatch --train"

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from ddrl.core.errors import DdrlError, RunDirError, shortened
 
@@ -29,6 +32,7 @@ MAX_STATUS = 1 << 16  # [B] of a status, an address, a key
 MAX_DOCUMENT = 16 << 20  # [B] of settings, a manifest, a summary
 MAX_GRAPH = 256 << 20  # [B] of an ONNX graph, whose parameters are apart
 MAX_ARRAYS = 1 << 32  # [B] of parameters and other arrays
+MAX_HEADER = 1 << 20  # [B] of names and shapes in a file of tensors, which take 30 times as much to decode
 MAX_NAME = 400  # letters of a name in a document
 MAX_HOLES = 100  # times the data of a file
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -71,6 +75,27 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     if max(len(data), length) > max_bytes:
         raise OSError(errno.EFBIG, f"it is longer than {max_bytes / (1 << 20):g} MiB", str(path))
     return data
+
+
+def load_tensors(source: bytes | Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """The arrays of a safetensors file, and what it says of itself (nothing where its bytes are given); OSError where
+    it is no file that `opened` opens, ValueError where it is damaged."""
+    try:
+        if isinstance(source, bytes):
+            _refuse_long_header(source[:8])
+            return safetensors.numpy.load(source), {}
+        with opened(source) as file:
+            _refuse_long_header(file.read(8))
+        found: Any = safe_open(source, "numpy")  # its methods have no types
+        with found as tensors:
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, TypeError, KeyError, AttributeError) as error:  # the last three: dtypes that numpy lacks
+        raise ValueError(str(error)) from None
+
+
+def _refuse_long_header(length: bytes) -> None:
+    if int.from_bytes(length, "little") > MAX_HEADER:
+        raise ValueError(f"its names and shapes are said to take more than {MAX_HEADER >> 20} MiB")
 
 
 def last_lines(path: Path, count: int) -> list[str]:

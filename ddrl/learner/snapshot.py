@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from ddrl.core.errors import CheckpointError
-from ddrl.core.files import DAMAGE, write_atomically
+from ddrl.core.files import DAMAGE, load_tensors, write_atomically
 
 FORMAT = "ddrl.learner/2"
 SAME_NETWORK = "set learner and env as they were, or begin a new run"
@@ -36,13 +36,11 @@ def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any
 def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
     """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another
     algorithm."""
-    if not path.is_file():
-        raise CheckpointError(f"there is no learner's state at {path}: name a checkpoint of ddrl")
     try:
-        with safe_open(path, framework="np") as file:
-            header = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, TypeError) as error:
+        state, header = load_tensors(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no learner's state at {path}: name a checkpoint of ddrl") from None
+    except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path} cannot be read as safetensors ({error}): it is corrupt or was not written by ddrl; use an older "
             "checkpoint"

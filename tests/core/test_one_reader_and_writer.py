@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -10,12 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from ddrl.acting import policy_file
+from ddrl.admix.mixer import policy_of
+from ddrl.balance.ddqn import ValueNetwork
 from ddrl.core import files
-from ddrl.core.errors import RunDirError
+from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.rows import ParameterLayout
+from ddrl.learner import snapshot
+from tests.admix.material import small_mixer
 from tests.sources import ROOT
 
 OPENS = {"open", "fdopen", "read_text", "read_bytes", "write_text", "write_bytes", "symlink_to", "link", "symlink"}
 LIBRARIES = {"np.load", "np.save", "np.savez", "sqlite3.connect", "tempfile.mkstemp", "safe_open", "shutil.copy"}
+LIBRARIES |= {"safetensors.numpy.load", "safetensors.numpy.load_file", "safetensors.torch.load"}
 # Where else files are opened, none of them of a run directory, or by a library with a checked name.
 ELSEWHERE = {
     "core/files.py": "the reader and the writer",
@@ -45,8 +53,6 @@ ELSEWHERE = {
     "telemetry/store.py": "the database, after its names were checked",
     "telemetry/reading.py": "the database, to be read alone",
     "replay/sources.py": "arrays through `opened` and `new_file`",
-    "learner/snapshot.py": "tensors of a checkpoint whose digest was computed from a regular file",
-    "balance/ddqn.py": "a network that ships or that the user trusts",
 }
 
 
@@ -148,3 +154,34 @@ def test_what_is_longer_than_its_kind_may_be_is_not_read(tmp_path: Path) -> None
         file.truncate(1 << 40)
     with pytest.raises(OSError, match="longer than"):
         files.read_regular(tmp_path / "sparse", files.MAX_DOCUMENT)
+
+
+def tensors_of(count: int, dtype: str = "F32") -> bytes:
+    """A safetensors file of empty tensors."""
+    entry = {"dtype": dtype, "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({str(number): entry for number in range(count)}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
+READERS_OF_TENSORS = {
+    "a learner's state": lambda path: snapshot.read(path, algorithm="dqn"),
+    "a policy": lambda path: policy_file._vector_of(path.read_bytes(), ParameterLayout((), 0), path),
+    "parameters that a server is sent": lambda path: policy_of(path.read_bytes(), small_mixer().policy),
+    "a sizer's network": ValueNetwork.load,
+}
+
+
+@pytest.mark.parametrize("reader", READERS_OF_TENSORS)
+def test_more_names_of_tensors_than_any_network_has_are_refused_undecoded(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(tensors_of(20_000))
+    with pytest.raises(CheckpointError, match="more than 1 MiB"):
+        READERS_OF_TENSORS[reader](path)
+
+
+@pytest.mark.parametrize("reader", READERS_OF_TENSORS)
+def test_tensors_of_types_that_numpy_lacks_are_refused(reader: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    path.write_bytes(tensors_of(1, "F8_E4M3"))
+    with pytest.raises(CheckpointError, match=r"F8_E4M3|float8"):
+        READERS_OF_TENSORS[reader](path)
