@@ -34,13 +34,22 @@ MAX_LETTERS = 400  # of an error that quotes a damaged file
 
 
 def plain_text(text: str) -> str:
-    """The text with each letter that a terminal obeys or that hides others as an escape; lines stay lines."""
+    """The text with each letter that a terminal obeys or that hides others as an escape; lines stay lines. Paths by an
+    open folder of this process (`RunDirectory.place`) get the folder's name."""
+    text = _OPEN_FOLDER.sub(_name_of_folder, text)
     if text.isprintable():
         return text
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else letter.encode("unicode_escape").decode()
         for letter in text
     )
+
+
+_OPEN_FOLDER = re.compile(r"/proc/self/fd/\d+")
+
+
+def _name_of_folder(found: re.Match[str]) -> str:
+    return os.path.realpath(found[0]) if os.path.isdir(found[0]) else found[0]
 
 
 def plain_line(text: str) -> str:
@@ -118,8 +127,8 @@ def is_of_user(path: Path) -> bool:
 class DdrlError(Exception):
     """Base of all; `run` turns it into one line on standard error and a nonzero exit. What it quotes is text."""
 
-    def __str__(self) -> str:
-        return plain_text(super().__str__())
+    def __init__(self, text: str = "") -> None:
+        super().__init__(plain_text(text))
 
 
 class ConfigError(DdrlError):
@@ -189,5 +198,5 @@ def error_of(kind: str, text: str) -> DdrlError:
     """An error of ddrl's that another process has raised, by the name of its class."""
     found: type[DdrlError] = globals().get(kind, EnvError)
     error = found.__new__(found)
-    error.args = (text,)
+    error.args = (plain_text(text),)
     return error

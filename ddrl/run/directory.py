@@ -225,8 +225,7 @@ class Disk:
                     f"{error}. TRAINING GOES ON IN MEMORY, the {what} is NOT SAVED: {remedy}it is tried again every "
                     f"{RETRY:g} s"
                 )
-            reason = str(error).replace(str(self._directory.place), str(self._shown))
-            self._refused[what] = (time.monotonic() + RETRY, reason)
+            self._refused[what] = (time.monotonic() + RETRY, plain_text(str(error)))
             return False
         if self._refused.pop(what, None) is not None:
             self.notify(f"the {what} is saved again")
@@ -256,7 +255,6 @@ class Disk:
 
     def notify(self, text: str) -> None:
         """Print a line, which becomes an event of the run once these are recorded."""
-        text = text.replace(str(self._directory.place), str(self._shown))
         _say(text)
         self.record_event("disk", text)
 
