@@ -9,22 +9,25 @@ for."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-import socket
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError, plain_line
-from ddrl.core.files import DAMAGE, read_json
+from ddrl.core.files import DAMAGE, new_file, opened, read_json
 from ddrl.core.specs import Array, Floats, Ints
 from ddrl.telemetry.directory import State, Status, read_config, read_settings, run_status
 from ddrl.telemetry.series import SERIES, Series
@@ -96,17 +99,8 @@ class Run:
             raise RunDirError(
                 f"{self.path} holds no {FILE_NAME}: it is no run directory, or its run has not begun to write"
             )
-        # A file without a log that nobody writes is read as it is: SQLite would make an index of the log beside it,
-        # which it cannot on a disk that is read-only, and which it would leave there.
-        status = run_status(self.path)
-        written = status.is_active and status.host == socket.gethostname() and os.access(self.path, os.W_OK)
-        still = not written and not file.with_name(f"{FILE_NAME}-wal").exists()
-        mode = "mode=ro&immutable=1" if still else "mode=ro"
         with self._plainly():
-            self._db = sqlite3.connect(
-                f"file:{_quoted(file)}?{mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=5.0
-            )
-            self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
+            self._db = _open_unchanged(file.resolve())
         try:
             with self._plainly():
                 (application,) = self._db.execute("PRAGMA application_id").fetchone()
@@ -338,7 +332,7 @@ class Run:
         """SQLite's errors in the words of the user."""
         try:
             yield
-        except (sqlite3.Error, KeyError, TypeError, OverflowError, *DAMAGE) as error:
+        except (sqlite3.Error, OSError, KeyError, TypeError, OverflowError, *DAMAGE) as error:
             if not self.path.is_dir():
                 raise RunDirError(f"the run directory {self.path} was deleted while it was read") from None
             raise RunDirError(
@@ -352,7 +346,29 @@ def _known_series(listed: str) -> dict[str, Series]:
     return {series.name: series for series in (*SERIES, *msgspec.json.decode(listed, type=list[Series]))}
 
 
-def _quoted(path: Path) -> str:
-    from urllib.parse import quote
-
-    return quote(os.fsencode(path.resolve()))
+def _open_unchanged(file: Path) -> sqlite3.Connection:
+    """A database, of which nothing is changed and beside which nothing is made. Who writes it keeps a log and an index
+    of that. A log whose index is missing would get one: it is read in a copy. Without a log the file is whole."""
+    log, index = (file.with_name(f"{file.name}{ending}") for ending in ("-wal", "-shm"))
+    if any(path.exists() and not path.is_file() for path in (log, index)):
+        raise OSError(errno.EINVAL, "its log or its index is not a file")
+    with contextlib.ExitStack() as copied:
+        mode = "readonly_shm=1" if log.exists() else "immutable=1"
+        if log.exists() and not index.exists():
+            folder = Path(copied.enter_context(tempfile.TemporaryDirectory(prefix="ddrl-")))
+            for path in (file, log):
+                with opened(path) as read, new_file(folder / path.name) as written:
+                    shutil.copyfileobj(read, written)
+            file = folder / file.name
+            mode = ""
+        db = sqlite3.connect(
+            f"file:{quote(os.fsencode(file))}?mode=ro&{mode}",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=5.0,
+        )
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
+        if not mode:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens what has no name afterwards
+    return db
