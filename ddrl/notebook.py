@@ -358,8 +358,8 @@ def play(run: AnyRun, *, episodes: int = 1, seed: int = 0, trust: bool = False) 
 
 
 class Panel:
-    """A live panel of one run: numbers, learning curve, the agent at play, and buttons. `widget` is what Jupyter shows;
-    `close()` ends its thread."""
+    """A live panel of one run: the overview's figures, learning curve, the agent at play, and buttons. `widget` is what
+    Jupyter shows; `close()` ends its thread."""
 
     def __init__(self, path: Path, *, period: float = 1.0) -> None:
         try:
