@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import onnxruntime
@@ -15,6 +15,70 @@ from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import Array
 
 MAX_RUN_SECONDS = 5.0  # of one run of a graph that may be a stranger's
+MAX_NODES = 5000  # of such a graph, with its inputs, outputs and constants, and with those of graphs inside of it
+
+
+# ---- the size of a graph ----
+# Fields of ONNX's messages by which nodes are reached. Runtimes copy functions to where they are called, so that few
+# nodes become any number: a graph with functions is refused.
+_PARTS = {
+    ("model", 7): "graph",
+    ("model", 25): "function",
+    ("graph", 1): "node",
+    ("node", 5): "attribute",
+    ("attribute", 6): "graph",
+    ("attribute", 11): "graph",
+}
+
+
+def refuse_large(onnx: bytes) -> None:
+    """Raise NetworkError for more than MAX_NODES parts, counted without decoding the graph, which may take any time."""
+    count = 0
+    parts = [("model", memoryview(onnx))]
+    while parts:
+        kind, data = parts.pop()
+        for field, part in _fields(data):
+            found = _PARTS.get((kind, field), "")
+            count += kind == "graph"
+            if count > MAX_NODES or found == "function":
+                raise NetworkError(
+                    f"the acting network has more than {MAX_NODES} nodes and constants, or functions: act with "
+                    "a smaller network"
+                )
+            if found:
+                parts.append((found, part))
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """The fields of a protobuf message that are bytes, by number. NetworkError for what is no message."""
+    at = 0
+    try:
+        while at < len(data):
+            tag, at = _varint(data, at)
+            length, at = _varint(data, at) if tag & 7 in (0, 2) else ({1: 8, 5: 4}[tag & 7], at)
+            if tag & 7:
+                end = at + length
+                if end > len(data):
+                    raise IndexError
+                if tag & 7 == 2:
+                    yield tag >> 3, data[at:end]
+                at = end
+    except (IndexError, KeyError):
+        raise NetworkError("the acting network cannot be loaded: it is damaged, or no ONNX graph") from None
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, lowest first, and where it ends."""
+    value = 0
+    for place in range(10):
+        byte = data[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value, at + place + 1
+    raise IndexError
+
+
+# ---- the runtime ----
 
 
 class Graph:
@@ -32,6 +96,8 @@ class Graph:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)  # none
         if flush_denormals:
             options.add_session_config_entry("session.set_denormal_as_zero", "1")
+        if max_seconds is not None:
+            refuse_large(onnx)
         try:
             self._session = onnxruntime.InferenceSession(onnx, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # the runtime's own kinds of error share no base class
