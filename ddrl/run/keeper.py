@@ -524,6 +524,12 @@ class Keeper:
                     flush=True,
                 )
 
+    def move(self, child: Child, place: int) -> None:
+        """Let a process have another place than it was started for."""
+        del self.children[child.place]
+        child.place = place
+        self.children[place] = child
+
     def watch(self, descriptor: int, act: Callable[[], object]) -> None:
         """Call `act` in `look` whenever the descriptor can be read."""
         self._selector.register(descriptor, selectors.EVENT_READ, act)

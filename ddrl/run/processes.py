@@ -39,7 +39,7 @@ from ddrl.channels.segment import adopt_run, unlink_run
 from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, DdrlError, JobFailed
+from ddrl.core.errors import ChannelError, DdrlError, JobFailed, KeeperError
 from ddrl.core.forks import SIGNALS, ignore_interrupts
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
@@ -87,6 +87,8 @@ if TYPE_CHECKING:
 
 GOING = (Command.RUN, Command.PAUSE)
 TRAINER = 0  # place of the trainer's program; a member's place is its rank, which is never 0
+SPARE = -1  # place of a program that has imported torch and takes the trainer's place where that dies
+SPARE_AFTER = 60.0  # [s] of a run without deaths: one that is shorter does not pay for a second import of torch
 STOP_TIMEOUT = 20.0  # [s] a member may be inside a long environment step when it is told to stop
 TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
 END_LOOK_PERIOD = 0.05  # [s] between two looks once training has ended
@@ -230,7 +232,8 @@ class Job:
         self._leftover: LaneSet | None = None  # rows that arrive after the trainer has ended
         self._directory = ""
         self._records: TaskRecords | None = None  # of the run, once the trainer has them
-        self._program: Sequence[str] = TRAINER_PROGRAM
+        self._spare: tuple[Child, Link] | None = None
+        self._spare_at = math.inf  # when one is started, once the trainer learns [s]
         self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
         self._collectors_end = -1  # descriptor of the socket to order them, until it is sent
         if parent is not None:
@@ -260,18 +263,26 @@ class Job:
 
     # -- the start
 
-    def start_trainer(self, program: Sequence[str] = TRAINER_PROGRAM, incarnation: int = 0) -> None:
-        """Start the trainer's program, to which four words are added: the run, the descriptor of its link, and those of
-        `Place`."""
-        self._program = program
-        self._link, theirs = Link.pair(JOB)
+    def start_trainer(self) -> None:
+        """Start the trainer's program."""
+        self._use_trainer(*self._start_program(TRAINER, TRAINER_PROGRAM))
+
+    def _start_program(self, place: int, program: Sequence[str]) -> tuple[Child, Link]:
+        """Four words are added: the run, the descriptor of its link, and those of `Place`."""
+        link, theirs = Link.pair(JOB)
         words = (*program, self.run_id, str(theirs.fileno()))
         output = [] if self._parent is None else self._parent.output  # so that it can print without a reader
-        place = self.keeper.places.get(TRAINER, Place(0, Role.TRAINER))
-        self.keeper.places[TRAINER] = replace(place, program=words, inherited=[theirs.fileno(), *output])
-        self._trainer = self.keeper.start(TRAINER, incarnation)
+        cores = self.keeper.places[TRAINER].cores if TRAINER in self.keeper.places else None
+        inherited = [theirs.fileno(), *output]
+        self.keeper.places[place] = Place(place, Role.TRAINER, program=words, inherited=inherited, cores=cores)
+        child = self.keeper.start(place)
         theirs.close()
-        self.keeper.watch(self._link.fileno(), self._hear_trainer)
+        return child, link
+
+    def _use_trainer(self, child: Child, link: Link) -> None:
+        self._trainer = child
+        self._link = link
+        self.keeper.watch(link.fileno(), self._hear_trainer)
 
     def await_ranks(self, limit: float) -> Ranks:
         """The ranks of a job under mpirun, which the parent sends once MPI has started. JobFailed after `limit` [s]."""
@@ -346,6 +357,7 @@ class Job:
         descriptors = [] if lock is None or lock.descriptor is None else [lock.descriptor]
         in_rounds = self._collectors is not None
         message = Records(self._directory, resume, bool(descriptors), in_rounds, records.same_job)
+        self._spare_at = time.monotonic() + (0.0 if records.same_job else SPARE_AFTER)
         if self._link is not None:
             self._link.send(message, [*descriptors, *self._collector_ends()])
             self._close_collectors_end()
@@ -416,6 +428,8 @@ class Job:
             self._deaths.note_work(table)
             for silent in self._silence.look(table):
                 self._note_silence(silent)
+            if time.monotonic() >= self._spare_at and self._trainer is not None and self._trainer_can_restart:
+                self._start_spare(self._trainer)
 
     def fail(self, text: str) -> None:
         """End the job: the board says so to all processes of this host, its relay to those of others."""
@@ -445,6 +459,9 @@ class Job:
                 raise KeyboardInterrupt
             if self._result is None and self.board.command != Command.FAIL:
                 self._note_trainer_end(child, child.hang or (ended.how, ended.words))
+            return
+        if child.place == SPARE:
+            self._note_spare_end(f"{ended.how}{_below(ended.words)}")
             return
         if self._collectors is not None and self._collectors.note_end(child, ended):
             return  # the trainer decides
@@ -494,11 +511,33 @@ class Job:
         assert self._silence is not None
         self._silence.restarted(self._row_of(trainer.rank))
         self._link.close()
-        self.start_trainer(self._program, incarnation)
+        child, link = self._spare or self._start_program(TRAINER, TRAINER_PROGRAM)
+        self._spare = None
+        child.rank = trainer.rank
+        child.incarnation = incarnation
+        self.keeper.move(child, TRAINER)
+        self._use_trainer(child, link)
         self.hand_over(replace(self._records, resume=None, same_job=True))
         for text in self._unheard:
             self.note(text, trainer.rank)
         self._unheard.clear()
+
+    def _start_spare(self, trainer: Child) -> None:
+        """Once the trainer learns, have the next one import torch, for that takes longer than all else it begins with.
+        Where that fails there is none until the trainer's next death."""
+        assert self.channels is not None
+        if self._deaths.limit and work_done(self.channels.counters.table()[self._row_of(trainer.rank)]):
+            self._spare_at = math.inf
+            try:
+                self._spare = self._start_program(SPARE, (*TRAINER_PROGRAM, "spare"))
+            except KeeperError as error:
+                self._note_spare_end(f"cannot be started: {error}")
+
+    def _note_spare_end(self, how: str) -> None:
+        if self._spare is not None:
+            self._spare[1].close()
+        self._spare = None
+        self.note(f"the process that would have taken the trainer's place {how}", 0)
 
     def _row_of(self, rank: int) -> int:
         assert self.channels is not None
@@ -808,6 +847,9 @@ class Job:
             self._close_collectors_end()
         if self._trainer is not None:  # an error in this process: what is not saved is lost
             self._trainer.send(signal.SIGKILL if self.channels is None or not self._directory else signal.SIGTERM)
+        if self._spare is not None:
+            self._spare[0].send(signal.SIGKILL)
+            self._spare[1].close()
         self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
         self.keeper.close()
         if self._link is not None:

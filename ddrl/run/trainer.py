@@ -1,6 +1,7 @@
-"""The trainer's process: `python -m ddrl.run.trainer RUN_ID LINK ERRORS PARENT`, started by the keeper.
+"""The trainer's process: `python -m ddrl.run.trainer [spare] RUN_ID LINK ERRORS PARENT`, started by the keeper.
 
-It imports torch while the keeper prepares the run, then attaches the host's channels and drives the task to its end.
+It imports torch while the keeper prepares the run, then attaches the host's channels and drives the task to its end. A
+spare does the same beside a trainer, and waits for that one's death.
 LINK: descriptor of its end of the link to the keeper; ERRORS: where it writes its stacks when it is asked; PARENT: the
 keeper's process id. A keeper that ends is an interrupt: the trainer saves, removes the channels, and ends; before it
 has anything to save it ends at once."""
@@ -26,6 +27,7 @@ from ddrl.run.process import (
     end_process,
     fix_order_of_sums,
     flush_denormals,
+    name_process,
     set_torch_threads,
     spare_collector,
 )
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from ddrl.run.task import Task
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
-Equip = Callable[["Task"], Callable[[dict[str, Any]], object] | None]
+IMPORTED = ("ddrl.learner.checks", "onnx", "onnxruntime", "ddrl.run.members", "ddrl.run.task")  # beside torch
 
 
 def drive(
@@ -71,17 +73,19 @@ def drive(
         raise
 
 
-def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda task: None) -> dict[str, Any]:
-    """Attach the run's channels and train to the end; the summary. `equip` is called with the task before its first
-    turn; what it gives is called with the summary at the end."""
+def train(run_id: str, link: Link, interrupts: Interrupts, *, is_spare: bool) -> dict[str, Any]:
+    """Attach the run's channels and train to the end; the summary."""
     from ddrl.learner import import_torch
 
-    with _ended_by_sigterm(run_id):
+    if is_spare:
+        name_process("ddrl spare")
+    with _ended_by_sigterm(None if is_spare else run_id):
         import_torch()
-        for name in ("ddrl.learner.checks", "onnx", "onnxruntime"):  # while ranks still start
+        for name in IMPORTED:  # while ranks still start
             importlib.import_module(name)
-        messages = link.receive(wait=True)  # once there are channels
-    from ddrl.run.process import name_process
+        messages = link.receive(wait=True)  # once there are channels, or no trainer any more
+        if is_spare and not messages:
+            os._exit(0)  # the job has ended; the trainer removes what the keeper has made
     from ddrl.run.processes import Records
     from ddrl.run.task import Duty, assemble
     from ddrl.run.topology import HostChannels
@@ -102,11 +106,7 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
     rounds = None
     try:
         rounds = None if collectors is None else start_rounds(task, collectors)
-        finish = equip(task)
-        document = drive(task, interrupts)
-        if finish is not None:
-            finish(document)
-        return document
+        return drive(task, interrupts)
     finally:
         if rounds is not None:
             rounds.close()
@@ -114,11 +114,13 @@ def train(run_id: str, link: Link, interrupts: Interrupts, equip: Equip = lambda
 
 
 @contextmanager
-def _ended_by_sigterm(run_id: str) -> Generator[None]:
-    """There is nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once."""
+def _ended_by_sigterm(run_id: str | None) -> Generator[None]:
+    """There is nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once.
+    run_id: whose segments nobody else would remove."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        unlink_run(run_id)
+        if run_id is not None:
+            unlink_run(run_id)
         os._exit(130)
 
     before = signal.signal(signal.SIGTERM, end)
@@ -159,11 +161,11 @@ def start_rounds(task: Task, collectors: int) -> Any:
     return slice_module("pool.rounds", "pool.collectors").go_in_rounds(task, collectors)
 
 
-def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> int:
-    """Run the trainer that the words (by default the command line's) name; the process's exit status."""
+def main() -> int:
+    """Run the trainer that the command line names; the process's exit status."""
     from ddrl.run.keeper import report_stacks
 
-    run_id, descriptor, errors, parent = sys.argv[-4:] if words is None else words
+    run_id, descriptor, errors, parent = sys.argv[-4:]
     report_stacks(int(errors))
     try:
         with Interrupts() as interrupts:
@@ -176,7 +178,7 @@ def main(equip: Equip = lambda task: None, words: list[str] | None = None) -> in
             link = Link.of(int(descriptor), JOB)
             try:
                 try:
-                    result = Result(train(run_id, link, interrupts, equip))
+                    result = Result(train(run_id, link, interrupts, is_spare=sys.argv[1] == "spare"))
                 except KeyboardInterrupt:
                     raise
                 except DdrlError as error:

@@ -86,9 +86,7 @@ def test_a_local_rollout_that_dies_is_started_again_with_other_episodes(signals:
     run = tmp_path / "run"
     done = ddrl(*dying(run, "rollout", signals, *(() if signals is ALL else ("rollout.on_error=restart",))))
     assert done.returncode == 0, done.stderr
-    with Run(run) as finished:
-        alarms = "\n".join(finished.events(kinds=["alarm"])["text"])
-    went_well(run, alarms, done.stdout, signals, "run.max_env_steps reached")
+    went_well(run, alarms(run), done.stdout, signals, "run.max_env_steps reached")
     assert summary(run)["env_steps"] == 3000
     assert summary(run)["episodes_cut"] == len(signals)
     assert len(list((tmp_path / "sent").glob("seed *"))) == len(signals) + 1  # a file that exists is an error
@@ -394,6 +392,44 @@ def test_a_trainer_that_is_killed_while_the_run_is_paused_stays_paused(tmp_path:
             control.stop()
         assert job.wait(PATIENCE) == 0
     assert segments_of(run) == []
+
+
+def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=10")
+    trainer = "ddrl 0 trainer"
+    spare = "ddrl spare"
+
+    def kill(name: str) -> None:
+        pid = processes_of(run)[name]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: {trainer, spare} <= processes_of(run).keys() and pid not in processes_of(run).values(), name)
+
+    with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
+        try:
+            wait_for_checkpoint(run, job)
+            assert spare not in processes_of(run)  # of a short run
+            kill(trainer)
+            first = processes_of(run)[spare]
+            kill(trainer)
+            assert processes_of(run)[trainer] == first
+            os.kill(processes_of(run)[spare], signal.SIGKILL)
+            wait_until(lambda: "taken the trainer's place was killed by SIGKILL" in alarms(run), "nobody was told")
+            with attach(run, timeout=PATIENCE) as control:
+                control.stop()
+            assert job.wait(PATIENCE) == 0
+        finally:
+            job.kill()
+    assert summary(run)["restarts"] == 2  # a spare's is none
+    assert segments_of(run) == []
+    assert processes_of(run) == {}
+    balances(run)
+
+
+def alarms(run: Path) -> str:
+    """What the run has told its user."""
+    with Run(run) as records:
+        return "\n".join(records.events(kinds=["alarm"])["text"])
 
 
 def test_a_mailbox_whose_writers_are_killed_shows_whole_versions_that_never_fall() -> None:
