@@ -36,7 +36,7 @@ OLDER = ", older code"  # the mark
 NUMBER = re.compile(r"(?<![\w-])\.?\d[\w.,]*")  # not the digits of a name, as in C51 or Stable-Baselines3
 SECTION = re.compile(r"^(?=#{1,3} )", re.MULTILINE)
 TABLE = re.compile(r"^\|.*\n\|[ :|-]+\n((?:\|.*\n)+)", re.MULTILINE)
-CELL = re.compile(r"[*~<>+-]*\d[\d.,]*( ?(%|s|ms|us|ns|MiB|GiB|MB|kB|times))?\**( \(.*\))?")
+CELL = re.compile(r"[*~<>+-]*\d[\d.,]*( ?(%|s|ms|us|ns|MiB|GiB|MB|kB|times))?\**( \(.*\))?")  # wholly a number
 WORDS_OF_CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|10\^\d+")
 PLAIN_NUMBER = re.compile(r"(?<![\w.,^-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w^])|(?<![\w.])\.\d+")
 SCALES = (1, 100, 1e3, 1e6, 1e-3, 1e-6)  # units and shares that a page may use
