@@ -25,7 +25,8 @@ from onnx.numpy_helper import from_array
 from ddrl import evaluate, export, runs
 from ddrl.acting.policy_file import SavedPolicy, load_policy, load_trusted_policy, save_policy
 from ddrl.core.errors import DdrlError
-from ddrl.notebook import compare, output_html, panel_html
+from ddrl.core.files import last_lines
+from ddrl.notebook import compare, panel_html
 from ddrl.run.checkpoint import _checksum
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
@@ -171,6 +172,12 @@ def resume_it(run: Path) -> None:
     resumed.finish()
 
 
+def output(run: Path) -> None:
+    """What the notebook's panel shows of the log beside a run that has failed."""
+    with contextlib.suppress(OSError):
+        last_lines(run.with_suffix(".log"), 8)
+
+
 READERS: dict[str, Callable[[Path], object]] = {
     "telemetry": read_telemetry,
     "facts": describe,
@@ -178,7 +185,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "runs": lambda run: runs.main([str(run)]),
     "runs --json": lambda run: runs.main([str(run), "--json"]),
     "panel": lambda run: panel_html(Run(run)),
-    "output": output_html,
+    "output": output,
     "compare": lambda run: str(compare([run])),
     "live": read_live_file,
     "film": find_film,
