@@ -9,8 +9,8 @@ import streamlit as st
 
 from ddrl.dashboard import watch
 
-# Where the keyboard is; columns that go below each other in a narrow window; gray words that can be read; the first
-# page, which only leads on.
+# Where the keyboard is; columns that go below each other in a narrow window; gray words that can be read; no part that
+# fades while a busy machine draws it anew; the first page, which only leads on.
 STYLE = """<style>
 a:focus-visible, button:focus-visible { outline: 2px solid currentColor !important; }
 [data-testid=stHorizontalBlock] { flex-wrap: wrap; }
@@ -22,6 +22,7 @@ a:focus-visible, button:focus-visible { outline: 2px solid currentColor !importa
 [data-testid=stCaptionContainer] p { color: color-mix(in srgb, currentColor, gray 20%); opacity: 1; }
 [data-testid=stCaptionContainer] { opacity: 1; color: inherit; }
 [data-testid=stCode] .token { color: inherit !important; }
+[data-stale=true] { opacity: 1 !important; }
 [data-testid=stSidebarNav] li:first-child { display: none; }
 </style>"""
 SUBJECTS = Path(__file__).parent / "subjects"

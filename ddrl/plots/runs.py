@@ -692,7 +692,7 @@ def heartbeat_ages(processes: Processes, now: float) -> go.Figure:
     if not len(table["rank"]):
         return say_nothing_yet(figure, "no records yet")
     seconds = np.nan_to_num(table["seconds silent"], nan=0.0)
-    late = table["health"] != "alive"
+    late = np.isin(table["health"], ("late", "silent"))
     figure.add_bar(
         x=table["rank"],
         y=seconds,

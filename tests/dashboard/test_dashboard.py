@@ -387,6 +387,11 @@ def test_charts_are_redrawn_in_place_and_nothing_jumps(tmp_path, dashboard, brow
             "a chart was thrown away and made anew"
         )
         assert browser.run("return window.places.size") == browser.run("return window.rows"), "the rows of charts moved"
+        fade = (
+            "const part = document.querySelector('[data-testid=stElementContainer]'); part.style.opacity = 0.3;"
+            "part.dataset.stale = 'true'; return getComputedStyle(part).opacity"
+        )
+        assert browser.run(fade) == "1", "a part fades while it is drawn anew"
 
 
 def test_pages_are_reached_by_keyboard_alone_and_the_focus_is_seen(tmp_path, dashboard, browser):

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.errors import RunDirError
+from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
@@ -119,14 +120,24 @@ assert not test.exception, test.exception
 (table,) = test.dataframe
 assert table.value["run"].tolist() == ["folder/two"], table.value
 test.text_input(key="filter").set_value("").run()
-assert sorted(test.dataframe[0].value["run"]) == ["folder/two", "one"], test.dataframe[0].value
+assert sorted(test.dataframe[0].value["run"]) == ["folder/two", "one", "silent"], test.dataframe[0].value
 test.toggle(key="hidden").set_value(True).run()
 table = test.dataframe[0].value.set_index("run")
 assert table["name"]["three"] == "third", table
 assert test.query_params["hidden"] in ("1", ["1"]), test.query_params
 test.toggle(key="fold").set_value(True).run()
 assert not test.exception, test.exception
-assert test.dataframe[0].value["runs"].sum() == 3, test.dataframe[0].value
+assert test.dataframe[0].value["runs"].sum() == 4, test.dataframe[0].value
+said = []
+for page in ("overview", "ranks"):
+    test.session_state["wanted names"] = ["silent"]
+    test.session_state["wanted page"] = page
+    test.run()
+    assert not test.exception, test.exception
+    said += [caption.value for caption in test.caption]
+assert len(said) >= 9, said
+assert not [text for text in said if text.startswith("-")], said  # a list, to markdown
+assert "No rank has reported yet." in said, said
 """
 
 
@@ -135,6 +146,10 @@ def test_the_page_filters_hides_and_names_runs_and_its_address_says_so(tmp_path)
     for name in ("one", "folder/two", "three"):
         (tmp_path / name).mkdir(parents=True)
         record_run(tmp_path / name, records=2)
+    (tmp_path / "silent").mkdir()
+    (tmp_path / "silent" / "config.toml").write_text(config_to_toml(CONFIG))
+    with Recorder(tmp_path / "silent", lambda: np.full((2, len(COLUMNS)), NAN), CONFIG):
+        pass  # which writes a last record
     write_notes(tmp_path / "three", Notes("third", (HIDDEN,), "*no* markdown"))
     assert read_notes(tmp_path / "three") == Notes("third", (HIDDEN,), "*no* markdown")
     app = ROOT / "ddrl" / "dashboard" / "app.py"

@@ -27,7 +27,7 @@ def figures(runs: watch.Runs) -> None:
     columns = st.container(key="figures").columns(len(texts))
     for column, (label, value, below) in zip(columns, texts, strict=True):
         column.metric(label, value)
-        column.caption(below)
+        column.caption(watch.literal(below))  # "-" alone is a list to markdown
 
 
 def charts(runs: watch.Runs) -> None:

@@ -29,6 +29,8 @@ def health(runs: watch.Runs) -> None:
             f"{troubled} of {len(table['rank'])} ranks {verb} no sign of life for more than 10 s.",
             icon=":material/heart_broken:",
         )
+    elif not len(table["rank"]):
+        st.caption("No rank has reported yet.")
     else:
         over = "are alive" if run.status.is_active else "had reported when the last record was written"
         st.caption(f"All {len(table['rank'])} ranks {over}.")
