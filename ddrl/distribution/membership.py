@@ -139,11 +139,12 @@ class SchemeWish(msgspec.Struct, tag="scheme_wish"):
 class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     """Root relay to trainer, in a slot of their board: the plan by which models are sent. `shards`: hosts that the root
     itself sends to; `chunk_bytes`: of the largest piece; `bound_seconds`: by the measured links (None: not
-    measured)."""
+    measured); `sources`: of hosts 1 to n, the host that sends it the most of a model."""
 
     epoch: int
     scheme: str
     shards: int
+    sources: list[int]
     chunk_bytes: int
     bound_seconds: float | None
 

@@ -214,10 +214,13 @@ class ModelSender(Models):
             NewPlan(self._epoch, choice.scheme, self.mailbox.nbytes, self._in_flight, choice.parameters)
         )
         plan = self._build(choice.scheme, choice.parameters, self._in_flight, None)
+        sent = np.zeros((plan.hosts + 1, plan.hosts + 1), np.int64)  # [source, target], bytes a model
+        np.add.at(sent, (plan.source, plan.target), plan.payload())
         self.in_force = PlanInForce(
             epoch=self._epoch,
             scheme=plan.scheme,
-            shards=len(np.unique(plan.target[plan.source == 0])),
+            shards=int(np.count_nonzero(sent[0])),
+            sources=sent.argmax(axis=0)[1:].tolist(),
             chunk_bytes=int(plan.payload().max(initial=0)),
             bound_seconds=self.links.network().bound(plan.nbytes) if self.links is not None and self.hosts else None,
         )

@@ -3,6 +3,8 @@ seconds against their bounds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -104,8 +106,9 @@ NAMED_HOSTS = 40  # on a ring; beyond, hosts fill a disk, and are named where th
 GOLDEN_ANGLE = np.pi * (3 - 5**0.5)
 
 
-def cluster_map(processes: Processes) -> go.Figure:
-    """The trainer's host in the middle and every other one around it: a line is as wide as its relay's MB/s beside the
+def cluster_map(processes: Processes, sources: Sequence[int] = ()) -> go.Figure:
+    """The trainer's host in the middle and every other one around it: a line from the host that sends it models
+    (`sources`, of hosts 1 to n; the trainer's where that is not known) is as wide as its relay's MB/s beside the
     most of all, a host's colour says how many versions it is behind, a ring around it that its rollouts wait."""
     table = host_table(processes)
     figure = new_figure("Hosts: MB/s, versions behind, who waits", "", "", height=460, legend=False)
@@ -123,9 +126,12 @@ def cluster_map(processes: Processes) -> go.Figure:
     y = np.concatenate([[0.0], radius * np.cos(angle)])
     moved = np.nan_to_num(table["MB/s"])
     width = np.ceil(5 * moved / max(float(moved[1:].max()), 1e-9)).clip(1, 5)
+    place_of = {host: place for place, host in enumerate(table["host"])}
+    known = len(sources) == count - 1  # else hosts have left since the plan was made
+    begin = [place_of.get(sources[int(host) - 1], 0) if host and known else 0 for host in table["host"]]
     for wide in np.unique(width[1:]):  # a trace has one width
-        ends = [(0.0, x[place], None) for place in np.flatnonzero(width == wide) if place]
-        tops = [(0.0, y[place], None) for place in np.flatnonzero(width == wide) if place]
+        ends = [(x[begin[place]], x[place], None) for place in np.flatnonzero(width == wide) if place]
+        tops = [(y[begin[place]], y[place], None) for place in np.flatnonzero(width == wide) if place]
         line = {"color": "rgba(128,128,128,0.5)", "width": float(wide) if count <= NAMED_HOSTS else 0.2 * wide}
         flat_x = [value for end in ends for value in end]
         flat_y = [value for top in tops for value in top]

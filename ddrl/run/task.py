@@ -281,6 +281,7 @@ class PlanWatch:
             words,
             scheme=plan.scheme,
             shards=plan.shards,
+            sources=plan.sources,
             chunk_bytes=plan.chunk_bytes,
             nbytes=self._nbytes,
             hosts=self._hosts,

@@ -55,6 +55,26 @@ def test_the_map_draws_every_host_with_its_numbers_its_colour_and_a_rim_where_ro
     assert len(figure.data) == 2  # one line
 
 
+def test_a_line_leads_from_the_host_that_sends_models_as_long_as_no_host_has_left():
+    cluster = FakeCluster(12, 4)
+    tables = []
+    for _ in range(3):
+        cluster.advance(2.0)
+        tables.append(cluster.table())
+    clock = np.arange(3.0) * 2
+    processes = Processes(np.arange(3), clock, clock, np.array(tables), COLUMNS, 3)
+
+    def lines(sources):
+        """(source, target) of every line, as hosts."""
+        *traces, hosts = plots.cluster_map(processes, sources).data
+        host_at = {(x, y): host for host, (x, y) in enumerate(zip(hosts.x, hosts.y, strict=True))}
+        ends = [end for trace in traces for end in zip(trace.x, trace.y, strict=True) if end != (None, None)]
+        return {(host_at[begin], host_at[end]) for begin, end in zip(ends[::2], ends[1::2], strict=True)}
+
+    assert lines([0, 1, 1]) == {(0, 1), (1, 2), (1, 3)}
+    assert lines([0, 1]) == lines([]) == {(0, 1), (0, 2), (0, 3)}
+
+
 def test_three_hundred_hosts_lie_apart_and_one_host_has_no_map():
     cluster = FakeCluster(602, 300)
     tables = []

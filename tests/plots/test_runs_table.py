@@ -79,6 +79,12 @@ def test_seeds_are_folded_to_the_interquartile_mean_and_its_interval():
     assert table["best, 95 %"] == ["5.0 to 9.0", "-"]
 
 
+def test_runs_of_two_tasks_are_two_groups_whatever_their_settings_are_called():
+    facts = {"a": Facts("a", "a", "ended", task="A-v0", best=1.0), "b": Facts("b", "b", "ended", task="B-v0", best=3.0)}
+    table = plots.folded_runs(facts, {"a": "all seeds", "b": "all seeds"})
+    assert (table["task"], table["runs"], table["best return"]) == (["A-v0", "B-v0"], [1, 1], [1.0, 3.0])
+
+
 @pytest.mark.parametrize(
     ("values", "mean"),
     [

@@ -112,6 +112,7 @@ def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(
         with started.open() as tables:
             fields = tables.events(kinds=["plan"])["fields"]
             assert [plan["shards"] for plan in fields] == [3, 1, 3]
+            assert [plan["sources"] for plan in fields[:2]] == [[0, 0, 0], [0, 1, 2]]
             assert started.summary["checksum_failures"] == 0
     finally:
         started.stop()

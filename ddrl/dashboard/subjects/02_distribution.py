@@ -17,10 +17,12 @@ def charts(runs: watch.Runs) -> None:
         watch.chart(st, plots.version_flow(table), "flow")
         watch.chart(st, plots.version_age_heatmap(processes).update_layout(height=300), "ages")
         return
-    watch.chart(st, plots.cluster_map(processes), "map")
+    plans = run.events(kinds=["plan"], newest=1)
+    sources = plans["fields"][-1].get("sources", []) if len(plans) else []  # not in runs of an earlier version
+    watch.chart(st, plots.cluster_map(processes, sources), "map")
     st.caption(
-        "The trainer's host is in the middle. A wide line: many MB/s through its relay. A rim: rollouts of that host "
-        "wait at full lanes. Where the pointer is: the numbers."
+        "The trainer's host is in the middle. A line leads from the host that sends models; a wide one: many MB/s. "
+        "A rim: rollouts of that host wait at full lanes. Where the pointer is: the numbers."
     )
     left, right = st.columns(2)
     watch.chart(left, plots.relay_bandwidth(processes, "sent"), "sent")
@@ -30,7 +32,6 @@ def charts(runs: watch.Runs) -> None:
     watch.chart(middle, plots.bytes_against_bound(processes), "bound")
     watch.chart(right, plots.seal_times(processes), "sealed")
     watch.chart(st, plots.version_age_heatmap(processes), "ages")
-    plans = run.events(kinds=["plan"], newest=1)
     if len(plans):
         st.caption(f"Plan in use: {watch.literal(plans['text'][-1])}")
 
