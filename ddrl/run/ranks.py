@@ -230,7 +230,7 @@ class Lead:
         keeper.send(LeadHost(arguments, None if path is None else str(path), has_trainer, launcher, errors))
 
         def stop(number: int, _: object) -> None:
-            if errors >= 0:  # of what this process will print, the launcher may pass on nothing
+            if errors >= 0 and number == signal.SIGTERM:  # mpirun ends too, and passes on nothing more
                 os.dup2(errors, 1)
                 os.dup2(errors, 2)
             keeper.signal(number)

@@ -31,6 +31,7 @@ from ddrl.core import errors
 from ddrl.core.config import Config, EnvConfig, LearnerConfig
 from ddrl.core.errors import MAX_LINE, DdrlError
 from ddrl.core.files import refuse_odd_files
+from ddrl.core.forks import forbid_torch
 from ddrl.core.roles import assign_roles
 from ddrl.core.rows import Column, RowSchema, schema_of
 from ddrl.core.settings import load_config
@@ -339,6 +340,7 @@ NETWORKS = (
     "MatrixExponential", "Scripted", "LoopsOverRows", "ToNumpy", "PythonList", "ExtraState", "HoldsALock",
     "HiddenState", "ChangesItsBuffer", "RecurrentOverRows", "WithoutGradient", "ChangesWhatIsNeeded",
     "BoundedEmbeddings", "NoForward", "WithoutValues", "Autocast", "InAClosure", "OfWidths", "DrawsWhileActing",
+    "ForbidsByInfinity",
 )  # fmt: skip
 
 
@@ -486,6 +488,7 @@ def rows(folder: Callable[[str], Path]) -> Iterator[Callable[[], Any]]:
     yield from (partial(play, **given) for given in ENVIRONMENTS)
     yield from (partial(acting, name) for name in NETWORKS)
     yield lambda: test_strange_networks.learner_of("ByZeros").acting_model()
+    yield forbid_torch
     yield from parts()
     for made in (learner_files, run_files, resumes, pool_files):
         yield from filter(None, made(folder(made.__name__)))
