@@ -6,7 +6,6 @@ process, as tasks of a pool do, which borrow a device for some moves; the keeper
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 import uuid
 from collections.abc import Callable
@@ -18,13 +17,12 @@ from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, plain_line, user_frame
-from ddrl.core.forks import SIGNALS
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.preparation import Preparation, Probe, announce, describe_environment, planned_config
-from ddrl.run.process import Interrupts, set_torch_threads
+from ddrl.run.process import Interrupts, interrupts_ignored, set_torch_threads
 from ddrl.run.processes import HostKeeper, Job, KeepHost, Made, Ranks, Result, run_host
 from ddrl.run.slot import PRINT_ONLY
 from ddrl.run.topology import HostChannels, board_name, describe, places_of_host, read_failure
@@ -71,11 +69,9 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _conclude(result: Result, launcher: str) -> int:
-    """`conclude`, and nothing is left that another Ctrl-C could interrupt: it changes neither the words nor the
-    status."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    return conclude(result, launcher)
+    """`conclude`, which another Ctrl-C does not interrupt: it changes neither the words nor the status."""
+    with interrupts_ignored():
+        return conclude(result, launcher)
 
 
 def _prepare(command: Command, run_id: str, path: Path | None, probe: Probe = describe_environment) -> Preparation:

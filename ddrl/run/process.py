@@ -110,6 +110,17 @@ def interrupts_held_back() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def interrupts_ignored() -> Generator[None]:
+    """Inside, and in what is started inside, there is nothing to interrupt."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def leave_process_group() -> int:
     """Fork between two moves, so that a copy of this process survives who kills its ranks (mpirun does, a quarter of a
     second after SIGTERM). 0 in the copy, which is alone in a session of its own; the copy's id in the original.
@@ -229,7 +240,10 @@ def sweep_open_mpi(folder: Path = Path("/dev/shm"), processes: Path = Path("/pro
 
 
 def end_process(status: int) -> NoReturn:
-    """End the process, also where an environment has left threads that Python would wait for."""
+    """End the process, also where an environment has left threads that Python would wait for. A signal changes its
+    status no more."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     waiting = [one for one in threading.enumerate() if one is not threading.main_thread()]
     names = [one.name for one in waiting if not one.daemon]
     if names:

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 
 from ddrl.core.config import Config
+from ddrl.core.forks import SIGNALS
 from ddrl.run import slot
 from ddrl.run.__main__ import main
 from ddrl.run.cli import parse
 from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import _banner, announce
+from ddrl.run.process import interrupts_ignored
 from ddrl.telemetry.sinks import ProgressLine, ready_text
 from tests.run.launch import TINY, ddrl, mpirun, settings
 from tests.sources import environment
@@ -175,3 +177,11 @@ def test_the_first_lines_of_a_run_move_no_cursor():
     said = _banner(parse(["--serial", "--resume", "x"]), config, Path("runs/\u202eR"), 0)
     assert "\x1b" not in said
     assert "\u202e" not in said
+
+
+def test_signals_mean_what_they_meant_once_the_end_is_said() -> None:
+    """A program that calls `main` goes on, and starts others."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with interrupts_ignored():
+        assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * len(SIGNALS)
+    assert [signal.getsignal(number) for number in SIGNALS] == before
