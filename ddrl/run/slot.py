@@ -135,11 +135,13 @@ def main(arguments: list[str]) -> int:
     them, until there is a keeper that acts on them."""
     launcher = os.getppid()
     kept = [number for number in IGNORED if signal.getsignal(number) == signal.SIG_IGN]  # by nohup
-    for number in IGNORED[2 if launched()[1] == 0 else 0 :]:
-        signal.signal(number, signal.SIG_IGN)
+    is_first = launched()[1] == 0
+    for number in IGNORED:
+        if not (is_first and number in (signal.SIGINT, signal.SIGTERM)):
+            signal.signal(number, signal.SIG_IGN)
     start: ranks.Lead | None = None
     # The first rank alone reads the command line: one message for bad input, and the trainer starts now.
-    if launched()[1] == 0 and _launcher_name():
+    if is_first and _launcher_name():
         from ddrl.run import ranks
 
         begun = ranks.begin(arguments)

@@ -356,6 +356,8 @@ def _open_unchanged(file: Path) -> sqlite3.Connection:
         mode = "readonly_shm=1" if log.exists() else "immutable=1"
         if log.exists() and not index.exists():
             folder = Path(copied.enter_context(tempfile.TemporaryDirectory(prefix="ddrl-")))
+            if file.stat().st_size + log.stat().st_size > shutil.disk_usage(folder).free / 2:
+                raise OSError(errno.ENOSPC, f"its log has no index, and a copy to read it in fills {folder.parent}")
             for path in (file, log):
                 with opened(path) as read, new_file(folder / path.name) as written:
                     shutil.copyfileobj(read, written)

@@ -55,14 +55,19 @@ def test_the_map_draws_every_host_with_its_numbers_its_colour_and_a_rim_where_ro
     assert len(figure.data) == 2  # one line
 
 
-def test_a_line_leads_from_the_host_that_sends_models_as_long_as_no_host_has_left():
-    cluster = FakeCluster(12, 4)
+def processes_of(ranks, relays):
+    """Three records, two seconds apart."""
+    cluster = FakeCluster(ranks, relays)
     tables = []
     for _ in range(3):
         cluster.advance(2.0)
         tables.append(cluster.table())
     clock = np.arange(3.0) * 2
-    processes = Processes(np.arange(3), clock, clock, np.array(tables), COLUMNS, 3)
+    return Processes(np.arange(3), clock, clock, np.array(tables), COLUMNS, 3)
+
+
+def test_a_line_leads_from_the_host_that_sends_models_as_long_as_no_host_has_left():
+    processes = processes_of(12, 4)
 
     def lines(sources):
         """(source, target) of every line, as hosts."""
@@ -76,18 +81,13 @@ def test_a_line_leads_from_the_host_that_sends_models_as_long_as_no_host_has_lef
 
 
 def test_three_hundred_hosts_lie_apart_and_one_host_has_no_map():
-    cluster = FakeCluster(602, 300)
-    tables = []
-    for _ in range(3):
-        cluster.advance(2.0)
-        tables.append(cluster.table())
-    clock = np.arange(3.0) * 2
-    figure = plots.cluster_map(Processes(np.arange(3), clock, clock, np.array(tables), COLUMNS, 3))
+    figure = plots.cluster_map(processes_of(602, 300))
     hosts = figure.data[-1]
     assert len(hosts.x) == 300
     apart = np.hypot(np.subtract.outer(hosts.x, hosts.x), np.subtract.outer(hosts.y, hosts.y))
     np.fill_diagonal(apart, math.inf)
     assert apart.min() > 0.06  # 12 px of a map that is 400 px high
     none = np.zeros((0, 0, len(COLUMNS)))
-    nothing = plots.cluster_map(Processes(np.arange(0), clock[:0], clock[:0], none, COLUMNS, 0))
+    never = np.zeros(0)
+    nothing = plots.cluster_map(Processes(np.arange(0), never, never, none, COLUMNS, 0))
     assert "no records yet" in str(nothing.layout.annotations)

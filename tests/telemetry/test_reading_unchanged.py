@@ -106,3 +106,15 @@ def test_a_log_or_an_index_that_is_no_file_is_refused(run: Path, name: str, kind
         path.symlink_to("fifo")
     with pytest.raises(RunDirError, match="cannot be read"):
         Run(run)
+
+
+@pytest.mark.parametrize("run", ["copied without its index"], indirect=True)
+def test_no_disk_is_filled_by_the_copy_of_a_log_without_an_index(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum((run / name).stat().st_size for name in ("telemetry.sqlite", "telemetry.sqlite-wal"))
+    usage = shutil.disk_usage(run)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=2 * size - 1))
+    with pytest.raises(RunDirError, match="its log has no index"):
+        Run(run)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=2 * size))
+    with Run(run) as opened:
+        assert opened.events()["text"][-1] == "in the log alone"
