@@ -10,7 +10,7 @@ from ddrl import sweep
 from ddrl.core.errors import ConfigError
 from ddrl.telemetry import find_runs
 from ddrl.telemetry.directory import run_status
-from tests.run.launch import TINY
+from tests.run.launch import TINY, settings
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -49,7 +49,14 @@ def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
         str(folder),
     ]
     command += ["--parallel", "2", "--serial", *TINY]
-    command += ["--set", "run.max_env_steps=40000"]
+    quick = tmp_path / "quick"  # without it the runs take minutes, so that they are interrupted before their end
+    command += settings(
+        "env.id=tests.run.environments:walk",
+        f"env.kwargs={{pause = 0.02, until = '{quick}'}}",
+        "run.max_env_steps=10000",
+        "run.checkpoint_period=100",
+        "evaluation.period=0",
+    )
     first = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     wait_until(lambda: len(find_runs(folder)) == 2, "both runs")
     wait_until(lambda: all(any(run.glob("checkpoints/*")) for run in find_runs(folder)), "a checkpoint of each")
@@ -57,6 +64,7 @@ def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
     said, _ = first.communicate(timeout=PATIENCE)
     assert first.returncode == 130, said
     assert "goes on with what is left" in said
+    quick.touch()
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "goes on" in done.stdout

@@ -10,16 +10,24 @@ import numpy as np
 
 
 class Walk(gymnasium.Env):
-    """A corridor of five cells; the last pays 1. May fail at a given step, and sleep `pause` [s] in each."""
+    """A corridor of five cells; the last pays 1. May fail at a given step, and sleep `pause` [s] in each until there is
+    a file `until`."""
 
     observation_space = gymnasium.spaces.Box(0.0, 1.0, (5,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(
-        self, fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "", pause: float = 0.0
+        self,
+        fail_at: int = -1,
+        die_at: int = -1,
+        hang_at: int = -1,
+        hung: str = "",
+        pause: float = 0.0,
+        until: str = "",
     ) -> None:
         self.fail_at, self.die_at, self.steps, self.cell = fail_at, die_at, 0, 0
         self.hang_at, self.hung, self.pause = hang_at, hung, pause
+        self.until = until
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,7 +36,7 @@ class Walk(gymnasium.Env):
 
     def step(self, action):
         self.steps += 1
-        if self.pause:
+        if self.pause and not (self.until and Path(self.until).exists()):
             time.sleep(self.pause)
         if self.steps == self.fail_at:
             raise RuntimeError("the corridor collapsed")
@@ -45,8 +53,10 @@ class Walk(gymnasium.Env):
         return np.eye(5, dtype=np.float32)[self.cell]
 
 
-def walk(fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "", pause: float = 0.0) -> Walk:
-    return Walk(fail_at, die_at, hang_at, hung, pause)
+def walk(
+    fail_at: int = -1, die_at: int = -1, hang_at: int = -1, hung: str = "", pause: float = 0.0, until: str = ""
+) -> Walk:
+    return Walk(fail_at, die_at, hang_at, hung, pause, until)
 
 
 class Drawing(Walk):
