@@ -634,7 +634,7 @@ def gpu_use(processes: Processes) -> go.Figure:
         for row in np.flatnonzero((np.isfinite(busy) | np.isfinite(memory)).any(axis=0)):
             host = processes.column("host")[-1, row]
             gpus.append((f"host {host:.0f} GPU {index}", busy[:, row], memory[:, row]))
-    gpus.sort(key=lambda gpu: gpu[0])
+    gpus.sort(key=lambda gpu: [float(number) for number in gpu[0].split()[1::2]])  # host 10 comes after host 9
     if len(gpus) > MAX_LINES:
         add_heatmap(figure, x, [name for name, _, _ in gpus], np.stack([busy for _, busy, _ in gpus]), "busy", zmax=1)
         return figure.update_layout(showlegend=False, yaxis={"title": {"text": ""}, "automargin": True})

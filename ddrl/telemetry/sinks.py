@@ -48,7 +48,7 @@ def count_text(value: float) -> str:
     for limit, scale, unit in ((1e4, 1.0, ""), (1e6, 1e3, "k"), (1e9, 1e6, "M"), (math.inf, 1e9, "G")):
         if abs(value) < limit:
             scaled = value / scale
-            digits = 0 if not unit else (1 if abs(scaled) < 100 else 0)
+            digits = 0 if not unit else (1 if abs(scaled) < 99.95 else 0)
             return f"{scaled:.{digits}f}{unit}"
     return "inf"
 

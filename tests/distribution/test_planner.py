@@ -16,6 +16,7 @@ from ddrl.distribution.schemes import (
     candidates,
     choose,
     choose_best,
+    earliest_tree,
     make_plan,
     measures_links,
 )
@@ -49,6 +50,36 @@ def test_auto_is_within_five_percent_of_the_best_candidate_on_unequal_links(seed
     ]
     best = min(period(candidate, network, nbytes) for candidate in sweep)
     assert chosen.seconds <= 1.05 * best
+
+
+def test_every_term_of_a_link_counts():
+    """Of a slow way down as of a slow way up, and of each cost that a message has."""
+    for up, down in (([8.0] * 5, [2.0] * 5), ([2.0] * 5, [8.0] * 5)):
+        assert Situation(Network(up, down), 100).rate == 2.0
+    assert Situation(Network([1.0, 4.0, 8.0, 9.0], [7.0] * 4), 100).rate == 6.0  # the median host's
+    links = Network.equal(4, 1e6)
+    assert Situation(links, 100).message_seconds == 0.0
+    for name in ("latency", "message_seconds", "send_cpu", "receive_cpu"):
+        assert Situation(replace(links, **{name: 1e-3}), 100).message_seconds > 1e-4, name
+    slow = Situation(Network([1e6] * 5, [1e6] * 4 + [1e5]), 1000)
+    assert slow.floor == pytest.approx(1000 / 1e5 - costs.bound_seconds(4, 1000, 1e6))
+
+
+def test_a_host_relays_once_it_has_received():
+    """Who takes long to receive, or is far away, is no relay meanwhile."""
+    once = [1.0] * 4
+    assert earliest_tree(3, once, once, 0.0, 0.0) == [(0, 1), (0, 2), (1, 3)]
+    assert earliest_tree(3, once, [1.0, 5.0, 1.0, 1.0], 0.0, 0.0) == [(0, 1), (0, 2), (0, 3)]
+    assert earliest_tree(3, once, once, 0.0, 3.0) == [(0, 1), (0, 2), (0, 3)]
+    assert earliest_tree(2, [1.0, 9.0, 2.0], once, 0.0, 0.0)[0] == (0, 2)  # fast senders first
+
+
+def test_of_plans_that_keep_up_alike_the_one_whose_models_arrive_soonest_is_chosen():
+    links, nbytes = Network.equal(8, 1e7, latency=1e-3, message_seconds=2e-5, header_bytes=HEADER_BYTES), 2_000_000
+    chosen = choose_best(Situation(links, nbytes, 3))
+    plan = make_plan(chosen.scheme, 8, nbytes, **chosen.parameters)
+    assert chosen.seconds <= 1.01 * links.bound(nbytes)
+    assert simulate(plan, links).seconds <= 1.25 * links.bound(nbytes)  # large chunks would keep up too, in 1.9 times
 
 
 def test_a_small_model_travels_whole_and_a_large_one_in_chunks():

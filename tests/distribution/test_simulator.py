@@ -33,6 +33,31 @@ def test_schemes_with_a_closed_form_take_that_long(a):
     assert seconds(SCATTER_RING, 15, a) == pytest.approx(cost_model.ring_seconds(*at), rel=0.15)
 
 
+@pytest.mark.parametrize(("up", "down"), [(1e6, 4e6), (4e6, 1e6), (1e6, 1e6)])
+def test_a_message_takes_its_slower_link_its_own_cost_and_the_way(up, down):
+    links = Network([up, 1.0], [1.0, down], header_bytes=0)
+    plan = make_plan("direct", 1, 64_000)
+    for latency, message in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.25), (0.5, 0.25)):
+        one = simulate(plan, replace(links, latency=latency, message_seconds=message), trace=True)
+        begin, _, arrival, *_ = one.trace[0]
+        assert arrival - begin == pytest.approx(64_000 / 1e6 + latency + message)
+        assert one.seconds == pytest.approx(arrival - begin + latency)  # the last host confirms
+    busy = simulate(plan, replace(links, send_cpu=0.25, receive_cpu=0.125, cpu_byte=1e-6))
+    assert busy.seconds == pytest.approx(64_000 / 1e6 + 0.25 + 0.125 + 2 * 64_000 * 1e-6)
+
+
+def test_no_model_arrives_before_the_slowest_link_could_carry_it():
+    slow, fast = 1e6, 8e6
+    for up, down, wanted in (
+        ([slow, fast, fast], [fast] * 3, MODEL / slow),  # the root's way up
+        ([fast] * 3, [fast, fast, slow], MODEL / slow),  # one host's way down
+        ([fast] * 3, [slow, fast, fast], MODEL / fast),  # nothing comes down to the root
+        ([fast, 0.5 * fast, 0.5 * fast], [100 * fast] * 3, 2 * MODEL / (2 * fast)),  # all ways up together
+    ):
+        assert Network(up, down).bound(MODEL) == pytest.approx(wanted)
+    assert costs.bound_unequal([fast] * 4, [fast] * 4, MODEL, 0.5) == pytest.approx(MODEL / fast + 2 * 0.5)
+
+
 def test_pipelined_schemes_come_near_the_bound_as_chunks_shrink():
     bound = costs.bound_seconds(15, MODEL, RATE)
     for scheme, parameters in (("sharded", {}), ("stripes", {"fanout": 4}), ("weighted", {"up": [1.0] * 16})):

@@ -119,6 +119,15 @@ def test_the_actor_may_be_delayed() -> None:
     assert learner.algorithm.lr_factors == {"actor": 0.5}
 
 
+def test_the_actor_waits_for_the_critics_first_updates() -> None:
+    learner = learner_of("d4pg", BOX, {**TABLES["quantile"], "actor_start": 3, "actor_delay": 2})
+    steps = []
+    for turn in range(8):
+        learner.update(random_batch(BOX, 8, turn))
+        steps.append(learner.parts["actor"].updates)
+    assert steps == [0, 0, 0, 1, 1, 2, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("table", "name"),
     [

@@ -24,8 +24,8 @@ OWN = "tests.learner.learner_user_networks:Plain"
 CASES = [("dqn", "auto"), ("dqn", OWN), ("c51", "auto"), ("iqn", "auto"), ("td3", "auto"), ("d4pg", "auto")]
 
 
-def learner_of(algorithm: str, network: str = "auto") -> Learner:
-    learner = LearnerConfig(algorithm=algorithm, network=network, hidden=[16], device="cpu", normalize=True)
+def learner_of(algorithm: str, network: str = "auto", **options: Any) -> Learner:
+    learner = LearnerConfig(algorithm=algorithm, network=network, hidden=[16], device="cpu", normalize=True, **options)
     return Learner.of(Config(run=RunConfig(seed=1), learner=learner), spec_of(algorithm))
 
 
@@ -74,6 +74,22 @@ def test_scale_and_shift_of_observations_change_nothing(algorithm: str, network:
     again.load(tmp_path / "learner.safetensors")
     again.check()
     np.testing.assert_array_equal(again.inspect(far)[name], moved.inspect(far)[name])
+
+
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_a_target_takes_means_whole_however_slowly_its_weights_follow(rate: float) -> None:
+    learner = learner_of("dqn", target_period=2, target_rate=rate)
+    part = learner.parts["value"]
+    for seed in range(4):
+        learner.update(batch_of("dqn", seed, 5.0, 30.0))
+        theirs = dict(part.target_module.named_buffers())
+        same = [torch.equal(buffer, theirs[name]) for name, buffer in part.module.named_buffers() if buffer.numel()]
+        if seed % 2:
+            assert all(same)
+    weights = [
+        torch.equal(*pair) for pair in zip(part.module.parameters(), part.target_module.parameters(), strict=True)
+    ]
+    assert all(weights) == (rate == 1.0)
 
 
 def test_it_is_refused_where_means_would_not_be_kept() -> None:

@@ -128,8 +128,9 @@ def test_values_are_rescaled_and_back() -> None:
         torch.testing.assert_close(unscale(rescale(x, epsilon), epsilon), x)
 
 
-def test_the_loss_is_that_of_positions_behind_the_burn_in_with_values_rescaled() -> None:
-    config = Config(learner=LearnerConfig(algorithm="r2d2", double=False, device="cpu"))
+@pytest.mark.parametrize("double", [False, True])
+def test_the_loss_is_that_of_positions_behind_the_burn_in_with_values_rescaled(double: bool) -> None:
+    config = Config(learner=LearnerConfig(algorithm="r2d2", double=double, device="cpu"))
     algorithm = R2D2(config, CUE, R2D2Settings(length=3, burn_in=2, units=UNITS, rescaling=0.1))
     generator = torch.Generator().manual_seed(1)
     q, q_target = 20 * torch.randn(2, 2, 6, 2, generator=generator, dtype=torch.float64)
@@ -140,12 +141,18 @@ def test_the_loss_is_that_of_positions_behind_the_burn_in_with_values_rescaled()
         burn_len=burn_len, length=length, ahead=ahead, action=action, r_t=r_t, discount_t=0.9, weight=weight
     )
     expected = 0.0
+    errors: list[list[float]] = [[], []]
     for row in range(2):
         for step in range(int(length[row])):
             here = int(burn_len[row]) + step
-            best = q_target[row, here + int(ahead[row, step])].max()
+            there = here + int(ahead[row, step])
+            best = q_target[row, there, (q if double else q_target)[row, there].argmax()]
             target = rescale(r_t[row, step] + 0.9 * unscale(best, 0.1), 0.1)
             error = target - q[row, here, action[row, here]]
+            errors[row].append(float(error.abs()))
             expected += float(weight[row] * 0.5 * error**2 / length[row] / 2)
     loss = algorithm.loss({"q": q, "q_target": q_target}, batch, "value")
     assert float(loss[0]) == pytest.approx(expected, rel=1e-6)
+    priorities = [0.9 * max(row) + 0.1 * sum(row) / len(row) for row in errors]  # of the positions in use
+    assert loss[1].tolist() == pytest.approx(priorities, rel=1e-6)
+    assert float(loss[2]["td_error"]) == pytest.approx(np.mean(errors[0] + errors[1]), rel=1e-6)

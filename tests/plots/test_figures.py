@@ -177,6 +177,14 @@ def test_each_gpu_is_drawn_by_itself(small):
     assert set(y_of(figure, "host 0 GPU 0 memory")) == {0.05}
 
 
+@pytest.mark.parametrize("hosts", [3, 12])
+def test_gpus_are_in_the_order_of_their_hosts(hosts):
+    busy = {f"gpu{index}_utilization": 0.5 for index in range(2)}
+    figure = plots.gpu_use(moments([0, 1], [Role.RELAY] * hosts, host=range(hosts), **busy))
+    names = figure.data[0].y if figure.data[0].type == "heatmap" else [line.name for line in figure.data[::2]]
+    assert list(names) == [f"host {host} GPU {index}" for host in range(hosts) for index in range(2)]
+
+
 def test_relay_bandwidth_is_the_growth_of_the_counters_a_second(small):
     figure = plots.relay_bandwidth(small.processes)
     assert [trace.name for trace in figure.data] == ["host 0 (root)", "host 1", "host 2"]
@@ -415,6 +423,36 @@ def test_an_axis_of_time_says_the_unit_of_its_numbers(last, unit, shown):
     figure = plots.series_over({"a": table}, "loss", x="wall_seconds")
     assert figure.data[0].x[-1] == shown
     assert f"[{unit}]" in figure.layout.xaxis.title.text
+
+
+@pytest.mark.parametrize(("seconds", "unit", "shown"), [(90, "s", 90), (600, "min", 10), (7 * 3600, "h", 7)])
+def test_every_figure_over_time_says_the_unit_of_its_numbers(seconds, unit, shown):
+    clock = [0, seconds / 2, seconds]
+    roles = [Role.TRAINER, Role.RELAY, Role.RELAY, Role.ROLLOUT]
+    grown = {name: np.arange(3.0)[:, None] for name in COLUMNS if name not in ("role", "rank", "host")}
+    processes = moments(clock, roles, host=[0, 0, 1, 1], **grown)
+    table = table_of(wall_seconds=clock, **{name: [0, 1, 2] for name in SERIES_NAMES})
+    figures = [
+        *(draw(processes) for draw in (plots.relay_bandwidth, plots.version_age_heatmap, plots.seal_times)),
+        *(draw(processes) for draw in (plots.cpu_by_role, plots.memory_by_role, plots.gpu_use)),
+        *(draw(table) for draw in (plots.version_flow, plots.trainer_time, plots.who_waits, plots.recording_rates)),
+        plots.replay_fill(table, 10),
+        plots.sample_balance(table, 8.0),
+    ]
+    for figure in figures:
+        assert figure.data[0].x[-1] == pytest.approx(shown), figure.layout.title.text
+        assert f"[{unit}]" in figure.layout.xaxis.title.text, figure.layout.title.text
+
+
+def test_what_is_called_right_is_on_the_right_axis_and_nothing_else():
+    figure = plots.replay_fill(table_of(wall_seconds=[0, 1], rows_recorded=[0, 9], replay_size=[0, 9]), 300)
+    assert [(trace.name, trace.yaxis) for trace in figure.data] == [
+        ("held", None),
+        ("capacity", None),
+        ("age of the oldest (right)", "y2"),
+    ]
+    assert (figure.layout.yaxis.title.text, figure.layout.yaxis2.title.text) == ("transitions", "age [s]")
+    assert figure.layout.yaxis2.side == "right"
 
 
 def test_smoothing_keeps_the_axis_and_is_not_biased_to_zero_at_its_beginning():

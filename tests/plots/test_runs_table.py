@@ -104,6 +104,9 @@ def test_no_number_has_no_mean_and_the_interval_holds_the_mean_of_a_normal_sampl
     mean, low, high = plots.interquartile(np.random.default_rng(1).normal(10.0, 2.0, 40))
     assert low < mean < high
     assert 0.8 < high - low < 2.2  # 2 * 1.96 * 2 / sqrt(40) = 1.2 for the mean; the middle half's varies a little more
+    # Of a uniform sample its variance is 1 / (6 n): a value counts by twice its distance from the middle, at most 0.5.
+    _, low, high = plots.interquartile(np.linspace(0, 1, 2001))
+    assert high - low == pytest.approx(2 * 1.96 / math.sqrt(6 * 2001), rel=0.05)  # at 90 % it would be 0.84 of that
 
 
 def test_a_filter_wants_all_of_its_words_anywhere_in_the_row():

@@ -194,6 +194,8 @@ def test_numbers_are_short():
         "7.8G",
         "-",
     ]
+    assert max(len(count_text(value)) for value in np.geomspace(1, 9e11, 5000)) == 5
+    assert [count_text(value) for value in (99_940, 99_960, 99_960_000)] == ["99.9k", "100k", "100M"]
     assert [duration_text(value) for value in (5, 185, 7800, NAN)] == ["5s", "3m05s", "2h10m", "-"]
 
 
