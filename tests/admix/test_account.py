@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix import LogWriter, Market, MarketConfig
 from ddrl.admix.account import NAME, account, read_account, write_account
-from ddrl.admix.baselines import Decision, Feedback, Outlook
+from ddrl.admix.baselines import Case, Decision, Feedback, Outlook
 from ddrl.admix.logs import to_record
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
@@ -69,6 +69,32 @@ def test_policy_and_baselines_play_the_same_days_by_the_same_rules(run: Path) ->
         assert (np.diff(one.billed) >= 0).all()
     write_account(run, made)
     assert read_account(run) == made
+
+
+def test_baselines_are_tuned_on_other_days_than_those_that_are_reported(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[Any] = []
+    tuned: list[Any] = []
+    make = Case.of
+
+    def of(*arguments: Any) -> Case:
+        cases.append(make(*arguments))
+        return cases[-1]
+
+    def tune(baseline: Any, case: Case, *arguments: Any) -> Any:
+        tuned.append(case)
+        return baseline.Settings()
+
+    monkeypatch.setattr(Case, "of", of)
+    monkeypatch.setattr("ddrl.admix.account.tune", tune)
+    made = account(load_policy(run), 2, baselines=["bid_only"])
+    reported, others = cases
+    assert tuned == [others]
+    assert len(reported.optima) == made.days == 2
+    bids = {tuple(day[:50]) for case in cases for day in case.days.requests["ecpm"][..., 0]}
+    assert len(bids) == len(reported.optima) + len(others.optima)  # no day is in both
+    assert made.gap == max(best.gap for best in reported.optima)
 
 
 def test_the_command_writes_the_account_without_loading_torch(run: Path) -> None:

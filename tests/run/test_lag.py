@@ -225,6 +225,10 @@ def test_a_percentile_is_numpys() -> None:
         recent.add(part)
     for percentile in (0, 3.7, 50, 99, 100):
         assert recent.percentile(percentile) == pytest.approx(float(np.percentile(values, percentile)), abs=1e-9)
+    whole = Recent()
+    for begin in range(0, RECENT + 10, RECENT // 4):
+        whole.add(np.arange(begin, min(begin + RECENT // 4, RECENT + 10)))
+    assert (whole.percentile(0), whole.percentile(100)) == (10, RECENT + 9)  # the oldest are forgotten first
     one = Recent()
     one.add(np.array([4]))
     assert one.percentile(99) == 4

@@ -179,6 +179,7 @@ def test_a_samples_lag_is_counted_from_the_version_published_when_it_is_consumed
     push(lane, 5)  # samples of version 0; a publish after the second and the fourth update, of versions 0 and 1
     cycle(training)
     assert training.lag.summary()["mean"] == pytest.approx(1 / 5)  # the fifth alone is a version behind
+    assert training.lag.summary()["mean_unpublished"] == pytest.approx((1 + 2 + 1 + 2 + 1) / 5)  # its own update too
 
 
 def test_what_was_set_live_stands_in_for_the_schedules() -> None:

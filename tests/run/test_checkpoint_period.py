@@ -1,0 +1,26 @@
+"""When checkpoints are due."""
+
+import math
+from types import SimpleNamespace
+
+from ddrl.core.settings import load_config
+from ddrl.run.checkpoint import Checkpoints
+
+
+def test_checkpoints_keep_to_multiples_of_their_period() -> None:
+    """However late one was: else what two runs have saved lies at other steps."""
+    made = Checkpoints.__new__(Checkpoints)
+    state = SimpleNamespace(env_steps=437)
+    made._training = SimpleNamespace(config=load_config(None, ["run.checkpoint_period=200"]), state=state)
+    made.disk = SimpleNamespace(due=lambda what: True)
+    made._set_next()
+    dues = {}
+    for steps in (599, 600, 601):
+        state.env_steps = steps
+        dues[steps] = made.due()
+    assert dues == {599: False, 600: True, 601: True}
+    made._set_next()
+    assert made._next == 800
+    made._training.config = load_config(None, ["run.checkpoint_period=0"])
+    made._set_next()
+    assert made._next == math.inf
