@@ -75,6 +75,7 @@ class TrainingCounts(msgspec.Struct, forbid_unknown_fields=True):
     rows_too_old: Count = 0
     rows_beyond: Count = 0
     rows_lost: Count = 0
+    rows_dropped: Count = 0
     rows_left: Count = 0
 
 

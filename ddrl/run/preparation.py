@@ -242,8 +242,9 @@ class Preparation:
         """What the algorithm needs of every process."""
         return self._probed[1]
 
-    def topology(self, ranks: tuple[Assignment, ...]) -> Topology:
-        """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used."""
+    def topology(self, ranks: tuple[Assignment, ...], *, has_spare: bool = False) -> Topology:
+        """All that processes must know, with these ranks; refuses settings of the cluster that cannot be used.
+        has_spare: a keeper starts the trainer, and may have the next one ready."""
         from ddrl.distribution.schemes import check_cluster
 
         spec = self.spec  # asks the environment, on which the settings depend
@@ -263,7 +264,8 @@ class Preparation:
                 "set replay.source = auto, or start everything on one host with cluster.relays = 0"
             )
         run = self._path if self.resume is None else self.directory.path
-        room = check_room(topology, run or planned_path(self.config, self.run_id)) if ranks else []
+        path = run or planned_path(self.config, self.run_id)
+        room = check_room(topology, path, has_spare=has_spare) if ranks else []
         lines = [*spec.notes, *check_cluster(self.config, max(topology.hosts - 1, 0)), *room]
         if self._unnamed and not spec.discrete:
             lines = [f"learner.algorithm = {self.config.learner.algorithm}: actions are continuous", *lines]

@@ -412,9 +412,10 @@ class Job:
             self._trainer.send(signal.SIGKILL)
         for place, (at, incarnation) in list(self._due.items()):
             if time.monotonic() >= at:
-                if self._is_going:
-                    self._start_again(place, incarnation)
-                del self._due[place]
+                with interrupts_held_back():  # until there is a trainer that they can be passed on to
+                    if self._is_going:
+                        self._start_again(place, incarnation)
+                    del self._due[place]
         if self._collectors is not None:
             self._collectors.start_due()
         if self.channels is None:
@@ -475,10 +476,9 @@ class Job:
 
     @property
     def _trainer_can_restart(self) -> bool:
-        """Whether another trainer can continue where this one dies: what it learns from comes through lanes."""
         if self._records is None or self.channels is None or not self._is_going:
             return False
-        return not self.channels.topology.in_rounds and not self.channels.topology.area_columns
+        return self.channels.topology.trainer_can_restart
 
     def _note_trainer_end(self, child: Child, death: tuple[str, str]) -> None:
         """Have another trainer started, now or later, which continues from the newest checkpoint; or end the job."""
@@ -932,13 +932,14 @@ def run_host(
         preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
         preparation.declaration  # noqa: B018  (the environment is made while ranks still start)
         ranks = ranks_of(preparation.config)
-        topology = preparation.topology(tuple(ranks.ranks))
+        topology = preparation.topology(tuple(ranks.ranks), has_spare=job.has_trainer)
         records = preparation.open_records()
-        job.check_interrupts()
         on_host = [one.rank for one in topology.on_host(job.host)]
         job.keeper.folder = records.directory.path / "output"
-        job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
-        message = job.hand_over(records)
+        with interrupts_held_back():  # until the trainer has something to save
+            job.check_interrupts()
+            job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
+            message = job.hand_over(records)
         made(Made(topology.to_bytes(), message))
         return job.run() if job.has_trainer else None
 

@@ -1,8 +1,8 @@
 """What a run will need of memory, shared memory and disk, added up before anything starts, against what there is.
 
 What the run surely fills is refused where there is less, with the setting to lower; what it might fill (a capacity
-beyond run.max_env_steps, checkpoints on a nearly full disk) is a line for the user. Networks are not counted: their
-size is known once the trainer has made them."""
+beyond run.max_env_steps, checkpoints on a nearly full disk, the trainer's spare) is a line for the user. Networks are
+not counted: their size is known once the trainer has made them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from ddrl.run.checkpoint import KEPT_CHECKPOINTS
 from ddrl.run.topology import Topology
 
 SHARED_MEMORY = Path("/dev/shm")
+PLACE = "this machine (or its control group)"
+SPARE_BYTES = 200e6  # of a process that has imported torch and what training needs (PSS)
 UNLIMITED = 1 << 60  # [B] version 1 of control groups writes "no limit" as a number of this order
 
 
@@ -41,25 +43,27 @@ class Need:
         )
 
 
-def check_room(topology: Topology, run: Path) -> list[str]:
-    """Lines for the user, of what may not have room; ConfigError for what has none. run: the run's directory."""
-    needs = needs_of(topology, run)
+def check_room(topology: Topology, run: Path, *, has_spare: bool = False) -> list[str]:
+    """Lines for the user, of what may not have room; ConfigError for what has none. run: the run's directory;
+    has_spare: the trainer may have another process ready that takes its place where it dies."""
+    needs = needs_of(topology, run, has_spare)
     for need in needs:
         if need.sure > need.free:
             raise ConfigError(need.words)
     return [f"{need.words}, or let it end before" for need in needs if need.most > need.free]
 
 
-def needs_of(topology: Topology, run: Path) -> list[Need]:
+def needs_of(topology: Topology, run: Path, has_spare: bool) -> list[Need]:
     """What this machine, the trainer's, has to hold."""
     config = topology.config
     row = topology.schema.dtype.itemsize
     shared = shared_bytes(topology)
+    memory = free_memory() - shared
     found = [
         Need(
             f"{topology.rollouts} rollouts' lanes or sample areas",
             str(SHARED_MEMORY),
-            min(free_disk(SHARED_MEMORY), free_memory()),
+            min(free_disk(SHARED_MEMORY), memory + shared),
             shared,
             shared,
             "areas.blocks or areas.block" if topology.area_columns else "run.processes, channels.lane_rows or num_envs",
@@ -73,12 +77,15 @@ def needs_of(topology: Topology, run: Path) -> list[Need]:
             folder = Path(config.replay.file).absolute().parent
             found.append(Need(what, str(folder), free_disk(folder), sure, most, "replay.capacity"))
         else:
-            place = "this machine (or its control group)"
-            found.append(Need(what, place, free_memory() - shared, sure, most, "replay.capacity"))
+            found.append(Need(what, PLACE, memory, sure, most, "replay.capacity"))
+            memory -= sure
         if config.run.checkpoint_period or config.run.checkpoint_seconds:
             filled = sure * (KEPT_CHECKPOINTS + 1)  # one is written before the oldest goes
             what = f"{KEPT_CHECKPOINTS + 1} checkpoints, each with the replay's records"
             found.append(Need(what, str(run), free_disk(run), 0.0, filled, "replay.capacity"))
+    if has_spare and config.rollout.restarts and topology.trainer_can_restart:
+        what = "the process that is ready after a minute to take the trainer's place"
+        found.append(Need(what, PLACE, memory, 0.0, SPARE_BYTES, "rollout.restarts to 0"))
     return found
 
 

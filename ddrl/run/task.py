@@ -168,6 +168,7 @@ class Ledger:
         self._through_lanes = not topology.in_rounds and not topology.area_columns
         self._rows_written = channels.counters_row(topology.trainer)["rows_written"]
         self._host_lost = False
+        self._accounts: dict[str, Any] = {}  # as they were recorded last
 
     def look(self) -> None:
         """Note whether a host has died before the job's end: the last counts of its relay have not come."""
@@ -198,8 +199,9 @@ class Ledger:
     def _popped(self) -> int:
         return self._own.popped + self._remote.popped
 
-    def record(self, recorder: Recorder, *, ended: bool = False) -> None:
-        """Record the accounts as they are now; `ended`: in order, and nothing more is written."""
+    def record(self, recorder: Recorder, *, ended: bool = False, failed: bool = False) -> None:
+        """Record the accounts as they are now; `ended`: in order, and nothing more is written. failed: training has
+        stopped anywhere, perhaps between taking rows and counting them: the accounts stay as they were."""
         if not ended:
             self.look()
         popped = self._popped
@@ -208,26 +210,28 @@ class Ledger:
         self._rows_written.set(written)
         shared = self._channels.board.values
         column = self._channels.counters.columns.index("rows_written")
-        held: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
-        if isinstance(self._source, ReplaySource):
-            evicted, unseen = self._source.evicted
-            held = len(self._source.replay), evicted - unseen, unseen
-        recorder.record_snapshot(
-            LEDGER,
-            state=asdict(self._state),
-            taken_before=int(shared[TAKEN]),
-            left_before=int(shared[LEFT]),
-            popped=popped if self._through_lanes else None,
-            waiting=written + placed - popped,
-            written=int(shared[TAKEN] + shared[LEFT] + np.nansum(self._channels.tables()[:, column])),
-            written_here=written,
-            placed=placed,
-            held=held[0],
-            evicted_seen=held[1],
-            evicted_unseen=held[2],
-            ended=ended,
-            host_lost=self._host_lost,
-        )
+        if not failed:
+            held: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
+            if isinstance(self._source, ReplaySource):
+                evicted, unseen = self._source.evicted
+                held = len(self._source.replay), evicted - unseen, unseen
+            self._accounts = {
+                "state": asdict(self._state),
+                "taken_before": int(shared[TAKEN]),
+                "left_before": int(shared[LEFT]),
+                "popped": popped if self._through_lanes else None,
+                "waiting": written + placed - popped,
+                "written_here": written,
+                "placed": placed,
+                "held": held[0],
+                "evicted_seen": held[1],
+                "evicted_unseen": held[2],
+                "ended": ended,
+                "host_lost": self._host_lost,
+            }
+        if self._accounts:
+            rows = int(shared[TAKEN] + shared[LEFT] + np.nansum(self._channels.tables()[:, column]))
+            recorder.record_snapshot(LEDGER, **self._accounts, written=rows)
 
 
 class PlanWatch:
@@ -753,7 +757,7 @@ class Task:
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         text = str(error) if isinstance(error, DdrlError) else describe(error, "the trainer")
-        self.ledger.record(self.recorder)
+        self.ledger.record(self.recorder, failed=not isinstance(error, JobFailed))
         self.recorder.record_event("error", text, rank=self.topology.trainer.rank)
         self.close()
 

@@ -112,6 +112,11 @@ class Topology:
         return self.config.uses("pool")
 
     @property
+    def trainer_can_restart(self) -> bool:
+        """Whether another trainer can continue where one dies: what it learns from comes through lanes."""
+        return not self.in_rounds and not self.area_columns
+
+    @property
     def rollouts(self) -> int:
         """Number of rollout processes."""
         return sum(rank.role is Role.ROLLOUT for rank in self.ranks)

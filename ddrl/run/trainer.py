@@ -1,7 +1,7 @@
 """The trainer's process: `python -m ddrl.run.trainer [spare] RUN_ID LINK ERRORS PARENT`, started by the keeper.
 
 It imports torch while the keeper prepares the run, then attaches the host's channels and drives the task to its end. A
-spare does the same beside a trainer, and waits for that one's death.
+spare does the same beside a trainer, and waits for that one's death; until then the channels are not its own.
 LINK: descriptor of its end of the link to the keeper; ERRORS: where it writes its stacks when it is asked; PARENT: the
 keeper's process id. A keeper that ends is an interrupt: the trainer saves, removes the channels, and ends; before it
 has anything to save it ends at once."""
@@ -12,8 +12,7 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -73,19 +72,34 @@ def drive(
         raise
 
 
-def train(run_id: str, link: Link, interrupts: Interrupts, *, is_spare: bool) -> dict[str, Any]:
-    """Attach the run's channels and train to the end; the summary."""
-    from ddrl.learner import import_torch
+def await_records(run_id: str, link: Link, parent: int, *, is_spare: bool) -> Sequence[Message]:
+    """Import what training needs; what the keeper has sent, once there are channels or a trainer has died. There is
+    nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once."""
 
-    if is_spare:
-        name_process("ddrl spare")
-    with _ended_by_sigterm(None if is_spare else run_id):
+    def end(number: int, frame: FrameType | None) -> None:
+        _leave(run_id, parent, is_spare)
+        os._exit(130)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        from ddrl.learner import import_torch
+
         import_torch()
         for name in IMPORTED:  # while ranks still start
             importlib.import_module(name)
-        messages = link.receive(wait=True)  # once there are channels, or no trainer any more
-        if is_spare and not messages:
-            os._exit(0)  # the job has ended; the trainer removes what the keeper has made
+        return link.receive(wait=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _leave(run_id: str, parent: int, is_spare: bool) -> None:
+    """Remove what a keeper that has died had made: nobody else does. A spare leaves it to the trainer, which saves."""
+    if is_orphan(parent) and not is_spare:
+        unlink_run(run_id)
+
+
+def train(run_id: str, link: Link, messages: Sequence[Message], interrupts: Interrupts) -> dict[str, Any]:
+    """Attach the run's channels and train to the end; the summary. messages: what the keeper has sent."""
     from ddrl.run.processes import Records
     from ddrl.run.task import Duty, assemble
     from ddrl.run.topology import HostChannels
@@ -111,23 +125,6 @@ def train(run_id: str, link: Link, interrupts: Interrupts, *, is_spare: bool) ->
         if rounds is not None:
             rounds.close()
         channels.close()
-
-
-@contextmanager
-def _ended_by_sigterm(run_id: str | None) -> Generator[None]:
-    """There is nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once.
-    run_id: whose segments nobody else would remove."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        if run_id is not None:
-            unlink_run(run_id)
-        os._exit(130)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def open_records(records: Records, lock: int | None) -> TaskRecords:
@@ -166,6 +163,9 @@ def main() -> int:
     from ddrl.run.keeper import report_stacks
 
     run_id, descriptor, errors, parent = sys.argv[-4:]
+    is_spare = sys.argv[1] == "spare"
+    if is_spare:
+        name_process("ddrl spare")
     report_stacks(int(errors))
     try:
         with Interrupts() as interrupts:
@@ -178,7 +178,9 @@ def main() -> int:
             link = Link.of(int(descriptor), JOB)
             try:
                 try:
-                    result = Result(train(run_id, link, interrupts, is_spare=sys.argv[1] == "spare"))
+                    messages = await_records(run_id, link, int(parent), is_spare=is_spare)
+                    is_spare = is_spare and not messages  # the job has ended without a need of it
+                    result = Result(train(run_id, link, messages, interrupts))
                 except KeyboardInterrupt:
                     raise
                 except DdrlError as error:
@@ -190,8 +192,7 @@ def main() -> int:
                 return 130
             link.send(result)
     finally:
-        if is_orphan(int(parent)):  # perhaps before it had begun: nobody else removes what the keeper has made
-            unlink_run(run_id)
+        _leave(run_id, int(parent), is_spare)
     return 0 if result.document is not None else 1
 
 

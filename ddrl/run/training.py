@@ -157,7 +157,8 @@ class TrainingState:
     rows_ended: int = 0  # of these: recorded ends of episodes
     rows_too_old: int = 0  # left out for rollout.max_policy_lag
     rows_beyond: int = 0  # after run.max_env_steps
-    rows_lost: int = 0  # taken after the last checkpoint of a trainer or collector that has died
+    rows_lost: int = 0  # taken after the last checkpoint of a trainer that has died
+    rows_dropped: int = 0  # of a round that a collector has not finished
     rows_left: int = 0  # written to a lane, but never taken: under way when a job ended
 
 
@@ -401,7 +402,7 @@ class Training:
             if record:
                 self.state.rows_beyond += max(0, count - left)
             else:
-                self.state.rows_lost += count
+                self.state.rows_dropped += count
         self._count["record_seconds"].add(time.perf_counter() - begin)
 
     def _record(self, rows: NDArray[Any]) -> None:

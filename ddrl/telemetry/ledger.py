@@ -1,6 +1,7 @@
 """What became of every row that a rollout has written: nothing is counted twice, and nothing is missing.
 
-    written  = recorded + too old + beyond the end + lost with a trainer + left when a job ended + under way
+    written  = recorded + too old + beyond the end + lost with a trainer + dropped with a collector
+             + left when a job ended + under way
     recorded = held by replay + evicted (seen by a batch, or not)
 
 A row is a step, or the end of an episode. Rows are counted where they pass from one process to another: at the lane by
@@ -57,6 +58,7 @@ def accounts(entry: Mapping[str, Any], table: Floats) -> list[Account]:
                 "too old": state["rows_too_old"],
                 "beyond the last step": state["rows_beyond"],
                 "lost with a trainer": state["rows_lost"],
+                "dropped with a collector": state.get("rows_dropped", 0),
             },
         )
     ]

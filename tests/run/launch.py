@@ -103,12 +103,12 @@ def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text())
 
 
-def balances(run: Path) -> dict[str, int]:
-    """Each account of the run's ledger balances; the trainer's counts."""
+def balances(run: Path, *, ended: bool = True) -> dict[str, int]:
+    """Each account of the run's ledger balances; the trainer's counts. ended: in order."""
     with Run(run) as finished:
         entry = finished.snapshot(LEDGER)
         assert entry is not None
-        assert entry["ended"]
+        assert entry["ended"] == ended
         for account in accounts(entry, finished.latest().values[-1]):
             assert not account.missing, str(account)
     return entry["state"]

@@ -394,6 +394,42 @@ def test_a_trainer_that_is_killed_while_the_run_is_paused_stays_paused(tmp_path:
     assert segments_of(run) == []
 
 
+@pytest.mark.parametrize("moment", ["Job.hand_over:1", "Job._use_trainer:2"])
+def test_a_stop_that_comes_while_a_trainer_is_started_reaches_it(moment: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fault = f":{moment}:signal {int(signal.SIGINT)}:{run.with_name('mark')}"  # of the keeper, which has no name here
+    variables = environment(Path(__file__).parent / "faults", DDRL_TEST_FAULT=fault)
+    command = [*DDRL, *TINY, *UNTIL_STOPPED, *settings(f"run.dir={run}", "run.processes=1")]
+    with subprocess.Popen(command, env=variables) as job:
+        try:
+            if moment.endswith("2"):
+                wait_for_checkpoint(run, job)
+                os.kill(run_status(run).pid, KILL)
+            assert job.wait(PATIENCE) == 130
+        finally:
+            job.kill()
+    assert run.with_name("mark").exists()
+    assert summary(run)["reason"] == "interrupted"
+    assert segments_of(run) == []
+    balances(run)
+
+
+def test_the_ledger_of_a_run_whose_trainer_fails_while_it_counts_rows_balances(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    fault = "0 trainer:Training._count_recorded:1000:"  # these rows are recorded, and not counted yet
+    done = subprocess.run(
+        [*DDRL, *TINY, *UNTIL_STOPPED, *settings(f"run.dir={run}", "run.processes=1")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env=environment(Path(__file__).parent / "faults", DDRL_TEST_FAULT=fault),
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the injected fault in Training._count_recorded" in done.stderr
+    balances(run, ended=False)
+
+
 def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=10")

@@ -241,15 +241,18 @@ def test_an_algorithm_whose_description_fails_is_named_not_the_environment() -> 
         probe_in_fork(config)
 
 
-def test_a_trainer_whose_keeper_died_before_it_had_begun_removes_what_that_one_had_made() -> None:
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_trainer_whose_keeper_died_before_it_had_begun_removes_what_that_one_had_made(spare: bool) -> None:
+    """A spare does not: its trainer may still save."""
     run_id = uuid.uuid4().hex[:8]
     segment = Segment.create(segment_name(run_id, 0, "board"), "board", 64)
     other = Segment.create(segment_name(uuid.uuid4().hex[:8], 0, "board"), "board", 64)
     try:
-        words = [run_id, "0", "2", str(os.getppid())]  # its parent is this process, not the one named
+        words = ["spare"] * spare + [run_id, "0", "2", str(os.getppid())]  # its parent is this process, not the named
         done = subprocess.run([sys.executable, "-m", "ddrl.run.trainer", *words], env=environment(), check=False)
         assert done.returncode == 1
-        assert {path.name for path in SHM.iterdir()} & {segment.name, other.name} == {other.name}
+        left = {segment.name, other.name} if spare else {other.name}
+        assert {path.name for path in SHM.iterdir()} & {segment.name, other.name} == left
     finally:
         segment.unlink()
         other.unlink()

@@ -52,6 +52,30 @@ def test_what_a_short_run_will_not_fill_is_a_line(steps, monkeypatch):
     assert "MiB free" in line
 
 
+@pytest.mark.parametrize(
+    ("settings", "has_spare", "lines"),
+    [
+        ([], True, 1),
+        (["replay.capacity=2000000"], True, 1),
+        ([], False, 0),
+        (["rollout.restarts=0"], True, 0),
+        (["replay.source=areas"], True, 0),
+        (["pool.collectors=cold"], True, 0),
+    ],
+)
+def test_the_process_that_may_take_the_trainers_place_counts(settings, has_spare, lines, monkeypatch):
+    spare = 200e6
+    topology = topology_of("run.max_env_steps=1000000", "run.checkpoint_period=0", *settings)
+    taken = sum(need.sure for need in room.needs_of(topology, Path("/nowhere/run"), has_spare))
+    monkeypatch.setattr(room, "free_disk", lambda folder: 100 * GIB)
+    monkeypatch.setattr(room, "free_memory", lambda: taken + spare + 1)
+    assert room.check_room(topology, Path("/nowhere/run"), has_spare=has_spare) == []
+    monkeypatch.setattr(room, "free_memory", lambda: taken + spare - 1)
+    found = room.check_room(topology, Path("/nowhere/run"), has_spare=has_spare)
+    assert len(found) == lines
+    assert all("190.7 MiB" in line and "lower rollout.restarts to 0, or" in line for line in found)
+
+
 def test_what_has_room_is_not_mentioned(tmp_path):
     assert room.check_room(topology_of("run.max_env_steps=1000"), tmp_path / "run") == []
 

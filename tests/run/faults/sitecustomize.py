@@ -4,8 +4,8 @@ Python loads this at its start where its folder is on PYTHONPATH.
 DDRL_TEST_FAULT = "WHO:QUALIFIED.NAME:COUNT[:ERRNO]" or "...:COUNT:signal NUMBER:MARK": process WHO fails at the
 COUNT-th call of that function of ddrl in its main thread, with an OSError where there is an ERRNO; or it is sent the
 signal, where there is no file MARK yet, which is made. WHO is what the process is named after "ddrl": a rank, or
-"keeper HOST"; a process that has no name yet is known by the rank that mpirun gave it. A profile hook sees every call,
-so any function can fail without a line in the library.
+"keeper HOST"; a process that has no name yet is known by the rank that mpirun gave it, and without
+mpirun by "". A profile hook sees every call, so any function can fail without a line in the library.
 """
 
 import os
@@ -38,7 +38,7 @@ def _is_the_one():
         name = file.read().strip()
     if name.startswith("ddrl "):
         return f"{name} ".startswith(f"ddrl {_who} ")
-    return os.environ.get("OMPI_COMM_WORLD_RANK") == _who
+    return os.environ.get("OMPI_COMM_WORLD_RANK", "") == _who
 
 
 if any(word.startswith("ddrl.run") for word in sys.orig_argv) and threading.current_thread() is threading.main_thread():
