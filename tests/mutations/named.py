@@ -19,6 +19,11 @@ class Fault(NamedTuple):
 _NAMED = {
     "run/training.py": (
         (
+            "mean_unpublished lacks one update",
+            "self.lag.consumed(used.versions, self.state.policy_version, self._unpublished + 1)",
+            "self.lag.consumed(used.versions, self.state.policy_version, self._unpublished)",
+        ),
+        (
             "priorities are never written back",
             "self.source.learned(batch, priority)",
             "self.source.learned(batch, None)",
@@ -62,6 +67,11 @@ _NAMED = {
         ),
     ),
     "run/lag.py": (
+        (
+            "after a window is full, recent percentiles keep old values",
+            "self._next = (self._next + len(newest)) % RECENT",
+            "self._next = min(self._next + len(newest), RECENT - 1)",
+        ),
         ("lag of rows at arrival is zero", '_recent["arrived"].add(lag)', '_recent["arrived"].add(lag * 0)'),
     ),
     "run/task.py": (
@@ -212,6 +222,11 @@ _NAMED = {
         ("one critic alone", "values_t.amin(dim=0)", "values_t[0]"),
     ),
     "learner/part.py": (
+        (
+            "buffers of a target that follows softly stay as at the start",
+            "            target[self._learned :].copy_(online[self._learned :])",
+            "            pass",
+        ),
         ("the target never follows", "self._follow(self._config.target_rate)", "pass"),
         ("a saved optimizer begins anew", "self._adam.steps = updates", "pass"),
         (
@@ -262,6 +277,16 @@ _NAMED = {
     ),
     "learner/algorithms/r2d2.py": (
         (
+            "short sequences get lower priorities by their padding",
+            "priority = ETA * size.amax(dim=1) + (1 - ETA) * size.sum(dim=1) / count",
+            "priority = ETA * size.amax(dim=1) + (1 - ETA) * size.mean(dim=1)",
+        ),
+        (
+            "R2D2 chooses the bootstrap's action by the wrong state",
+            "selector = losses.at(q.detach(), there) if self.double else bootstrap",
+            "selector = losses.at(q.detach(), here) if self.double else bootstrap",
+        ),
+        (
             "values are not rescaled",
             "batch.r_t + batch.discount_t * losses.unscale(best, settings.rescaling)",
             "batch.r_t + batch.discount_t * best",
@@ -297,6 +322,11 @@ _NAMED = {
         ),
     ),
     "distribution/simulator.py": (
+        (
+            "latency is lost where the sender's link is the slower",
+            "arrival = max(end + network.latency, self.down_free[target])",
+            "arrival = max(end, self.down_free[target])",
+        ),
         (
             "the bound forgets the receivers",
             "return max(S / up[0], S / min(down[1:]), n * S / sum(up))",
@@ -402,6 +432,16 @@ _NAMED = {
     ),
     "telemetry/series.py": (
         (
+            "versions in flight are counted to the fastest host",
+            "return max(newest - float(sealed.min()), 0.0) if sealed.size else NAN",
+            "return max(newest - float(sealed.max()), 0.0) if sealed.size else NAN",
+        ),
+        (
+            "shares of several rollouts add up instead of being means",
+            "found = self.rate(metric.name, across.role) / processes if processes else NAN",
+            "found = self.rate(metric.name, across.role)",
+        ),
+        (
             "samples per insert are those of the whole run",
             'window.ratio("samples", "rows_recorded", Role.TRAINER)',
             'window.now.sum("samples", Role.TRAINER) / window.now.sum("rows_recorded", Role.TRAINER)',
@@ -414,12 +454,22 @@ _NAMED = {
     ),
     "telemetry/summary.py": (
         (
+            "rows left out for their age are reported as lost",
+            '_RECORDED = ("rows_recorded", "rows_too_old")',
+            '_RECORDED = ("rows_recorded",)',
+        ),
+        (
             "a resumed run forgets what it did",
             "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
             "total = float(values.sum()) if values.size else base.get(add)",
         ),
     ),
     "telemetry/causes.py": (
+        (
+            "the fastest host is named as the slow one",
+            "place = int(np.nanargmax(seconds))",
+            "place = int(np.nanargmin(seconds))",
+        ),
         ("full lanes are not seen", "if full > FULL:", "if False:"),
         ("time without a core is not seen", "own = 1 - queued / max(sum(work.values()), 1e-9)", "own = 1.0"),
         ("a slow rank is not compared", "if steps[place] < SLOW * usual and busy[place] > 0.5:", "if False:"),
@@ -454,6 +504,16 @@ _NAMED = {
         ("the root is divided by one host's versions", ".max(initial=0.0)", "[0]"),
     ),
     "plots/runs.py": (
+        (
+            "the age is drawn on the axis of transitions",
+            'add_line(figure, held.x, wall_seconds - began, "age of the oldest (right)", 1, yaxis="y2")',
+            'add_line(figure, held.x, wall_seconds - began, "age of the oldest (right)", 1)',
+        ),
+        (
+            "90 % intervals are called 95 %",
+            "low, high = np.quantile(np.sort(drawn, axis=1) @ weights, (0.025, 0.975))",
+            "low, high = np.quantile(np.sort(drawn, axis=1) @ weights, (0.05, 0.95))",
+        ),
         ("smoothing begins at zero", "mean / (1 - smoothing ** (index + 1))", "mean"),
         (
             "runs are folded by position",
@@ -561,6 +621,56 @@ _NAMED = {
         ("int8 scales are too large", "top / 127.0f)", "top / 128.0f)"),
         ("the kernel does not compare checksums", "found.checksum == checksum_of(index);", "true;"),
         ("the kernel takes a chunk of another version", "found.sequence == sequence &&", ""),
+    ),
+    "admix/account.py": (
+        (
+            "baselines are tuned on the days that are reported",
+            "settings = tune(baseline, tuning, play.delay, play.own_counts, period)",
+            "settings = tune(baseline, case, play.delay, play.own_counts, period)",
+        ),
+        (
+            "the stated gap is the best day's",
+            "gap=float(max(best.gap for best in case.optima))",
+            "gap=float(min(best.gap for best in case.optima))",
+        ),
+    ),
+    "plots/frame.py": (
+        (
+            "long runs are labelled in seconds for ever",
+            "longest = float(wall_seconds[-1]) if len(wall_seconds) else 0.0",
+            "longest = float(wall_seconds[0]) if len(wall_seconds) else 0.0",
+        ),
+    ),
+    "telemetry/devices.py": (
+        (
+            "time on a core is reported as time without one",
+            "read_text().split()[1]) / 1e9",
+            "read_text().split()[0]) / 1e9",
+        ),
+    ),
+    "learner/algorithm.py": (
+        (
+            "actor_start has no effect",
+            "self.updates >= self.actor_start and self.updates % self.actor_delay == 0",
+            "self.updates % self.actor_delay == 0",
+        ),
+    ),
+    "distribution/schemes.py": (
+        (
+            "of plans of one period the slow one may be chosen",
+            "cost = (period + LAG_WEIGHT * lag) * (1 + SENDERS_COST * (1 - 1 / senders))",
+            "cost = period * (1 + SENDERS_COST * (1 - 1 / senders))",
+        ),
+        (
+            "slow ways down are not seen in the closed forms",
+            "return min(float(np.median(self.network.up)), float(np.median(self.network.down)))",
+            "return float(np.median(self.network.up))",
+        ),
+        (
+            "slow receivers are taken for fast relays",
+            "wire = max(send_seconds[holder], receive_seconds[child])",
+            "wire = send_seconds[holder]",
+        ),
     ),
 }
 
