@@ -627,14 +627,15 @@ def gpu_use(processes: Processes) -> go.Figure:
     scale, label = time_unit(processes.wall_seconds)
     figure = new_figure("GPUs", label, "share", height=280)
     x = processes.wall_seconds * scale
-    gpus: list[tuple[str, Floats, Floats]] = []
+    found: list[tuple[float, int, Floats, Floats]] = []
     for index in range(MAX_GPUS):
         busy = processes.column(f"gpu{index}_utilization")
         memory = processes.column(f"gpu{index}_memory")
         for row in np.flatnonzero((np.isfinite(busy) | np.isfinite(memory)).any(axis=0)):
             host = processes.column("host")[-1, row]
-            gpus.append((f"host {host:.0f} GPU {index}", busy[:, row], memory[:, row]))
-    gpus.sort(key=lambda gpu: [float(number) for number in gpu[0].split()[1::2]])  # host 10 comes after host 9
+            found.append((host, index, busy[:, row], memory[:, row]))
+    found.sort(key=lambda gpu: gpu[:2])  # by host and GPU
+    gpus = [(f"host {host:.0f} GPU {index}", busy, memory) for host, index, busy, memory in found]
     if len(gpus) > MAX_LINES:
         add_heatmap(figure, x, [name for name, _, _ in gpus], np.stack([busy for _, busy, _ in gpus]), "busy", zmax=1)
         return figure.update_layout(showlegend=False, yaxis={"title": {"text": ""}, "automargin": True})

@@ -58,12 +58,13 @@ def needs_of(topology: Topology, run: Path, has_spare: bool) -> list[Need]:
     config = topology.config
     row = topology.schema.dtype.itemsize
     shared = shared_bytes(topology)
-    memory = free_memory() - shared
+    free = free_memory()
+    memory = free - shared
     found = [
         Need(
             f"{topology.rollouts} rollouts' lanes or sample areas",
             str(SHARED_MEMORY),
-            min(free_disk(SHARED_MEMORY), memory + shared),
+            min(free_disk(SHARED_MEMORY), free),
             shared,
             shared,
             "areas.blocks or areas.block" if topology.area_columns else "run.processes, channels.lane_rows or num_envs",
