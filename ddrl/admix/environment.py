@@ -29,7 +29,7 @@ from ddrl.admix.market import Market
 from ddrl.admix.optimum import Problem, descend
 from ddrl.admix.rules import StateLayout, Tables, outputs_of
 from ddrl.admix.settings import MarketConfig, PlayConfig
-from ddrl.core.config import EnvConfig
+from ddrl.core.config import EnvConfig, convert
 from ddrl.core.errors import CheckpointError, ConfigError, EnvError
 from ddrl.core.specs import Array, EnvSpec, EnvStep, Flags, Floats, Floats32, Ints
 
@@ -299,7 +299,7 @@ def logged(folder: str, num_envs: int = 1, bids: int = 24, on_error: str = "rais
     """`num_envs` environments that replay the log in `folder`; settings of PlayConfig.
 
     `bids`: bid slots; of a longer queue the highest bids stay. `on_error`: raise or drop (counted) broken rows."""
-    play = PlayConfig(**_known(settings, PlayConfig))
+    play = _made(settings, PlayConfig)
     log = open_log(Path(folder), bids, on_error)
     return AdmixVectorEnv(cast(Days, lambda seed, episode: log), num_envs, play, log.click_value, bids)
 
@@ -365,12 +365,13 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
             alpha = day.yesterday_alpha if play.prior == "yesterday" else np.zeros(day.contracts.count)
             return Book(day.contracts, day.inventory, play, config.click_value, bids, alpha)
     elif kind == "logged":
-        bids = int(given.pop("bids", 24))
-        own = Path(given.pop("folder", ""))
+        bids, own = given.pop("bids", 24), given.pop("folder", "")
+        if not isinstance(bids, int) or bids < 0 or not isinstance(own, str):
+            raise ConfigError("env.kwargs: bids must be a number of bid slots, and folder the path of a log")
         given.pop("num_envs", None)
         given.pop("on_error", None)  # of its rows, which a server does not read
-        play = PlayConfig(**_known(given, PlayConfig))
-        folder = own if folder is None else folder
+        play = _made(given, PlayConfig)
+        folder = Path(own) if folder is None else folder
     else:
         raise ConfigError(f"env.id: {factory} is no environment of ad mixing (generated or logged)")
     log = open_log(folder, bids)
@@ -442,16 +443,16 @@ def _box(shape: tuple[int, ...], dtype: str) -> spaces.Space[Any]:
 
 def market_and_play(settings: Mapping[str, Any]) -> tuple[MarketConfig, PlayConfig]:
     """Settings of both, by the names of env.kwargs; no name is in both."""
-    known = _known({name: value for name, value in settings.items() if name != "num_envs"}, MarketConfig, PlayConfig)
-    market = {item.name: known.pop(item.name) for item in fields(MarketConfig) if item.name in known}
-    return MarketConfig(**market), PlayConfig(**known)
+    given = {name: value for name, value in settings.items() if name != "num_envs"}
+    return _made(given, MarketConfig, PlayConfig), _made(given, PlayConfig, MarketConfig)
 
 
-def _known(settings: Mapping[str, Any], *components: Any) -> dict[str, Any]:
-    names = [item.name for component in components for item in fields(component)]
+def _made(settings: Mapping[str, Any], component: Any, *others: Any) -> Any:
+    """The settings of a component, of which others may be among them."""
+    names = [item.name for one in (component, *others) for item in fields(one)]
     for name in settings:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else f"; known are {', '.join(names)}"
             raise ConfigError(f"env.kwargs: ad mixing has no setting '{name}'{hint}")
-    return dict(settings)
+    return convert(settings, component, "env.kwargs", joint=".")

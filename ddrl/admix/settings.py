@@ -18,6 +18,7 @@ AD_FIELDS = (
 FURTHER_AD_FIELDS = ("late", "need", "rate")  # of contracts, where ad_fields names them
 OVERALL_FIELDS = ("shortfall", "contract_ctr", "bidding_ctr", "payment", "time")
 TRAFFIC_FIELDS = ("region", "gender", "age")
+MAX_LENGTH = 10**8  # numbers in the arrays of a day
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ class MarketConfig:
         if self.demand_low > self.demand_high:
             raise ConfigError(
                 f"market.demand_low ({self.demand_low}) exceeds market.demand_high ({self.demand_high}): lower it"
+            )
+        cells = 2 * self.regions * self.ages
+        length = max(self.requests, cells) * (self.contracts + self.max_bids) + self.windows * cells
+        if length > MAX_LENGTH:
+            raise ConfigError(
+                f"market: arrays of a day would have {length:g} numbers, more than {MAX_LENGTH:g}: lower requests, "
+                "contracts, bids, windows, regions or ages"
             )
         if self.billed == 1 and (self.billed_spread or self.billed_drift):
             raise ConfigError(

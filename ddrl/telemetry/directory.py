@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import tomli_w
@@ -60,9 +60,12 @@ def _read(path: Path, parse: Callable[[Path, int, int], _Content]) -> _Content:
 def _parse_settings(path: Path, changed_ns: int, size: int) -> dict[str, Any]:
     text = read_regular(path, MAX_DOCUMENT).decode()
     try:
-        return _joined([_parse_block(block) for block in re.split(r"(?m)^(?=\[)", text)])
+        tree = _joined([_parse_block(block) for block in re.split(r"(?m)^(?=\[)", text)])
     except ValueError:  # a string or list with a line that begins as a table does; or no file of settings
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
+    if not all(isinstance(values, dict) for values in tree.values()):
+        raise ValueError("settings stand in sections")
+    return tree
 
 
 @lru_cache(maxsize=4096)
@@ -102,11 +105,10 @@ def _parse_config(path: Path, changed_ns: int, size: int) -> Config | str:
     tree: dict[str, dict[str, Any]] = {
         section: {
             name: value
-            for name, value in cast(dict[str, Any], values).items()
+            for name, value in values.items()
             if f"{section}.{name}" in known or isinstance(value, dict) or section not in CORE_SECTIONS
         }
         for section, values in settings.items()
-        if isinstance(values, dict)
     }
     try:
         return config_from_toml(tomli_w.dumps(tree), str(path), reading=True)

@@ -176,11 +176,24 @@ def test_a_contract_without_supply_is_due_by_the_whole_days_curve():
         ({"requests": 0}, "market.requests .* at least 1"),
         ({"billed_drift": 0.1}, "billed_spread and billed_drift have no effect"),
         ({"billed": 1.5}, "market.billed .* at most 1"),
+        ({"bids": 100_000}, "more than 1e.08"),
+        ({"contracts": 100_000}, "more than 1e.08"),
+        ({"windows": 100_000, "regions": 10_000}, "more than 1e.08"),
+        ({"regions": 100_000, "ages": 100_000}, "more than 1e.08"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         MarketConfig(**settings)
+
+
+@pytest.mark.parametrize("value", [[], {}, "x", None, [[1]], -1])
+@pytest.mark.parametrize(("factory", "name"), [("generated", "drift"), ("generated", "repeat"), ("logged", "bids")])
+def test_values_of_another_type_are_refused(factory, name, value):
+    with pytest.raises(ConfigError, match=r"env\.kwargs"):
+        make_book(EnvConfig(id=f"ddrl.admix:{factory}", kwargs={"folder": "log", name: value}))
+    with pytest.raises(ConfigError, match=r"env\.kwargs"):
+        make_book(EnvConfig(id="ddrl.admix:logged", kwargs={"folder": [], "bids": 2}))
 
 
 def test_broken_contracts_are_refused():

@@ -236,8 +236,8 @@ def test_notes_that_are_damaged_are_none_and_too_long_ones_are_refused(tmp_path)
     [
         '[a]\nb = 1\n[a.c]\nd = 2\n[e]\nf = """\n[a]\nb = 3\n"""\n',
         "[a]\nb = [\n[1],\n[2]]\n",
-        "c = 1\n[a]\n[b]\n[b.c.d]\ne = 1\n[b.c]\nf = 2\n",
-        "[[a]]\nb = 1\n[[a]]\nb = 2\n",
+        "[c]\nd = 1\n[a]\n[b]\n[b.c.d]\ne = 1\n[b.c]\nf = 2\n",
+        "[a]\n[[a.b]]\nc = 1\n[[a.b]]\nc = 2\n",
     ],
 )
 def test_settings_that_are_parsed_table_by_table_are_those_of_the_whole_file(tmp_path, text):
@@ -246,7 +246,9 @@ def test_settings_that_are_parsed_table_by_table_are_those_of_the_whole_file(tmp
     assert read_settings(file) == tomllib.loads(text)
 
 
-@pytest.mark.parametrize("text", ["[a]\nb = 1\n[a]\nb = 2\n", "a = 1\n[a]\nb = 1\n", "[a\n"])
+@pytest.mark.parametrize(
+    "text", ["[a]\nb = 1\n[a]\nb = 2\n", "a = 1\n[a]\nb = 1\n", "[a\n", "a = 1\n", "[[a]]\nb = 1\n"]
+)
 def test_settings_that_are_no_toml_are_refused_as_before(tmp_path, text):
     file = tmp_path / "config.toml"
     file.write_text(text)
