@@ -21,9 +21,18 @@ from scipy import stats
 
 from benchmarks.harness import RESULTS, arguments, print_rows, print_table, save
 from benchmarks.microbatch.fronts import hypervolume, nondominated
-from ddrl.balance import Cluster, Observation, make_sizer
+from benchmarks.microbatch.simulator import (
+    BY_CLOCK,
+    Course,
+    Scenario,
+    make_scenario,
+    make_sizer,
+    regret,
+    simulate,
+    slow_down,
+)
+from ddrl.balance import Cluster, Observation
 from ddrl.balance.ddqn import OBJECTIVES, SHIPPED, SHIPPED_TIMES
-from ddrl.balance.simulator import BY_CLOCK, Course, Scenario, make_scenario, regret, simulate, slow_down
 
 AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)

@@ -23,6 +23,7 @@ import torch
 from safetensors.numpy import save_file
 from torch import nn
 
+from benchmarks.microbatch.simulator import Simulation, make_scenario
 from ddrl.balance.ddqn import (
     ACTION_COUNT,
     CONTEXT_FEATURES,
@@ -33,7 +34,6 @@ from ddrl.balance.ddqn import (
     SHAPES,
     NodeState,
 )
-from ddrl.balance.simulator import Simulation, make_scenario
 from ddrl.balance.sizers import apply_actions, best_actions, first_of
 from ddrl.balance.sizes import FilterSettings, Floats, fractions_at, water_level
 

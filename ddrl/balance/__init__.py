@@ -6,7 +6,6 @@ Importing the package needs numpy and ddrl.core only: no torch, no MPI. `Balance
     settings, sizes            settings; integer sizes that sum to the batch, what sizers are given, the filter of times
     sizers                     the rules that choose sizes
     ddqn                       parts of the learned sizer: objectives, features, network, actions
-    simulator                  iterations on many simulated clusters, to compare sizers and to train the learned one
     collection                 which gradients an update waits for and uses; the samples of an epoch
     leader, nodes              the trainer's side and a node's side of a run with learner.nodes
     messages, exchange         what both send and share; vectors and gradients of a learner, the only module with torch

@@ -1,9 +1,8 @@
-"""Figures of unequal nodes: sizes and times of each, regret to the oracles, the learned sizer's values;
-`node_course` and `node_table` read a run's records."""
+"""Figures of unequal nodes: sizes and times of each, and regret to the oracles; `node_course` and `node_table` read a
+run's records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ __all__ = [
     "regret_over_updates",
     "seconds_by_node",
     "sizes_by_node",
-    "values_of_actions",
 ]
 
 MOST_NAMED = 12  # nodes whose names fit below a figure
@@ -49,27 +47,6 @@ def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArra
         add_line(figure, np.arange(count) if updates is None else updates, values[:, node], f"node {node}", node)
     if nodes > MOST_NAMED:
         figure.update_layout(showlegend=False, hovermode="closest", margin_b=48)
-    return figure
-
-
-def values_of_actions(found: Mapping[str, NDArray[Any]]) -> go.Figure:
-    """What an agent expects of each action beside keeping the filter's size, over iterations. Marks below say where
-    the node is slow in the coming iteration (`ddrl.balance.simulator`)."""
-    figure = new_figure("What the agent expects of each action", "iteration", "iterations saved", height=400)
-    values = found["values"]
-    steps = np.arange(len(found["values"]))
-    for index, name in enumerate(found["actions"][1:], 1):
-        add_line(figure, steps, values[:, index], str(name), index - 1)
-    low = float(values.min()) * 1.1 - 0.02
-    slow = np.flatnonzero(found["slow"])
-    figure.add_scatter(
-        x=slow,
-        y=np.full(len(slow), low),
-        mode="markers",
-        name="slow next",
-        marker={"symbol": "square", "size": 8, "color": "#808080"},
-    )
-    figure.update_layout(margin_b=150)  # as above: five lines
     return figure
 
 

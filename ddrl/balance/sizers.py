@@ -3,8 +3,7 @@ program's own training loop.
 
 A sizer is a plug-in (`core.plugins`): a class of this module with a `name`, or package.module:Class. `equal`, `static`,
 `last_value`, `ema` and `controller` are rules of others, `affine` is the default; `rhythm`, `hedge` and `both` expect
-slow-downs by what a node did before, without training, `ddqn` is the learned one; the oracles `causal` and
-`clairvoyant` know true speeds and work in a simulator only."""
+slow-downs by what a node did before, without training, `ddqn` is the learned one."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ from ddrl.balance.sizes import (
     FilterSettings,
     Observation,
     Sizes,
-    Truth,
     balanced_sizes,
     fractions_at,
     proportional_sizes,
@@ -293,37 +291,6 @@ class Affine(Sizer):
         return balanced_sizes(
             cluster.total, self._filter.overhead, self._filter.speed, cluster.min_size, cluster.max_size
         )
-
-
-class Causal(Sizer):
-    """The optimum under the true speeds of the iteration that has just ended: the measure of all sizers, since nothing
-    that reacts can be earlier."""
-
-    name: ClassVar[str] = "causal"
-
-    def __init__(self, cluster: Cluster, settings: None) -> None:
-        self._cluster = cluster
-
-    def truth(self, observation: Observation) -> Truth | None:
-        """The speeds that this oracle knows."""
-        return observation.before
-
-    def propose(self, observation: Observation) -> Sizes:
-        """The optimum; ConfigError outside a simulator."""
-        truth = self.truth(observation)
-        cluster = self._cluster
-        if truth is None:
-            raise ConfigError(f"balance.sizer = {self.name}: true speeds are known in a simulator only; choose affine")
-        return balanced_sizes(cluster.total, truth.overhead, truth.speed, cluster.min_size, cluster.max_size)
-
-
-class Clairvoyant(Causal):
-    """The optimum under the true speeds of the next iteration, without its jitter."""
-
-    name: ClassVar[str] = "clairvoyant"
-
-    def truth(self, observation: Observation) -> Truth | None:
-        return observation.now
 
 
 # -- rules that expect slow-downs --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ All arrays are [..., N]: nodes on the last axis, any number of independent clust
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -205,21 +205,12 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """Affine times as they truly are, without jitter: overhead [..., N] [s], speed [..., N] [samples/s]."""
-
-    overhead: Floats
-    speed: Floats
-
-
-@dataclass(frozen=True)
 class Observation:
-    """One iteration as measured by what collects gradients: a trainer, `Balancer`, the simulator.
+    """One iteration as measured by what collects gradients: a trainer, `Balancer`, a simulator.
 
     sizes [samples], seconds [s] from a node's start to its gradient, `received` where seconds are known. Of the
     gradients: norm, cosine to the mean gradient, mean loss, staleness [versions], dropped (bool). `noise_scale` is
-    phi = tr(Sigma) / |G|^2 [samples] (McCandlish et al. 2018). `before` and `now` are the true speeds of the observed
-    iteration and of the next one: known in a simulator only, read by oracles only."""
+    phi = tr(Sigma) / |G|^2 [samples] (McCandlish et al. 2018)."""
 
     sizes: Sizes
     seconds: Floats
@@ -230,8 +221,6 @@ class Observation:
     staleness: Floats
     dropped: NDArray[np.bool_]
     noise_scale: Floats
-    before: Truth | None = field(default=None, repr=False)
-    now: Truth | None = field(default=None, repr=False)
 
     @staticmethod
     def blank(cluster: Cluster) -> Observation:

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ddrl.balance import Cluster, Observation, make_sizer
+from benchmarks.microbatch.simulator import Simulation, make_scenario, make_sizer, regret, simulate
+from ddrl.balance import Cluster, Observation
 from ddrl.balance.ddqn import (
     ACTION_COUNT,
     CONTEXT_FEATURES,
@@ -16,7 +18,6 @@ from ddrl.balance.ddqn import (
     NodeState,
     ValueNetwork,
 )
-from ddrl.balance.simulator import Simulation, make_scenario, regret, simulate
 from ddrl.balance.sizers import AGENT, apply_actions, best_actions, first_of
 from ddrl.balance.sizes import FilterSettings
 from ddrl.core.errors import CheckpointError
@@ -225,3 +226,22 @@ def test_the_simulation_is_left_as_it_was_by_asking_for_a_reward():
     first = simulation.reward(sizes, None)
     np.testing.assert_array_equal(simulation.reward(sizes, None), first)
     assert simulation.iteration == 0
+
+
+def test_the_shipped_agent_sees_a_regular_slow_down_coming():
+    scenario = make_scenario("static", 1, 8, 120, 2)
+    slow = np.arange(scenario.iterations) % 17 >= 12
+    stretched = scenario.slow.copy()
+    stretched[slow, :, 0] *= 3.0
+    simulation = Simulation(replace(scenario, slow=stretched))
+    state, network = NodeState(scenario.cluster, FilterSettings()), ValueNetwork.load(SHIPPED)
+    observation, switch = simulation.blank(), []
+    for _ in range(scenario.iterations):
+        state.update(observation)
+        values = network(state.features(), state.context(np.eye(4, dtype=np.float32)[0])).nodes[0, 0, :, 0]
+        switch.append(values[SWITCH] - values[KEEP])
+        _, observation = simulation.step(apply_actions(state, np.zeros(scenario.speed.shape, np.int64)))
+    switch, slow = np.array(switch)[-34:], slow[-34:]
+    begins, quiet = np.flatnonzero(~slow[:-1] & slow[1:]) + 1, np.flatnonzero(slow[:-1] == slow[1:]) + 1
+    assert switch[begins].min() > 0.0
+    assert switch[begins].mean() > switch[quiet].mean() + 0.1

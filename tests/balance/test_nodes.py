@@ -197,7 +197,6 @@ RANKS = tuple(assign_roles([0] * 9, evaluator=True, nodes=4))
 @pytest.mark.parametrize(
     ("assignments", "words"),
     [
-        (["balance.sizer=causal"], "simulator"),
         (["balance.ema.wrong=1", "balance.sizer=ema"], "balance.ema.wrong"),
         (["learner.algorithm=pqn"], "learns from trajectories"),
     ],

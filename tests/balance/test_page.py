@@ -5,7 +5,6 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from ddrl import plots
 from ddrl.balance.page import node_table
-from ddrl.balance.simulator import values_in_a_rhythm
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry.reading import Processes
@@ -29,16 +28,6 @@ def test_a_process_that_is_slowed_down_live_gets_fewer_samples():
     assert sizes.shape == cluster.seconds.shape == (15, 2)
     np.testing.assert_array_equal(sizes.sum(1), 60)
     assert np.median(sizes[-6:, 1]) < np.median(sizes[-6:, 0])
-
-
-def test_the_agent_sees_a_regular_slow_down_coming():
-    found = values_in_a_rhythm()
-    slow, switch = found["slow"], found["values"][:, list(found["actions"]).index("switch")]
-    begins = np.flatnonzero(~slow[:-1] & slow[1:]) + 1
-    quiet = np.flatnonzero(slow[:-1] == slow[1:]) + 1
-    assert switch[begins].min() > 0.0
-    assert switch[begins].mean() > switch[quiet].mean() + 0.1
-    assert len(plots.values_of_actions(found).data) == len(found["actions"])
 
 
 def test_the_speed_of_a_node_is_that_of_all_its_records_and_equal_nodes_look_equal():

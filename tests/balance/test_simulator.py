@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 
 from benchmarks.microbatch.fronts import hypervolume, nondominated
-from benchmarks.microbatch.work import expected_first_of
-from ddrl.balance import make_sizer
-from ddrl.balance.ddqn import check_weights, rewards
-from ddrl.balance.simulator import (
+from benchmarks.microbatch.simulator import (
     BY_CLOCK,
     KINDS,
     Simulation,
     awaited,
     make_scenario,
+    make_sizer,
     regret,
     simulate,
     slow_down,
     times,
 )
+from benchmarks.microbatch.work import expected_first_of
+from ddrl.balance.ddqn import check_weights, rewards
 from ddrl.core.errors import ConfigError
 
 

@@ -1,14 +1,13 @@
 import numpy as np
 import pytest
 
-from ddrl.balance import Balancer, Cluster, Observation, make_sizer
-from ddrl.balance.simulator import make_scenario, regret, simulate, slow_down
+from benchmarks.microbatch.simulator import make_scenario, make_sizer, regret, simulate, slow_down
+from ddrl.balance import Balancer, Cluster, Observation
 from ddrl.balance.sizers import PACKAGE, NoiseScale
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
 
 SIZERS = plugins.names(PACKAGE)
-ORACLES = ("causal", "clairvoyant")
 
 
 def run(name, scenario, **settings):
@@ -17,7 +16,7 @@ def run(name, scenario, **settings):
 
 def test_these_sizers_are_built_in():
     rules = {"equal", "static", "ema", "last_value", "controller", "affine", "rhythm", "hedge", "both"}
-    assert set(SIZERS) == rules | {"ddqn", "causal", "clairvoyant"}
+    assert set(SIZERS) == rules | {"ddqn"}
 
 
 @pytest.mark.parametrize("name", SIZERS)
@@ -135,12 +134,6 @@ def test_a_node_not_yet_measured_is_sized_by_its_information_in_the_unit_of_the_
         balancer = Balancer(300, 3, name, speed=[1.0, 1.0, 2.0])
         balancer.update(balancer.sizes / np.array([100.0, 100.0, 1.0]), received=[True, True, False])
         np.testing.assert_allclose(balancer.sizes, [75, 75, 150], atol=8)
-
-
-def test_the_oracles_refuse_to_work_outside_a_simulator():
-    for name in ORACLES:
-        with pytest.raises(ConfigError, match="in a simulator only"):
-            Balancer(10, 2, name)
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])

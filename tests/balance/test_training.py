@@ -8,8 +8,8 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 import torch
 
 from benchmarks.microbatch import train as training
+from benchmarks.microbatch.simulator import Simulation, make_scenario
 from ddrl.balance.ddqn import ACTION_COUNT, CONTEXT_FEATURES, NODE_FEATURES, NodeState, ValueNetwork
-from ddrl.balance.simulator import Simulation, make_scenario
 from ddrl.balance.sizes import FilterSettings, fractions_at, water_level
 
 

@@ -1,19 +1,10 @@
-"""Nodes: how gradient nodes share a batch, what that costs beside an oracle, and what the learned sizer does."""
-
-from typing import Any
+"""Nodes: how gradient nodes share a batch, and what that costs beside an oracle."""
 
 import pandas as pd
 import streamlit as st
 
 from ddrl import plots
-from ddrl.balance.simulator import values_in_a_rhythm
 from ddrl.dashboard import watch
-
-
-@st.cache_data(show_spinner=False)
-def expected() -> dict[str, Any]:
-    """What the shipped agent expects of each action in a rhythm."""
-    return dict(values_in_a_rhythm(slow_for=5, fast_for=12))
 
 
 def charts(runs: watch.Runs) -> None:
@@ -39,9 +30,3 @@ def charts(runs: watch.Runs) -> None:
 
 
 watch.live(charts)
-st.subheader("The learned sizer")
-watch.chart(st, plots.values_of_actions(expected()), "actions")
-st.caption(
-    "The agent that ships, with one of eight nodes slowed for 5 of every 17 iterations: it expects most of another "
-    "regime in the very iteration before the change. How the sizers compare is measured in docs/microbatch.md."
-)

@@ -14,20 +14,37 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from ddrl.balance.ddqn import FACTORS, OBJECTIVES, REGIMES, SHIPPED, NodeState, ValueNetwork, rewards
-from ddrl.balance.sizers import Sizer, apply_actions
-from ddrl.balance.sizes import Cluster, FilterSettings, Floats, Observation, Sizes, Truth
+from ddrl.balance import sizers
+from ddrl.balance.ddqn import OBJECTIVES, rewards
+from ddrl.balance.sizers import Sizer
+from ddrl.balance.sizes import Cluster, Floats, Observation, Sizes, balanced_sizes
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 # Node times are affine, t_i(b) = slow_i (a_i + b / v_i) jitter + communication_i. A kind of cluster gives slow_i
 # [K, C, N], 1 at full speed, of iterations or of steps of the clock; a node that is slowed or freed within an iteration
 # computes on at its new speed. Everything is drawn before a simulation begins: every sizer meets the same noise.
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Affine times as they truly are, without jitter: overhead [..., N] [s], speed [..., N] [samples/s]."""
+
+    overhead: Floats
+    speed: Floats
+
+
+@dataclass(frozen=True)
+class Revealed(Observation):
+    """What a sizer sees, and the truth of the observed iteration and of the next one, which oracles alone read."""
+
+    before: Truth
+    now: Truth
 
 
 @dataclass(frozen=True)
@@ -370,11 +387,10 @@ class Simulation:
         self._late_seconds = np.zeros(scenario.overhead.shape)
         self.reference = scenario.cluster.total / scenario.speed.sum(-1)  # [C] [s]
 
-    def blank(self) -> Observation:
+    def blank(self) -> Revealed:
         """What a sizer sees before the first iteration: oracles know the first one's truth."""
-        blank = Observation.blank(self.scenario.cluster)
         truth = self._truth()
-        return replace(blank, before=truth, now=truth)
+        return Revealed(**vars(Observation.blank(self.scenario.cluster)), before=truth, now=truth)
 
     def _truth(self) -> Truth:
         """Of the coming iteration."""
@@ -401,7 +417,7 @@ class Simulation:
         total = self.scenario.cluster.total.astype(np.float64)
         return rewards(awaited(finish, first), self.reference, finish, sizes, total, phi)
 
-    def step(self, sizes: Sizes, first: NDArray[np.int64] | None = None) -> tuple[Floats, Observation]:
+    def step(self, sizes: Sizes, first: NDArray[np.int64] | None = None) -> tuple[Floats, Revealed]:
         """One iteration: seconds [C] until the coordinator makes its update, and what it then knows."""
         scenario = self.scenario
         k = self.iteration
@@ -421,9 +437,16 @@ class Simulation:
         if scenario.step is not None:  # as slow as they were over what they computed
             full = scenario.jitter[k] * (scenario.overhead + sizes / scenario.speed)
             before = scenario.truth((work - scenario.communication) / full)
-        observation = Observation(
+        self._late_sizes = np.where(began & ~accepted, sizes, self._late_sizes)
+        shown_seconds = np.where(late, self._late_seconds, work)
+        self._late_seconds = np.where(began & ~accepted, work, self._late_seconds)
+        self.busy = np.where(began, np.maximum(finish - seconds[:, None], 0.0), self.busy - seconds[:, None])
+        self.busy[accepted] = 0.0
+        self.clock = self.clock + seconds
+        self.iteration += 1
+        return seconds, Revealed(
             sizes=shown,
-            seconds=np.where(late, self._late_seconds, work),
+            seconds=shown_seconds,
             received=accepted | late,
             norm=wobble / signal,
             cosine=signal * np.where(late, 0.9, 1.0),
@@ -432,14 +455,48 @@ class Simulation:
             dropped=~accepted,
             noise_scale=phi[:, 0],
             before=before,
+            now=self._truth(),
         )
-        self._late_sizes = np.where(began & ~accepted, sizes, self._late_sizes)
-        self._late_seconds = np.where(began & ~accepted, work, self._late_seconds)
-        self.busy = np.where(began, np.maximum(finish - seconds[:, None], 0.0), self.busy - seconds[:, None])
-        self.busy[accepted] = 0.0
-        self.clock = self.clock + seconds
-        self.iteration += 1
-        return seconds, replace(observation, now=self._truth())
+
+
+# -- oracles and courses -----------------------------------------------------------------------------------------------
+
+
+class Causal(Sizer):
+    """The optimum under the true speeds of the iteration that has just ended: the measure of all sizers, since nothing
+    that reacts can be earlier."""
+
+    name: ClassVar[str] = "causal"
+
+    def __init__(self, cluster: Cluster, settings: None) -> None:
+        self._cluster = cluster
+
+    def truth(self, observation: Revealed) -> Truth:
+        """The speeds that this oracle knows."""
+        return observation.before
+
+    def propose(self, observation: Observation) -> Sizes:
+        assert isinstance(observation, Revealed)
+        truth = self.truth(observation)
+        cluster = self._cluster
+        return balanced_sizes(cluster.total, truth.overhead, truth.speed, cluster.min_size, cluster.max_size)
+
+
+class Clairvoyant(Causal):
+    """The optimum under the true speeds of the next iteration, without its jitter."""
+
+    name: ClassVar[str] = "clairvoyant"
+
+    def truth(self, observation: Revealed) -> Truth:
+        return observation.now
+
+
+ORACLES = {kind.name: f"{__name__}:{kind.__name__}" for kind in (Causal, Clairvoyant)}
+
+
+def make_sizer(name: str, cluster: Cluster, settings: Mapping[str, Any] | None = None) -> Sizer:
+    """A sizer of the library by its name, or an oracle by its own."""
+    return sizers.make_sizer(ORACLES.get(name, name), cluster, settings)
 
 
 @dataclass(frozen=True)
@@ -482,32 +539,3 @@ def regret(course: Course, causal: Course, skip: int = 0) -> Floats:
     """(T - T_causal) / T_causal [C] of mean iteration times after the first `skip` iterations, on the same noise."""
     reference = causal.seconds[skip:].mean(0)
     return (course.seconds[skip:].mean(0) - reference) / reference
-
-
-# -- a look into the learned sizer -------------------------------------------------------------------------------------
-
-ACTIONS = (*(f"x {factor:g}" for factor in FACTORS), *REGIMES)
-_TIME_ALONE = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
-
-
-def values_in_a_rhythm(slow_for: int = 5, fast_for: int = 12) -> Mapping[str, NDArray[Any]]:
-    """What the shipped network expects of each action for one of eight nodes that is slowed three times in a fixed
-    rhythm, over the last K iterations: `values` [K, actions] of the objective time, relative to keeping the filter's
-    size; `slow` [K]: whether the node is slow in the next iteration; `actions`: their names."""
-    scenario = make_scenario("static", 1, 8, 120, 2)
-    slow = np.arange(scenario.iterations) % (slow_for + fast_for) >= fast_for
-    stretched = scenario.slow.copy()
-    stretched[slow, :, 0] *= 3.0
-    simulation = Simulation(replace(scenario, slow=stretched))
-    state = NodeState(scenario.cluster, FilterSettings())
-    network = ValueNetwork.load(SHIPPED)
-    observation = simulation.blank()
-    keep = np.zeros(scenario.speed.shape, np.int64)
-    values: list[NDArray[np.float32]] = []
-    for _ in range(scenario.iterations):
-        state.update(observation)
-        node = network(state.features(), state.context(_TIME_ALONE)).nodes[0, 0, :, 0]
-        values.append(node - node[0])
-        _, observation = simulation.step(apply_actions(state, keep))
-    last = 2 * (slow_for + fast_for)
-    return {"values": np.array(values)[-last:], "slow": slow[-last:], "actions": np.array(ACTIONS)}
