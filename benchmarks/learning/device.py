@@ -25,7 +25,7 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
 from ddrl.learner.algorithms.pqn import Minibatch
-from ddrl.learner.busy import BusySeconds
+from ddrl.learner.devices import BusySeconds
 from ddrl.replay.batches import Sequences, Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 

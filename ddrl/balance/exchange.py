@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.core.errors import NetworkError
-from ddrl.learner.gradient import Gradient
 from ddrl.learner.learner import Learner
+from ddrl.learner.part import Gradient
 
 Vector = NDArray[np.uint8]
 KINDS = ("online", "target")  # what a gradient depends on

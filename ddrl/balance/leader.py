@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ddrl.balance.exchange import Exchange, Vector
-    from ddrl.learner.gradient import Gradient
+    from ddrl.learner.part import Gradient
 
 MAX_SLEEP = 0.01  # [s] between polls for messages and for what ends the job
 CHECK_PERIOD = 1.0  # [s] between checks of which nodes live

@@ -16,14 +16,13 @@ from ddrl.learner.algorithm import algorithm_class, describe
 
 if TYPE_CHECKING:
     from ddrl.learner.export import export_acting
-    from ddrl.learner.gradient import Gradient
     from ddrl.learner.learner import Learner, Update
     from ddrl.learner.networks import make_network
-    from ddrl.learner.part import FlatParameters
+    from ddrl.learner.part import FlatParameters, Gradient
 
 _HOMES = {
     "FlatParameters": "part",
-    "Gradient": "gradient",
+    "Gradient": "part",
     "Learner": "learner",
     "Update": "learner",
     "export_acting": "export",

@@ -29,9 +29,9 @@ from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import EnvSpec
 from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
-from ddrl.learner.busy import BusySeconds
 from ddrl.learner.devices import (
     BatchLoader,
+    BusySeconds,
     Captures,
     NotCapturedError,
     TensorBatch,
@@ -44,10 +44,9 @@ from ddrl.learner.devices import (
 )
 from ddrl.learner.engine import Engine
 from ddrl.learner.export import check_acting, export_model
-from ddrl.learner.gradient import Gradient, GradientMean
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.own_networks import begin_means
-from ddrl.learner.part import FlatParameters, Part
+from ddrl.learner.part import FlatParameters, Gradient, GradientMean, Part
 from ddrl.learner.plain import draws_nothing, launches_alike
 
 OBSERVED = 64  # observations of a run with which its acting is checked

@@ -46,7 +46,7 @@ from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training
 
 if TYPE_CHECKING:
-    from ddrl.learner.gradient import Gradient, GradientMean
+    from ddrl.learner.part import Gradient, GradientMean
     from ddrl.run.task import Task
 
 # -- collectors of several hosts ---------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from ddrl.core.rows import RowKind
 from ddrl.run.lag import LagBound, LagMeter
 
 if TYPE_CHECKING:
-    from ddrl.learner.gradient import Gradient
     from ddrl.learner.learner import Learner
+    from ddrl.learner.part import Gradient
     from ddrl.replay.sources import Experience
 
 

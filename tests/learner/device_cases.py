@@ -22,7 +22,6 @@ from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import NetworkError
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
-from ddrl.learner import busy as busy_seconds
 from ddrl.learner.devices import move
 from ddrl.learner.export import random_observations
 from ddrl.learner.part import FlatParameters
@@ -439,7 +438,7 @@ def test_a_lease_moves_the_learner_there_and_back_and_is_given_back_where_there_
         now[0] += 1.0
 
     if FAKE:
-        monkeypatch.setattr(busy_seconds, "perf_counter", lambda: now[0])
+        monkeypatch.setattr(devices, "perf_counter", lambda: now[0])
         monkeypatch.setattr(devices.Captures, "replay", compute)
     holder = SimpleNamespace(
         acquire=lambda *_, **__: calls.append("acquire") or 0,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddrl.core.config import LearnerConfig
-from ddrl.learner.gradient import GradientMean
+from ddrl.learner.part import GradientMean
 from tests.learner.learner_cases import VECTOR, Transitions, learner_of, random_batch
 
 WHOLE = random_batch(VECTOR, 60, 3)

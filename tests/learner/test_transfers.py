@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra [train]")
 
-from ddrl.learner import busy  # noqa: E402
 from ddrl.learner import devices as transfers  # noqa: E402
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
@@ -161,13 +160,13 @@ def test_the_driver_is_asked_once_whether_memory_is_page_locked(monkeypatch):
 
 def test_a_device_is_busy_inside_of_what_is_counted_however_often(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(busy, "perf_counter", lambda: now[0])
-    counted = busy.BusySeconds()
+    monkeypatch.setattr(transfers, "perf_counter", lambda: now[0])
+    counted = transfers.BusySeconds()
     with counted.counted():  # nobody has asked yet
         now[0] += 1.0
     assert counted.seconds() == 0.0
-    for _ in range(busy.MAX_PENDING + 3):
+    for _ in range(transfers.MAX_PENDING + 3):
         with counted.counted():
             now[0] += 1.0
         now[0] += 10.0
-    assert counted.seconds() == busy.MAX_PENDING + 3
+    assert counted.seconds() == transfers.MAX_PENDING + 3
