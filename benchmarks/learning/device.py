@@ -7,6 +7,9 @@ All cases of one algorithm and batch take turns, on one thread; each turn ends w
 memory that replay draws into, and comes to the device in each update: that of "ready" peers lies there from the start,
 others copy theirs too. Peers learn without double and dueling, and so does ddrl beside them ("plain")."""
 
+# pyright: basic
+# scipy and torch have no complete types.
+
 from __future__ import annotations
 
 import argparse

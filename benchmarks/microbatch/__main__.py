@@ -6,6 +6,9 @@ files are in benchmarks/results/microbatch/, and the first seed's is the one tha
 Kinds and numbers of nodes marked unseen were absent from training. Intervals are 95 %, over clusters, and for the DDQN
 over training seeds as well."""
 
+# pyright: basic
+# scipy and torch have no complete types.
+
 from __future__ import annotations
 
 import itertools

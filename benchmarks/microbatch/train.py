@@ -10,6 +10,9 @@ action, so exploration costs the trajectory nothing: it follows the greedy actio
 action a node, drawn at random half of the time. The next state is the trajectory's (one node's size hardly moves
 it)."""
 
+# pyright: basic
+# scipy and torch have no complete types.
+
 from __future__ import annotations
 
 import json
