@@ -36,7 +36,7 @@ def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboa
         try:
             window.open(f"{dashboard}/nodes?run=four")
             window.wait_for("four", *FIGURES, "node 3", "clairvoyant, median")
-            wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 12, "charts")
+            wait_until(lambda: len(window.find(".js-plotly-plot .main-svg .trace")) >= 10, "charts")
             assert window.run(COVERED) == 0
             window.run(axe() + "; return true")
             found = window.run(
