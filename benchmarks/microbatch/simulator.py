@@ -8,6 +8,9 @@ threshold 0), and the late node begins its next micro-batch once it is done (Che
 norms follow E|g_b|^2 = |G|^2 (1 + phi / b) (McCandlish et al. 2018, appendix A).
 """
 
+# pyright: basic
+# What numpy's `where` returns of such arrays has no complete type.
+
 from __future__ import annotations
 
 import math

@@ -41,7 +41,7 @@ PAGES = {
     "Replay": ("Who waits for whom", "Samples per insert"),
     "Ranks": ("ranks are alive", "Events"),
     "Settings": ("Only what differs",),
-    "Nodes": ("there are no sizes to compare", "What the agent expects of each action"),
+    "Nodes": ("there are no sizes to compare",),
 }
 
 
