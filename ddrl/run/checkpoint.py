@@ -22,7 +22,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -61,31 +61,32 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
-class TrainingCounts(msgspec.Struct, forbid_unknown_fields=True):
-    """`training.TrainingState` on disk."""
+class TrainingState(msgspec.Struct, forbid_unknown_fields=True):
+    """What a checkpoint keeps of training itself."""
 
-    env_steps: Count
-    updates: Count
-    samples: Count
-    policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)]
-    wall_seconds: Annotated[float, msgspec.Meta(ge=0)]
-    cuts: Count
-    rows_taken: Count = 0
-    rows_ended: Count = 0
-    rows_too_old: Count = 0
-    rows_beyond: Count = 0
-    rows_lost: Count = 0
-    rows_dropped: Count = 0
-    rows_left: Count = 0
+    env_steps: Count = 0
+    updates: Count = 0
+    samples: Count = 0
+    policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
+    wall_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    cuts: Count = 0  # checkpoints taken; each one cuts running episodes and seeds the next ones
+    # What became of rows, over all jobs of the run (ddrl.telemetry.ledger); env_steps counts the steps recorded.
+    rows_taken: Count = 0  # out of lanes
+    rows_ended: Count = 0  # of these: recorded ends of episodes
+    rows_too_old: Count = 0  # left out for rollout.max_policy_lag
+    rows_beyond: Count = 0  # after run.max_env_steps
+    rows_lost: Count = 0  # taken after the last checkpoint of a trainer that has died
+    rows_dropped: Count = 0  # of a round that a collector has not finished
+    rows_left: Count = 0  # written to a lane, but never taken: under way when a job ended
 
 
-class LiveValues(msgspec.Struct, forbid_unknown_fields=True):
-    """`training.LiveSettings` on disk."""
+class LiveSettings(msgspec.Struct, forbid_unknown_fields=True):
+    """Settings changed from outside during a run; None: as configured. Checkpoints keep them."""
 
-    lr: Annotated[float, msgspec.Meta(ge=0)] | None
-    epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] | None
-    samples_per_insert: Annotated[float, msgspec.Meta(gt=0)] | None
-    scheme: str | None
+    lr: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    samples_per_insert: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    scheme: str | None = None
     processes: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
@@ -93,8 +94,8 @@ class State(msgspec.Struct, forbid_unknown_fields=True):
     """state.json, but for its format and checksum."""
 
     digests: dict[str, str]  # of the other files, by name
-    training: TrainingCounts
-    live: LiveValues
+    training: TrainingState
+    live: LiveSettings
     source: dict[str, Any]
     layout: Name
     env_id: Name
@@ -108,16 +109,16 @@ class Checkpoint:
     """One checkpoint on disk, verified."""
 
     path: Path
-    state: dict[str, Any]
+    state: State
 
     @property
     def env_steps(self) -> int:
         """Environment steps done when it was written."""
-        return int(self.state["training"]["env_steps"])
+        return self.state.training.env_steps
 
     def states(self) -> bytes:
         """What the environments kept between episodes; b"": nothing."""
-        if ENVIRONMENTS not in self.state["digests"]:
+        if ENVIRONMENTS not in self.state.digests:
             return b""
         return read_regular(self.path / ENVIRONMENTS, MAX_ARRAYS)
 
@@ -189,7 +190,7 @@ def newest_checkpoint(folder: Path) -> Checkpoint:
     return read_checkpoint(_newest(folder))
 
 
-def newest_state(folder: Path) -> dict[str, Any]:
+def newest_state(folder: Path) -> State:
     """What state.json of the newest checkpoint says; its other files are not read. CheckpointError as
     `newest_checkpoint`."""
     path = _newest(folder)
@@ -217,12 +218,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
     advice = f"delete {path} to resume from the one before it"
     damage = f"the checkpoint {path} is damaged"
     state = read_state(path, damage, advice)
-    if state["training"]["env_steps"] != int(path.name):
+    if state.training.env_steps != int(path.name):
         raise CheckpointError(
-            f"{damage}: it was written after {state['training']['env_steps']} environment steps, not {int(path.name)}: "
+            f"{damage}: it was written after {state.training.env_steps} environment steps, not {int(path.name)}: "
             f"it was renamed; {advice}"
         )
-    for name, digest in state["digests"].items():
+    for name, digest in state.digests.items():
         if name != Path(name).name:
             raise CheckpointError(f"{damage}: {STATE} names a file outside of it ({shortened(name)}); {advice}")
         try:
@@ -240,13 +241,13 @@ def newest_settings(folder: Path) -> str | None:
     """The settings that the newest checkpoint holds; None where there is none, or an earlier version wrote it."""
     for path in reversed(_complete(folder)):
         try:
-            return read_state(path, "", "").get("settings")
+            return read_state(path, "", "").settings
         except CheckpointError:
             continue
     return None
 
 
-def read_state(path: Path, damage: str, advice: str) -> dict[str, Any]:
+def read_state(path: Path, damage: str, advice: str) -> State:
     """What state.json of a checkpoint says; CheckpointError, with the words given, unless it is whole."""
     try:
         document: Any = json.loads(read_regular(path / STATE, MAX_DOCUMENT))
@@ -262,10 +263,9 @@ def read_state(path: Path, damage: str, advice: str) -> dict[str, Any]:
     if state.pop("checksum", None) != _checksum(state):
         raise CheckpointError(f"{damage}: {STATE} is not what was written (its checksum differs); {advice}")
     try:
-        msgspec.convert(state, State)
+        return msgspec.convert(state, State)
     except (msgspec.ValidationError, RecursionError) as error:
         raise CheckpointError(f"{damage}: {STATE} does not fit ({shortened(error)}); {advice}") from None
-    return state
 
 
 _STEPS = re.compile(r"[0-9]{1,18}")
@@ -318,8 +318,8 @@ class Checkpoints:
         training.state.wall_seconds = training.seconds
         training.state.cuts += 1
         state: dict[str, Any] = {
-            "training": asdict(training.state),
-            "live": asdict(training.live),
+            "training": msgspec.structs.asdict(training.state),
+            "live": msgspec.structs.asdict(training.live),
             "layout": self._layout,
             "env_id": training.config.env.id,
             "algorithm": training.config.learner.algorithm,

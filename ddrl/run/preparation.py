@@ -13,7 +13,6 @@ from collections.abc import Callable
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -309,26 +308,26 @@ class Preparation:
         use_code(run, mine.values())
 
     def _check_resume(self, checkpoint: Checkpoint, overrides: tuple[str, ...]) -> None:
-        state: dict[str, Any] = checkpoint.state
+        state = checkpoint.state
         run_id = self.directory.run_id
-        if state.get("run_id", "") not in ("", run_id):
+        if state.run_id not in ("", run_id):
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} is of the run {state['run_id']}, this is the run {run_id}: delete "
+                f"the checkpoint {checkpoint.path} is of the run {state.run_id}, this is the run {run_id}: delete "
                 "it to resume from the one before it"
             )
         for name, mine in (("env.id", self.config.env.id), ("learner.algorithm", self.config.learner.algorithm)):
-            theirs = state[name.replace("learner.", "").replace(".", "_")]
+            theirs = getattr(state, name.replace("learner.", "").replace(".", "_"))
             if theirs != mine:
                 raise ConfigError(
                     f"--set {name}={mine}: the checkpoint {checkpoint.path} belongs to {theirs}: leave it out, or "
                     "begin a new run"
                 )
-        scheme = {"cluster": {"scheme": state["live"]["scheme"] or ""}}
+        scheme = {"cluster": {"scheme": state.live.scheme or ""}}
         check_trust(self.directory.path, foreign_code(scheme, self.directory.path), trust=self._trust)
         for override in overrides:  # what is set now comes before what was set during the run
             live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
             if live is not None:
-                state["live"][live] = None
+                setattr(state.live, live, None)
 
 
 OF_NETWORKS = ("network", "hidden", "dueling", "normalize")  # settings of learner that networks are made by
@@ -342,16 +341,16 @@ def check_init(config: Config) -> None:
         state = newest_state(Path(config.learner.init) / "checkpoints")
     except CheckpointError as error:
         raise CheckpointError(f"{where}: {error}") from None
-    if state["algorithm"] != config.learner.algorithm:
+    if state.algorithm != config.learner.algorithm:
         raise CheckpointError(
-            f"{where}: its checkpoint holds {state['algorithm']}, and this run learns by {config.learner.algorithm}: "
+            f"{where}: its checkpoint holds {state.algorithm}, and this run learns by {config.learner.algorithm}: "
             "name a run of the same algorithm"
         )
     try:
-        theirs = config_from_toml(state.get("settings") or "", where).learner
+        theirs = config_from_toml(state.settings or "", where).learner
     except ConfigError:  # of another version
         return
-    for name in OF_NETWORKS if state.get("settings") else ():
+    for name in OF_NETWORKS if state.settings else ():
         if getattr(theirs, name) != getattr(config.learner, name):
             raise CheckpointError(
                 f"{where} was written for another network: learner.{name} = {getattr(theirs, name)} there, "

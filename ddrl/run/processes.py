@@ -44,7 +44,7 @@ from ddrl.core.forks import SIGNALS, ignore_interrupts
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.checkpoint import TaskRecords
+from ddrl.run.checkpoint import State, TaskRecords
 from ddrl.run.keeper import (
     ENDED,
     HOST,
@@ -106,7 +106,7 @@ class Records(msgspec.Struct, tag=True):
     newest checkpoint."""
 
     directory: str
-    resume: tuple[str, dict[str, Any]] | None
+    resume: tuple[str, State] | None
     has_lock: bool = False
     has_collectors: bool = False
     same_job: bool = False

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from pathlib import Path
@@ -35,11 +35,19 @@ from ddrl.core.trust import is_trusted
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
-from ddrl.run.checkpoint import LEARNER, BestPolicy, Checkpoints, TaskRecords, newest_checkpoint
+from ddrl.run.checkpoint import (
+    LEARNER,
+    BestPolicy,
+    Checkpoints,
+    LiveSettings,
+    TaskRecords,
+    TrainingState,
+    newest_checkpoint,
+)
 from ddrl.run.directory import Disk, RunDirectory
 from ddrl.run.lag import LagBound
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
-from ddrl.run.training import LiveSettings, TrainerEnds, Training, TrainingState
+from ddrl.run.training import TrainerEnds, Training
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
 from ddrl.telemetry.ledger import LEDGER
 
@@ -79,10 +87,10 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     base: dict[str, float] | None = None
     if resume is not None:
         learner.load(resume.path / LEARNER)
-        source.load(resume.path, resume.state["source"])
+        source.load(resume.path, resume.state.source)
         source.cut()
-        state = TrainingState(**resume.state["training"])
-        live = LiveSettings(**resume.state["live"])
+        state = resume.state.training
+        live = resume.state.live
         base = {name: float(getattr(state, name)) for name in ("env_steps", "updates", "wall_seconds")}
         if not records.same_job:
             directory.rewrite_config(config)
@@ -216,7 +224,7 @@ class Ledger:
                 evicted, unseen = self._source.evicted
                 held = len(self._source.replay), evicted - unseen, unseen
             self._accounts = {
-                "state": asdict(self._state),
+                "state": msgspec.structs.asdict(self._state),
                 "taken_before": int(shared[TAKEN]),
                 "left_before": int(shared[LEFT]),
                 "popped": popped if self._through_lanes else None,

@@ -25,6 +25,7 @@ from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import SUPPORT_ENDS, Phase
 from ddrl.core.rows import RowKind
+from ddrl.run.checkpoint import LiveSettings, TrainingState
 from ddrl.run.lag import LagBound, LagMeter
 
 if TYPE_CHECKING:
@@ -140,37 +141,6 @@ COUNTERS = (
     *("learn_seconds", "sample_seconds", "record_seconds", "publish_seconds", "wait_seconds", "lag_wait_seconds"),
     *("lag_p50", "lag_p99", "arrival_lag_p50", "arrival_lag_p99", "rollout_wait", "epsilon", "heartbeat"),
 )
-
-
-@dataclass
-class TrainingState:
-    """What a checkpoint keeps of training itself."""
-
-    env_steps: int = 0
-    updates: int = 0
-    samples: int = 0
-    policy_version: int = -1
-    wall_seconds: float = 0.0
-    cuts: int = 0  # checkpoints taken; each one cuts running episodes and seeds the next ones
-    # What became of rows, over all jobs of the run (ddrl.telemetry.ledger); env_steps counts the steps recorded.
-    rows_taken: int = 0  # out of lanes
-    rows_ended: int = 0  # of these: recorded ends of episodes
-    rows_too_old: int = 0  # left out for rollout.max_policy_lag
-    rows_beyond: int = 0  # after run.max_env_steps
-    rows_lost: int = 0  # taken after the last checkpoint of a trainer that has died
-    rows_dropped: int = 0  # of a round that a collector has not finished
-    rows_left: int = 0  # written to a lane, but never taken: under way when a job ended
-
-
-@dataclass
-class LiveSettings:
-    """Settings changed from outside during a run; None: as configured. Checkpoints keep them."""
-
-    lr: float | None = None
-    epsilon: float | None = None
-    samples_per_insert: float | None = None
-    scheme: str | None = None
-    processes: int | None = None
 
 
 @dataclass(frozen=True)

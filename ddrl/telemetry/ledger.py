@@ -6,7 +6,7 @@
 
 A row is a step, or the end of an episode. Rows are counted where they pass from one process to another: at the lane by
 its two counts, which outlive both its ends; at the relays; and at the trainer, whose counts are saved with each
-checkpoint (`ddrl.run.training.TrainingState`). So what was taken after a checkpoint is known to the next trainer. It
+checkpoint (`ddrl.run.checkpoint.TrainingState`). So what was taken after a checkpoint is known to the next trainer. It
 records the accounts as the snapshot "ledger" of the telemetry, of which `accounts` makes equations of numbers that were
 counted apart."""
 

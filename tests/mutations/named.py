@@ -75,7 +75,7 @@ _NAMED = {
         ("lag of rows at arrival is zero", '_recent["arrived"].add(lag)', '_recent["arrived"].add(lag * 0)'),
     ),
     "run/task.py": (
-        ("a resumed run has an empty replay", 'source.load(resume.path, resume.state["source"])', "pass"),
+        ("a resumed run has an empty replay", "source.load(resume.path, resume.state.source)", "pass"),
         ("a pause is ignored", "moved = not paused and training.turn()", "moved = training.turn()"),
         (
             "max_seconds is ignored",

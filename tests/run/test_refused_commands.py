@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
@@ -43,8 +43,8 @@ class Commands(RuleBasedStateMachine):
         config = (self.folder / "run" / "config.toml").read_bytes()
         steering = task.steering
         return (
-            repr(asdict(task.training.live)),
-            asdict(task.training.state),
+            repr(task.training.live),
+            msgspec.structs.asdict(task.training.state),
             repr(vars(task.training.source.pacing)),
             place.read_bytes(),
             files,

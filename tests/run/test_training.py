@@ -19,7 +19,8 @@ from ddrl.core.metrics import Metric, columns
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.replay.sources import Used
-from ddrl.run.training import LiveSettings, Move, TrainerEnds, Training, TrainingState
+from ddrl.run.checkpoint import LiveSettings, TrainingState
+from ddrl.run.training import Move, TrainerEnds, Training
 
 SCHEMA = row_schema(EnvSpec("fake", ArraySpec((1,), "float32"), 2))
 NBYTES = 64
