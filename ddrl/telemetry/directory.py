@@ -12,7 +12,7 @@ import re
 import socket
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -174,6 +174,7 @@ class Status(msgspec.Struct, frozen=True):
     pid_started: float = 0.0
     keeper: int = 0  # process that started it, and every rollout of its host; 0: there is none (--serial)
     keeper_started: float = 0.0
+    figures: dict[str, Any] = {}  # of a run that is over: see `ddrl.telemetry.facts`
 
     @property
     def is_active(self) -> bool:
@@ -221,11 +222,14 @@ class StatusFile:
         if self._status.state != "failed":
             self._write("ended", self._status.reason if self._status.state == "ending" else "")
 
-    def _write(self, state: State, reason: str) -> None:
+    def keep(self, figures: dict[str, Any]) -> None:
+        """What the run has reached, beside its last word: with it a table of runs opens no database."""
+        self._write(self._status.state, self._status.reason, figures)
+
+    def _write(self, state: State, reason: str, figures: Mapping[str, Any] = {}) -> None:
         process = os.getpid()
-        self._status = Status(
-            state, reason[:2000], time.time(), process, socket.gethostname(), float(start_time(process)), *self._keeper
-        )
+        place = process, socket.gethostname(), float(start_time(process))
+        self._status = Status(state, reason[:2000], time.time(), *place, *self._keeper, {**figures})
         try:
             write_atomically(self._path, msgspec.json.format(msgspec.json.encode(self._status)) + b"\n", sync=False)
         except OSError as error:

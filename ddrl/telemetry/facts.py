@@ -11,13 +11,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 
 from ddrl.core.errors import DdrlError, plain_line, shortened
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import causes_of
-from ddrl.telemetry.directory import find_runs, read_notes
+from ddrl.telemetry.directory import Status, find_runs, read_notes, run_status
 from ddrl.telemetry.reading import Run
+from ddrl.telemetry.store import FILE_NAME
 
 NAN = float("nan")
 LAST = 60  # newest records among which the last value of a figure is looked for
@@ -60,7 +62,6 @@ BRIEF = ("env_steps", "updates", "env_steps_per_s", "updates_per_s", "seconds_le
 def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
     """The figures of an open run, with the newest values of these series (all). DdrlError where it cannot be read."""
     status = run.status
-    notes = read_notes(run.path)
     series = run.series(series_names, since=max(run.cursor - LAST, 0))
     newest = {name: last_reported(values) for name, values in series.columns.items()}
     returns = run.evaluations()["mean"]
@@ -71,32 +72,59 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
     if not status.is_active:
         step_speed = steps / seconds if seconds > 0 else NAN
         update_speed = updates / seconds if seconds > 0 else NAN
-    return Facts(
-        str(run.path),
-        run.name,
-        status.state,
-        status.reason,
-        str(run.settings.get("env", {}).get("id", "")),
-        len(returns),
-        float(judged.max()) if len(judged) else NAN,
-        float(returns[-1]) if len(returns) else NAN,
-        _confirmed(run.summary),
-        steps,
-        updates,
-        step_speed,
-        update_speed,
-        seconds,
-        newest.get("seconds_left", NAN) if status.is_active else NAN,
-        newest,
-        notes.name,
-        notes.tags,
-        notes.note,
-    )
+    figures = {
+        "task": str(run.settings.get("env", {}).get("id", "")),
+        "evaluations": len(returns),
+        "best": float(judged.max()) if len(judged) else NAN,
+        "last": float(returns[-1]) if len(returns) else NAN,
+        "confirmed": _confirmed(run.summary),
+        "env_steps": steps,
+        "updates": updates,
+        "env_steps_per_s": step_speed,
+        "updates_per_s": update_speed,
+        "wall_seconds": seconds,
+        "seconds_left": newest.get("seconds_left", NAN) if status.is_active else NAN,
+        "newest": newest,
+    }
+    return _facts(run.path, status, figures)
+
+
+def _facts(path: Path, status: Status, figures: dict[str, Any]) -> Facts:
+    notes = read_notes(path)
+    words = {"label": notes.name, "tags": notes.tags, "note": notes.note}
+    return Facts(str(path), plain_line(path.name), status.state, status.reason, **figures, **words)
+
+
+def figures_to_keep(run: Run) -> dict[str, Any]:
+    """What status.json keeps of a run that is over, for `facts_at`."""
+    document = facts_of(run).as_json()
+    of_the_folder = ("path", "name", "state", "reason", "label", "tags", "note")  # which may be moved, or written to
+    kept = {name: value for name, value in document.items() if name not in of_the_folder}
+    return {"size": (run.path / FILE_NAME).stat().st_size, **kept}
+
+
+def _kept(path: Path, series_names: Sequence[str] | None) -> Facts | None:
+    """The figures that a run has left beside its database; None where it is not over, is an older one's, or its
+    database has another size than at its end."""
+    status = run_status(path)
+    figures = {name: NAN if value is None else value for name, value in status.figures.items()}
+    try:
+        if status.is_active or figures.pop("size", None) != (path / FILE_NAME).stat().st_size:
+            return None
+        newest = {name: NAN if value is None else value for name, value in figures["newest"].items()}
+        wanted = newest if series_names is None else series_names
+        figures["newest"] = {name: newest.get(name, NAN) for name in wanted}
+        return msgspec.convert(vars(_facts(path, status, figures)), Facts)
+    except (OSError, AttributeError, KeyError, TypeError, msgspec.ValidationError):  # nobody's, or damaged
+        return None
 
 
 def facts_at(path: Path, series_names: Sequence[str] | None = None) -> Facts:
     """The same of a run directory; of one that cannot be read, why not, as its reason."""
     try:
+        kept = _kept(path, series_names)
+        if kept is not None:
+            return kept
         with Run(path) as run:
             return facts_of(run, series_names)
     except Exception as error:  # one run of a table must not take the others down

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,15 @@ import numpy as np
 from ddrl.core import plugins
 from ddrl.core.background import Guard
 from ddrl.core.config import Config
-from ddrl.core.errors import plain_text
+from ddrl.core.errors import DdrlError, plain_text
 from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.core.specs import Floats
 from ddrl.telemetry.alerts import Alert, Alerts
 from ddrl.telemetry.control import LiveStream
 from ddrl.telemetry.directory import StatusFile
+from ddrl.telemetry.facts import figures_to_keep
+from ddrl.telemetry.reading import Run
 from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink, Snapshot
 from ddrl.telemetry.sinks import SINKS, SinkSetup, TensorBoardFiles, sink_names
 from ddrl.telemetry.store import Store
@@ -185,7 +188,12 @@ class Recorder:
         for sink in self._sinks:
             self._guard.attempt(f"closing {type(sink).__name__}", sink.close)
         if self._store in self._sinks:
-            self._guard.attempt("writing the run's state", self._status.close)
+            self._guard.attempt("writing the run's state", self._end_status)
+
+    def _end_status(self) -> None:
+        self._status.close()
+        with suppress(DdrlError), Run(self._store.path.parent) as run:  # whoever lists the run reads, and says, it then
+            self._status.keep(figures_to_keep(run))
 
     def _read(self) -> None:
         table = np.array(self._tables(), dtype=np.float64)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,9 +16,9 @@ from ddrl import plots
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
-from ddrl.telemetry import Recorder
+from ddrl.telemetry import Recorder, facts
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
-from ddrl.telemetry.facts import Facts
+from ddrl.telemetry.facts import Facts, facts_at, list_facts
 from tests.sources import ROOT, environment
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
@@ -254,3 +255,47 @@ def test_settings_that_are_no_toml_are_refused_as_before(tmp_path, text):
     file.write_text(text)
     with pytest.raises(RunDirError, match="no file of settings"):
         read_settings(file)
+
+
+def test_a_table_of_runs_that_are_over_opens_no_database_and_says_the_same(tmp_path, monkeypatch):
+    (tmp_path / "one").mkdir()
+    record_run(tmp_path / "one", records=4)
+    with facts.Run(tmp_path / "one") as run:
+        read = facts.facts_of(run)
+    assert read.env_steps > 0
+    write_notes(tmp_path / "one", Notes("first"))
+    (tmp_path / "one").rename(tmp_path / "two")
+    monkeypatch.delattr(facts, "Run")
+    (kept,) = list_facts(tmp_path)
+    assert (kept.path, kept.name, kept.label, kept.state) == (str(tmp_path / "two"), "two", "first", "ended")
+    assert repr(replace(kept, path=read.path, name=read.name, label="")) == repr(read)
+    brief = facts_at(tmp_path / "two", ["env_steps", "stranger"])
+    assert repr(brief.newest) == repr({"env_steps": read.env_steps, "stranger": NAN})
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"state": "running", "host": "elsewhere"},
+        {"figures": {}},
+        {"figures": {"size": 0}},
+        {"figures.newest": [1]},
+        {"figures.best": "9"},
+        {"figures.best": {}},
+        {"figures.path": "elsewhere"},
+        {"figures.stranger": 1.0},
+    ],
+)
+def test_figures_beside_a_database_count_only_while_they_are_whole_and_its_own(tmp_path, monkeypatch, status):
+    record_run(tmp_path / "one", records=4)
+    file = tmp_path / "one" / "status.json"
+    document = json.loads(file.read_text())
+    document["figures"]["best"] = 7.0  # which the database does not say
+    file.write_text(json.dumps(document))
+    assert facts_at(tmp_path / "one").best == 7.0
+    for name, value in status.items():
+        outer, _, inner = name.partition(".")
+        document[outer] = {**document[outer], inner: value} if inner else value
+    file.write_text(json.dumps(document))
+    assert math.isnan(facts_at(tmp_path / "one").best)
+    assert facts_at(tmp_path / "one").env_steps > 0
