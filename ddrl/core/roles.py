@@ -28,12 +28,13 @@ class Role(StrEnum):
 @dataclass(frozen=True)
 class Assignment:
     """One rank's place: `host` counts hosts from 0 (the trainer's), `index` counts the ranks of this role in rank
-    order."""
+    order. `machine`: its name, which hosts that are groups of ranks share; "" where there is but one."""
 
     rank: int
     role: Role
     host: int
     index: int
+    machine: str = ""
 
 
 def group_hosts(world_size: int, host_names: Sequence[str], relays: int, *, alone: bool = False) -> list[int]:

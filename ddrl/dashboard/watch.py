@@ -326,6 +326,12 @@ def alerts_of(run: Run) -> list[tuple[str, str]]:
     return alerts[::-1]
 
 
+def machines_of(run: Run) -> list[str]:
+    """The names of the machines by host, where a run has several, and is of this version."""
+    begun = run.events(kinds=["start"], newest=1)["fields"]
+    return [str(name) for name in begun[-1].get("machines", [])] if len(begun) else []
+
+
 def welcome() -> None:
     """A useful page while there is no run."""
     st.title("No run yet")

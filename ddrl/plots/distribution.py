@@ -106,10 +106,11 @@ NAMED_HOSTS = 40  # on a ring; beyond, hosts fill a disk, and are named where th
 GOLDEN_ANGLE = np.pi * (3 - 5**0.5)
 
 
-def cluster_map(processes: Processes, sources: Sequence[int] = ()) -> go.Figure:
+def cluster_map(processes: Processes, sources: Sequence[int] = (), machines: Sequence[str] = ()) -> go.Figure:
     """The trainer's host in the middle and every other one around it: a line from the host that sends it models
     (`sources`, of hosts 1 to n; the trainer's where that is not known) is as wide as its relay's MB/s beside the
-    most of all, a host's colour says how many versions it is behind, a ring around it that its rollouts wait."""
+    most of all, a host's colour says how many versions it is behind, a ring around it that its rollouts wait.
+    `machines`: names, by host."""
     table = host_table(processes)
     figure = new_figure("Hosts: MB/s, versions behind, who waits", "", "", height=460, legend=False)
     count = len(table["host"])
@@ -137,12 +138,16 @@ def cluster_map(processes: Processes, sources: Sequence[int] = ()) -> go.Figure:
         flat_y = [value for top in tops for value in top]
         figure.add_scatter(x=flat_x, y=flat_y, mode="lines", line=line, hoverinfo="skip")
     waiting = np.nan_to_num(table["waiting"])
+    machine_of = dict(enumerate(machines))
+    hosts = [f"host {host:.0f}{f' on {machine_of[host]}' if host in machine_of else ''}" for host in table["host"]]
     words = [
-        f"host {host:.0f}{' (trainer)' if not place else ''}: {rate:.3g} MB/s, {behind:.0f} versions behind<br>"
+        f"{hosts[place]}{' (trainer)' if not place else ''}: {rate:.3g} MB/s, {behind:.0f} versions behind<br>"
         f"{rollouts:.0f} rollouts, {steps:.0f} steps/s, {wait:.0%} of their time at full lanes"
-        for place, (host, rate, behind, rollouts, steps, wait) in enumerate(zip(*table.values(), strict=True))
+        for place, (_, rate, behind, rollouts, steps, wait) in enumerate(zip(*table.values(), strict=True))
     ]
-    names = [f"{host:.0f}" for host in table["host"]] if count <= NAMED_HOSTS else ["trainer", *[""] * (count - 1)]
+    names = ["trainer", *[""] * (count - 1)]
+    if count <= NAMED_HOSTS:
+        names = [f"{host:.0f} {machine_of.get(host, '').partition('.')[0][:16]}".rstrip() for host in table["host"]]
     behind = np.nan_to_num(table["versions behind"])
     figure.add_scatter(
         x=x,

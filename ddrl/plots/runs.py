@@ -651,9 +651,11 @@ def failed_ranks(errors: Sequence[str]) -> set[int]:
     return {int(found[1]) for text in errors if (found := re.match(r"rank (\d+)[: ]", text))}
 
 
-def rank_table(processes: Processes, now: float, failed: Collection[int] = ()) -> dict[str, Array]:
-    """One row a process at the newest moment: rank, role, host, health in words, seconds since its last sign of life,
-    and what it has done.
+def rank_table(
+    processes: Processes, now: float, failed: Collection[int] = (), machines: Sequence[str] = ()
+) -> dict[str, Array]:
+    """One row a process at the newest moment: rank, role, host and its machine's name (`machines`, by host), health in
+    words, seconds since its last sign of life, and what it has done.
 
     Worst first: `failed` ranks, silent ones, late ones, then by rank; an empty place has no process now. `now`: Unix
     seconds (a run that has ended: the time of its last record)."""
@@ -667,10 +669,12 @@ def rank_table(processes: Processes, now: float, failed: Collection[int] = ()) -
     is_empty = (last["ended"] == 1.0) & (badness > 0)  # nobody is expected there
     badness[is_empty] = 0
     badness[np.isin(last["rank"], list(failed))] = 3
+    machine_of = dict(enumerate(machines))
     table: dict[str, Array] = {
         "rank": last["rank"],
         "role": np.array([ROLES[int(code)].value for code in last["role"]], object),
         "host": last["host"],
+        **({"machine": np.array([machine_of.get(host, "") for host in last["host"]], object)} if machines else {}),
         "health": np.where(
             is_empty & (badness == 0), "empty", np.array(["alive", "late", "silent", "failed"], object)[badness]
         ),

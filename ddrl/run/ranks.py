@@ -22,7 +22,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -290,6 +290,7 @@ class Lead:
             hosts = group_hosts(world.Get_size(), machines, config.cluster.relays, alone=collectors > 0)
             evaluator = config.evaluation.period > 0
             ranks = assign_roles(hosts, evaluator=evaluator, nodes=config.learner.nodes, collectors=collectors)
+            ranks = [replace(rank, machine=machines[hosts.index(rank.host)]) for rank in ranks]
             work[:-1] = bytes(_letter(rank, config.learner.nodes) for rank in ranks[: world.Get_size()])
         except BaseException:
             _answer(world, work)  # nothing

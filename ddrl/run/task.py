@@ -537,7 +537,9 @@ class Task:
         if self._sampler is not None:
             self._sampler.start()
         state = self.training.state
-        self.recorder.record_event("start", "resumed" if state.cuts else "began", env_steps=state.env_steps)
+        machines = self.topology.machines if self.topology.hosts > 1 else []
+        words = "resumed" if state.cuts else "began"
+        self.recorder.record_event("start", words, env_steps=state.env_steps, machines=machines)
         if self.steering.paused:
             self.recorder.record_event("command", "pause: of before", command="pause", ok=True)
 

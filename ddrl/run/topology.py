@@ -102,6 +102,11 @@ class Topology:
         return len({rank.host for rank in self.ranks})
 
     @property
+    def machines(self) -> list[str]:
+        """The name of each host's machine."""
+        return [self.on_host(host)[0].machine for host in range(self.hosts)]
+
+    @property
     def has_relays(self) -> bool:
         """Whether relays share models and rows."""
         return any(rank.role is Role.RELAY for rank in self.ranks)

@@ -72,7 +72,7 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
     if not status.is_active:
         step_speed = steps / seconds if seconds > 0 else NAN
         update_speed = updates / seconds if seconds > 0 else NAN
-    figures = {
+    figures: dict[str, Any] = {
         "task": str(run.settings.get("env", {}).get("id", "")),
         "evaluations": len(returns),
         "best": float(judged.max()) if len(judged) else NAN,
@@ -91,7 +91,7 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
 
 def _facts(path: Path, status: Status, figures: dict[str, Any]) -> Facts:
     notes = read_notes(path)
-    words = {"label": notes.name, "tags": notes.tags, "note": notes.note}
+    words: dict[str, Any] = {"label": notes.name, "tags": notes.tags, "note": notes.note}
     return Facts(str(path), plain_line(path.name), status.state, status.reason, **figures, **words)
 
 
@@ -107,12 +107,12 @@ def _kept(path: Path, series_names: Sequence[str] | None) -> Facts | None:
     """The figures that a run has left beside its database; None where it is not over, is an older one's, or its
     database has another size than at its end."""
     status = run_status(path)
-    figures = {name: NAN if value is None else value for name, value in status.figures.items()}
+    figures = _numbers(status.figures)
     try:
         if status.is_active or figures.pop("size", None) != (path / FILE_NAME).stat().st_size:
             return None
-        newest = {name: NAN if value is None else value for name, value in figures["newest"].items()}
-        wanted = newest if series_names is None else series_names
+        newest = _numbers(figures["newest"])
+        wanted = list(newest) if series_names is None else series_names
         figures["newest"] = {name: newest.get(name, NAN) for name in wanted}
         return msgspec.convert(vars(_facts(path, status, figures)), Facts)
     except (OSError, AttributeError, KeyError, TypeError, msgspec.ValidationError):  # nobody's, or damaged
@@ -164,6 +164,11 @@ def last_reported(values: Floats) -> float:
     """The newest number; NaN where there is none."""
     reported = values[np.isfinite(values)]
     return float(reported[-1]) if len(reported) else NAN
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """What `_plain` was given."""
+    return {name: NAN if value is None else value for name, value in values.items()}
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

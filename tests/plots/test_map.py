@@ -91,3 +91,15 @@ def test_three_hundred_hosts_lie_apart_and_one_host_has_no_map():
     never = np.zeros(0)
     nothing = plots.cluster_map(Processes(np.arange(0), never, never, none, COLUMNS, 0))
     assert "no records yet" in str(nothing.layout.annotations)
+
+
+def test_a_host_has_its_machines_name_on_the_map_and_among_the_ranks():
+    processes = processes_of(12, 3)
+    machines = ["head.cluster", "a-machine-of-a-long-name.cluster", "next.cluster"]
+    hosts = plots.cluster_map(processes, [], machines).data[-1]
+    assert list(hosts.text) == ["0 head", "1 a-machine-of-a-l", "2 next"]
+    assert hosts.hovertext[0].startswith("host 0 on head.cluster (trainer): ")
+    assert hosts.hovertext[2].startswith("host 2 on next.cluster: ")
+    table = plots.rank_table(processes, 0.0, machines=machines)
+    assert [machines[int(host)] for host in table["host"]] == table["machine"].tolist()
+    assert "machine" not in plots.rank_table(processes, 0.0)

@@ -19,7 +19,7 @@ def charts(runs: watch.Runs) -> None:
         return
     plans = run.events(kinds=["plan"], newest=1)
     sources = plans["fields"][-1].get("sources", []) if len(plans) else []  # not in runs of an earlier version
-    watch.chart(st, plots.cluster_map(processes, sources), "map")
+    watch.chart(st, plots.cluster_map(processes, sources, watch.machines_of(run)), "map")
     st.caption(
         "The trainer's host is in the middle. A line leads from the host that sends models; a wide one: many MB/s. "
         "A rim: rollouts of that host wait at full lanes. Where the pointer is: the numbers."

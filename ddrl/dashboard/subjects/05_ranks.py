@@ -18,7 +18,7 @@ def health(runs: watch.Runs) -> None:
     now = time.time() if run.status.is_active else float(latest.time[-1]) if len(latest) else 0.0
     over = run.status.state == "failed"  # where a rank may be started again, only the one that ended the run has failed
     failed = plots.failed_ranks([run.status.reason]) if over else set[int]()
-    table = plots.rank_table(latest, now, failed)
+    table = plots.rank_table(latest, now, failed, watch.machines_of(run))
     verb = "have shown" if run.status.is_active else "had shown at the last record"
     troubled = sum(np.isin(table["health"], ("late", "silent")))
     if failed:
