@@ -23,7 +23,7 @@ import tomli_w
 from ddrl.channels.segment import start_time
 from ddrl.core.config import CORE_SECTIONS, Config
 from ddrl.core.errors import ConfigError, MessageError, RunDirError, shortened
-from ddrl.core.files import MAX_DOCUMENT, MAX_STATUS, decode, read_regular, write_atomically
+from ddrl.core.files import MAX_DOCUMENT, MAX_STATUS, decode, read_json, read_regular, write_atomically
 from ddrl.core.settings import config_from_toml, describe_settings
 from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import FILE_NAME
@@ -257,6 +257,14 @@ def _status_of_older(run_dir: Path) -> Status:
     if is_alive(live):
         return Status("running", pid=live.pid, host=live.host)
     return Status("dead", f"its process {live.pid} is gone and never said why", pid=live.pid, host=live.host)
+
+
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """RUN/summary.json; None before the run ended, or where it is damaged."""
+    try:
+        return read_json(run_dir / "summary.json", dict[str, Any], RunDirError, "summary.json cannot be read")
+    except RunDirError:
+        return None
 
 
 class Notes(msgspec.Struct, frozen=True):

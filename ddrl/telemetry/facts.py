@@ -17,7 +17,7 @@ import numpy as np
 from ddrl.core.errors import DdrlError, plain_line, shortened
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import causes_of
-from ddrl.telemetry.directory import Status, find_runs, read_notes, run_status
+from ddrl.telemetry.directory import Status, find_runs, read_notes, read_summary, run_status
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.store import FILE_NAME
 
@@ -77,7 +77,6 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
         "evaluations": len(returns),
         "best": float(judged.max()) if len(judged) else NAN,
         "last": float(returns[-1]) if len(returns) else NAN,
-        "confirmed": _confirmed(run.summary),
         "env_steps": steps,
         "updates": updates,
         "env_steps_per_s": step_speed,
@@ -91,15 +90,15 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
 
 def _facts(path: Path, status: Status, figures: dict[str, Any]) -> Facts:
     notes = read_notes(path)
-    words: dict[str, Any] = {"label": notes.name, "tags": notes.tags, "note": notes.note}
+    words: dict[str, Any] = {"label": notes.name, "tags": notes.tags, "note": notes.note, "confirmed": _confirmed(path)}
     return Facts(str(path), plain_line(path.name), status.state, status.reason, **figures, **words)
 
 
 def figures_to_keep(run: Run) -> dict[str, Any]:
     """What status.json keeps of a run that is over, for `facts_at`."""
     document = facts_of(run).as_json()
-    of_the_folder = ("path", "name", "state", "reason", "label", "tags", "note")  # which may be moved, or written to
-    kept = {name: value for name, value in document.items() if name not in of_the_folder}
+    beside = ("path", "name", "state", "reason", "label", "tags", "note", "confirmed")  # of the folder's other files
+    kept = {name: value for name, value in document.items() if name not in beside}
     return {"size": (run.path / FILE_NAME).stat().st_size, **kept}
 
 
@@ -115,7 +114,7 @@ def _kept(path: Path, series_names: Sequence[str] | None) -> Facts | None:
         wanted = list(newest) if series_names is None else series_names
         figures["newest"] = {name: newest.get(name, NAN) for name in wanted}
         return msgspec.convert(vars(_facts(path, status, figures)), Facts)
-    except (OSError, AttributeError, KeyError, TypeError, msgspec.ValidationError):  # nobody's, or damaged
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):  # nobody's, or damaged
         return None
 
 
@@ -152,9 +151,9 @@ def list_facts(folder: Path) -> list[Facts]:
     return [facts_at(path) for path in find_runs(folder)]
 
 
-def _confirmed(summary: Any) -> float:
+def _confirmed(path: Path) -> float:
     """The mean return of the episodes that judged the best policy once more."""
-    found: Any = summary
+    found: Any = read_summary(path)
     for name in ("best", "confirmed", "mean"):
         found = cast(dict[str, Any], found).get(name) if isinstance(found, dict) else None
     return NAN if found is None else float(found)

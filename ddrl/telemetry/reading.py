@@ -27,9 +27,9 @@ import numpy as np
 
 from ddrl.core.config import Config
 from ddrl.core.errors import MissingExtraError, RunDirError, plain_line
-from ddrl.core.files import DAMAGE, new_file, opened, read_json
+from ddrl.core.files import DAMAGE, new_file, opened
 from ddrl.core.specs import Array, Floats, Ints
-from ddrl.telemetry.directory import State, Status, read_config, read_settings, run_status
+from ddrl.telemetry.directory import State, Status, read_config, read_settings, read_summary, run_status
 from ddrl.telemetry.series import SERIES, Series
 from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, has_own_tables, quoted, spans, unpack_table
 
@@ -175,10 +175,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         """RUN/summary.json; None before the run ended."""
-        try:
-            return read_json(self.path / "summary.json", dict[str, Any], RunDirError, "summary.json cannot be read")
-        except RunDirError:
-            return None
+        return read_summary(self.path)
 
     # ---- tables ----
 
