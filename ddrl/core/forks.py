@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 from ddrl.core.errors import NetworkError
@@ -39,6 +40,11 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if is_orphan(parent):  # it ended before the request stood
         sys.exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, as by SIGSTOP; OSError where it has ended."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "tT"
 
 
 def is_orphan(parent: int) -> bool:

@@ -38,7 +38,7 @@ from ddrl.core.files import open_to_append
 from ddrl.core.forks import die_with, ignore_interrupts
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
-from ddrl.run.process import interrupts_held_back, name_process, offer_to_oom_killer, step_back
+from ddrl.run.process import interrupts_held_back, name_process, offered_to_oom_killer, step_back
 from ddrl.run.slot import LAUNCHER_VARIABLES
 
 MAX_WORDS = 16_000  # [B] of what a child prints that are kept for messages
@@ -620,7 +620,6 @@ def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[i
         ignore_interrupts()
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         step_back()
-        offer_to_oom_killer()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(errors, 1)  # what an environment prints is kept, and not mixed with what the command prints
         os.dup2(errors, 2)
@@ -630,7 +629,8 @@ def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[i
         entropy = np.random.SeedSequence(list(seed)).generate_state(2)
         random.seed(int(entropy[0]))
         np.random.seed(int(entropy[1]))
-        status = work()
+        with offered_to_oom_killer():
+            status = work()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
     except BaseException:

@@ -150,11 +150,21 @@ def step_back() -> None:
     os.nice(MEMBER_NICENESS)
 
 
-def offer_to_oom_killer() -> None:
-    """Let the kernel end this process, when memory is short, before those that cannot be started again."""
+@contextmanager
+def offered_to_oom_killer() -> Generator[None]:
+    """Until the end of the block the kernel, short of memory, ends this process before those that cannot be started
+    again."""
     path = Path("/proc/self/oom_score_adj")
-    with suppress(OSError):  # raising it takes no privilege; some containers have no such file
-        path.write_text(str(max(MEMBER_OOM_SCORE, int(path.read_text()))))
+    before = None
+    with suppress(OSError):  # raising it takes no privilege, nor does going back; some containers have no such file
+        before = path.read_text()
+        path.write_text(str(max(MEMBER_OOM_SCORE, int(before))))
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                path.write_text(before)
 
 
 def name_process(name: str) -> None:

@@ -40,7 +40,7 @@ from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, DdrlError, JobFailed, KeeperError
-from ddrl.core.forks import SIGNALS, ignore_interrupts
+from ddrl.core.forks import SIGNALS, ignore_interrupts, is_stopped
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
@@ -905,7 +905,7 @@ def absent_ranks(first: int) -> str:
 
 def _reason_without_mpi(folder: Path) -> str:
     """Why the process of this folder of /proc cannot have started MPI; "" where it may have."""
-    if (folder / "stat").read_text().rpartition(")")[2].split()[0] in "tT":
+    if is_stopped(int(folder.name)):
         return "it is stopped"
     return "" if "libmpi" in (folder / "maps").read_text() else "it has not loaded MPI"
 

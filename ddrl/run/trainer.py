@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from ddrl.run.process import (
     fix_order_of_sums,
     flush_denormals,
     name_process,
+    offered_to_oom_killer,
     set_torch_threads,
     spare_collector,
 )
@@ -178,7 +180,8 @@ def main() -> int:
             link = Link.of(int(descriptor), JOB)
             try:
                 try:
-                    messages = await_records(run_id, link, int(parent), is_spare=is_spare)
+                    with offered_to_oom_killer() if is_spare else nullcontext():
+                        messages = await_records(run_id, link, int(parent), is_spare=is_spare)
                     is_spare = is_spare and not messages  # the job has ended without a need of it
                     result = Result(train(run_id, link, messages, interrupts))
                 except KeyboardInterrupt:

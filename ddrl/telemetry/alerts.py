@@ -119,6 +119,8 @@ class Alerts:
         restarts = record.series.get("restarts", math.nan)
         if restarts > self._restarts or (math.isnan(self._restarts) and restarts > 0):
             words = f"{restarts:.0f} processes of the run have died and were started again"
+            if restarts == 1:
+                words = "a process of the run has died and was started again"
             yield Alert("restart", "warning", words, count=int(restarts))
         self._restarts = restarts if not math.isnan(restarts) else self._restarts
 

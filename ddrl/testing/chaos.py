@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from ddrl.core.errors import DdrlError, RunDirError
+from ddrl.core.forks import is_stopped
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.ledger import LEDGER, accounts
@@ -46,7 +47,7 @@ CHANNEL = re.compile(rb"/ddrl-(\w+)-h\d")  # of one job, in /dev/shm of whatever
 
 @dataclass(frozen=True)
 class Victim:
-    """A process of the run. `name`: what the kernel calls it."""
+    """A process of the run. `name`: what the kernel calls it, with the whole role."""
 
     pid: int
     role: str
@@ -75,9 +76,10 @@ def processes_of(job: str) -> list[Victim]:
             words = name.split()
             if len(words) != 3 or words[0] != "ddrl" or mark not in (folder / "maps").read_bytes():
                 continue
-            role = next((one for one in ROLES if one.startswith(words[2])), "")
             if words[1] == KEEPER:
                 role = KEEPER if int(words[2]) else FIRST_KEEPER
+            elif role := next((one for one in ROLES if one.startswith(words[2])), ""):
+                name = f"ddrl {words[1]} {role}"
             found.append(Victim(int(folder.name), role, name))
     return found
 
@@ -184,7 +186,9 @@ def torment(
             if not victims or run_status(path).state != "running":
                 continue
             victim = rng.choice(victims)
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended meanwhile
+                if is_stopped(victim.pid):
+                    continue
                 how = end_by(rng.choice(ways), victim, group)
                 watch.killed[victim.role, how] += 1
                 print(f"{time.strftime('%H:%M:%S')} {how:4} {victim.name} (process {victim.pid})", flush=True)

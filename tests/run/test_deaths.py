@@ -447,8 +447,11 @@ def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path:
             assert spare not in processes_of(run)  # of a short run
             kill(trainer)
             first = processes_of(run)[spare]
+            score = Path(f"/proc/{first}/oom_score_adj")
+            wait_until(lambda: int(score.read_text()) >= 500, "the score was not raised")
             kill(trainer)
             assert processes_of(run)[trainer] == first
+            assert int(score.read_text()) < 500  # no longer one whose death costs nothing
             os.kill(processes_of(run)[spare], signal.SIGKILL)
             wait_until(lambda: "taken the trainer's place was killed by SIGKILL" in alarms(run), "nobody was told")
             with attach(run, timeout=PATIENCE) as control:

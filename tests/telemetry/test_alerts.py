@@ -86,20 +86,27 @@ def test_a_run_writes_its_alerts_as_events_and_sends_each_once_to_a_command(tmp_
         assert run.events()["kind"].tolist() == ["error", "error"]  # said once, in its own words
 
 
-def test_alerts_are_events_with_rule_and_level(tmp_path):
+@pytest.mark.parametrize(
+    ("restarts", "words"),
+    [
+        (1, "a process of the run has died and was started again"),
+        (2, "2 processes of the run have died and were started again"),
+    ],
+)
+def test_alerts_are_events_with_rule_and_level(restarts, words, tmp_path):
     cluster = FakeCluster()
     feed = Feed(cluster, 5)
 
     def tables():
         table = feed()
-        table[5, COLUMN["restarts"]] = 2.0
+        table[5, COLUMN["restarts"]] = restarts
         return table
 
     with Recorder(tmp_path, tables, CONFIG, clock=feed.clock, monotonic=feed.clock):
         assert feed.done.wait(PATIENCE)
     with Run(tmp_path) as run:
         events = run.events(kinds=["alert"])
-    assert events["text"].tolist() == ["warning: 2 processes of the run have died and were started again"]
+    assert events["text"].tolist() == [f"warning: {words}"]
     assert events["fields"][0] == {"rule": "restart", "level": "warning", "env_steps": 0.0}
 
 
