@@ -48,7 +48,8 @@ def run_command(arguments: list[str]) -> int:
             preparation = _prepare(command, run_id, path)
             result = Result(run_serial(preparation), directory=str(preparation.directory.now))
             return _conclude(result, "python -m ddrl.run --serial")
-        with Job(run_id, 0) as job:
+        job = Job(run_id, 0)
+        with job.interrupts_passed_on(), job:
             job.start_trainer()
             document = run_host(
                 job,

@@ -813,7 +813,7 @@ class Job:
     @contextmanager
     def interrupts_passed_on(self) -> Generator[None]:
         """Signals that ask for a stop go to the trainer, which saves; before it has anything to save they set
-        `interrupted`."""
+        `interrupted`. Once it has ended they change nothing: this process removes the channels."""
         before: dict[signal.Signals, Any] = {}
 
         def act(number: int, _: FrameType | None) -> None:
@@ -927,21 +927,20 @@ def run_host(
     and the run's directory is."""
     from ddrl.run.preparation import probe_in_fork
 
-    with job.interrupts_passed_on():
-        import_for_members()
-        preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
-        preparation.declaration  # noqa: B018  (the environment is made while ranks still start)
-        ranks = ranks_of(preparation.config)
-        topology = preparation.topology(tuple(ranks.ranks), has_spare=job.has_trainer)
-        records = preparation.open_records()
-        on_host = [one.rank for one in topology.on_host(job.host)]
-        job.keeper.folder = records.directory.path / "output"
-        with interrupts_held_back():  # until the trainer has something to save
-            job.check_interrupts()
-            job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
-            message = job.hand_over(records)
-        made(Made(topology.to_bytes(), message))
-        return job.run() if job.has_trainer else None
+    import_for_members()
+    preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
+    preparation.declaration  # noqa: B018  (the environment is made while ranks still start)
+    ranks = ranks_of(preparation.config)
+    topology = preparation.topology(tuple(ranks.ranks), has_spare=job.has_trainer)
+    records = preparation.open_records()
+    on_host = [one.rank for one in topology.on_host(job.host)]
+    job.keeper.folder = records.directory.path / "output"
+    with interrupts_held_back():  # until the trainer has something to save
+        job.check_interrupts()
+        job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
+        message = job.hand_over(records)
+    made(Made(topology.to_bytes(), message))
+    return job.run() if job.has_trainer else None
 
 
 # -- the keeper as a program -------------------------------------------------------------------------------------------
@@ -1137,7 +1136,8 @@ def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
     path = None if orders.path is None else Path(orders.path)
     if orders.errors >= 0:
         os.set_inheritable(orders.errors, False)
-    with Job(run_id, 0, parent=parent) as job:
+    job = Job(run_id, 0, parent=parent)
+    with job.interrupts_passed_on(), job:
         job.launcher = orders.launcher
         result: Result | None = None
         try:

@@ -414,6 +414,18 @@ def test_a_stop_that_comes_while_a_trainer_is_started_reaches_it(moment: str, tm
     balances(run)
 
 
+def test_a_stop_that_comes_once_all_is_done_leaves_nothing_in_shared_memory(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    variables = environment(
+        Path(__file__).parent / "faults", DDRL_TEST_FAULT=f":Job.close:1:signal {int(signal.SIGINT)}:"
+    )
+    command = [*DDRL, *TINY, *settings(f"run.dir={run}", "run.processes=1")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False)
+    assert done.returncode == 0, done.stderr
+    assert summary(run)["reason"] == "run.max_env_steps reached"
+    assert segments_of(run) == []
+
+
 def test_the_ledger_of_a_run_whose_trainer_fails_while_it_counts_rows_balances(tmp_path: Path) -> None:
     run = tmp_path / "run"
     fault = "0 trainer:Training._count_recorded:1000:"  # these rows are recorded, and not counted yet
