@@ -79,6 +79,20 @@ def test_a_job_that_fails_is_kept_alive_while_each_takes_a_checkpoint(checkpoint
     assert given == ["pong --set run.seed=7", *[f"--resume {tmp_path}/run"] * (starts - 1)]
 
 
+@pytest.mark.parametrize("resume", [["--resume", "{}/run"], ["--resume={0}/../{1}/run"]])
+def test_a_job_that_resumes_a_run_and_takes_no_newer_checkpoint_is_not_started_again(resume, tmp_path):
+    (tmp_path / "run/checkpoints/001").mkdir(parents=True)
+    words = [word.format(tmp_path, tmp_path.name) for word in resume]
+    done = subprocess.run(
+        [LOCAL, "4", "--keep-alive", "2", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MPIRUN": str(failing_mpirun(tmp_path, "true")), "PYTHON": sys.executable},
+    )
+    assert done.returncode == 3, done.stderr
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ddrl 3 relay", "ddrl keeper 0"])
 def test_a_job_that_loses_a_rank_is_kept_alive(name, tmp_path):
