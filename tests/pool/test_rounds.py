@@ -37,7 +37,7 @@ from ddrl.run.task import Task
 from ddrl.telemetry import Run
 from ddrl.testing.chaos import processes_of
 from tests.pool.conftest import Lending
-from tests.run.launch import TINY, ddrl, segments_of, settings, summary
+from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
 from tests.run.test_serial import learned, newest, recorded
 from tests.waiting import PATIENCE
 
@@ -334,6 +334,7 @@ def test_a_killed_collector_gives_the_device_back_and_its_round_goes_on_with_the
     assert mark.exists(), "no collector was killed"
     assert got == [0], "the device was not free while the collector was replaced"
     assert Counter(lease.part for lease in leases.leases if lease.task == "task" and lease.round == 0) == {0: 1, 1: 1}
+    assert balances(tmp_path / "killed_run")["rows_dropped"] > 0
     run(tmp_path / "whole_run", *more)
     assert learned(newest(tmp_path / "killed_run")) == learned(newest(tmp_path / "whole_run"))
 
