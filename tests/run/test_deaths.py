@@ -322,7 +322,6 @@ def trainer_was_restarted(run: Path, done: subprocess.CompletedProcess[str], num
     went_well(run, done.stderr, done.stdout, [number], "run.max_env_steps reached")
     assert "it was started again from the newest checkpoint (1 of 3 times in a row)" in done.stderr
     assert summary(run)["env_steps"] == 8000
-    assert summary(run)["steps_lost"] > 0
     with Run(run) as finished:
         versions = finished.evaluations()["policy_version"]
         assert np.nanmax(finished.latest().column("incarnation")) == 1.0
@@ -342,6 +341,7 @@ def test_a_trainer_that_dies_is_started_again(moment: tuple[str, int, int], tmp_
         [*DDRL, *TINY, *more], capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False
     )
     trainer_was_restarted(run, done, moment[2])
+    assert summary(run)["steps_lost"] > 0 or moment == MOMENTS[0]  # before the first version there may be none
 
 
 def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -> None:
@@ -351,6 +351,7 @@ def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -
     variables = dying_trainer(run, "1 trainer", moment)
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=variables, check=False)
     trainer_was_restarted(run, done, KILL)
+    assert summary(run)["steps_lost"] > 0
     assert balances(run)["rows_lost"] > 0
 
 
