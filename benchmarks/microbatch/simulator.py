@@ -409,22 +409,22 @@ class Simulation:
         """Each node's own seconds [..., C, N] in the coming iteration if it gets `sizes`."""
         return times(self.scenario, self.iteration, sizes, self._begin())
 
-    def finish(self, sizes: NDArray[np.int64] | Floats) -> Floats:
-        """When each node ends in the coming iteration [..., C, N] if it gets `sizes`."""
-        return self.busy + self.times(sizes)
-
-    def reward(self, sizes: NDArray[np.int64] | Floats, first: NDArray[np.int64] | None) -> Floats:
-        """The vector reward [..., C, 4] that the coming iteration would give; nothing moves on."""
-        finish = self.finish(sizes)
+    def reward(
+        self, sizes: NDArray[np.int64] | Floats, first: NDArray[np.int64] | None, work: Floats | None = None
+    ) -> Floats:
+        """The vector reward [..., C, 4] that the coming iteration would give; nothing moves on. `work`: its `times`."""
+        finish = self.busy + (self.times(sizes) if work is None else work)
         phi = self.scenario.noise_scale[self.iteration]
         total = self.scenario.cluster.total.astype(np.float64)
         return rewards(awaited(finish, first), self.reference, finish, sizes, total, phi)
 
-    def step(self, sizes: Sizes, first: NDArray[np.int64] | None = None) -> tuple[Floats, Revealed]:
+    def step(
+        self, sizes: Sizes, first: NDArray[np.int64] | None = None, work: Floats | None = None
+    ) -> tuple[Floats, Revealed]:
         """One iteration: seconds [C] until the coordinator makes its update, and what it then knows."""
         scenario = self.scenario
         k = self.iteration
-        work = self.times(sizes)
+        work = self.times(sizes) if work is None else work
         finish = self.busy + work
         seconds = awaited(finish, first)
         end = seconds[:, None] * (1 + 1e-12)
@@ -531,9 +531,9 @@ def simulate(scenario: Scenario, sizer: Sizer, first: NDArray[np.int64] | None =
         sizes = sizer.propose(observation)
         own = sizer.first()
         own = first if own is None else own
-        vectors[iteration] = simulation.reward(sizes, own)
-        node_seconds[iteration] = simulation.times(sizes)
-        seconds[iteration], observation = simulation.step(sizes, own)
+        node_seconds[iteration] = work = simulation.times(sizes)
+        vectors[iteration] = simulation.reward(sizes, own, work)
+        seconds[iteration], observation = simulation.step(sizes, own, work)
         all_sizes[iteration] = sizes
     return Course(seconds, vectors, all_sizes, node_seconds)
 

@@ -64,10 +64,12 @@ def check_weights(weights: Sequence[float]) -> Floats:
 
 # -- what the agent sees -----------------------------------------------------------------------------------------------
 
-# One action a node. The first keeps the filter's size, the next multiply it, the last three choose another regime.
+# One action a node. The first keeps the size that the cluster's best-known rule gives, the next multiply it, the others
+# choose another regime, each rule's among them.
+RULES = ("affine", "rhythm", "hedge")
 FACTORS = (1.0, 0.6, 0.8, 0.95, 1.05, 1.25)
-REGIMES = ("last", "average", "switch")
-FORM = "regimes"  # what a file of the network says of its actions
+REGIMES = ("last", "average", "switch", *RULES)
+FORM = "rules"  # what a file of the network says of its actions
 ACTION_COUNT = len(FACTORS) + len(REGIMES)
 FIRST = (1.0, 0.9, 0.75)  # share of the nodes whose gradients are awaited
 
@@ -97,8 +99,17 @@ NODE_FEATURES = (
     "norm",
     "cosine",
     "loss",
+    "base",
+    "hedge",
+    "seconds_left",
+    "usual_seconds_left",
+    "seconds_irregular",
 )
-CONTEXT_FEATURES = ("nodes", "spread", "dropped", "noise_scale", "loss_slope", "lateness", *("weight",) * 4)
+CONTEXT_FEATURES = (
+    *("nodes", "spread", "dropped", "noise_scale", "loss_slope", "lateness"),
+    *("iterations", "rhythm_earned", "hedge_earned"),
+    *("weight",) * 4,
+)
 
 _AVERAGE = 0.1  # rates of the averages
 _SLOW_AVERAGE = 0.03
@@ -108,11 +119,16 @@ class NodeState:
     """What is known of each node after each observation; arrays [..., N].
 
     Besides the affine filter: how long a node stays slow and fast, how regular that is, how far it falls, and its slow
-    average, all of which the filter forgets."""
+    average, all of which the filter forgets. `rules` [R, ..., N]: how many times longer than the filter says each of
+    RULES takes a node to need; `base` that of the best-known rule, by what each `earned` [R, ...] (`choose`)."""
 
-    def __init__(self, cluster: Cluster, settings: FilterSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: FilterSettings, strength: float = 2.0) -> None:
         shape = cluster.speed.shape
         self.cluster = cluster
+        self._strength = strength  # of `hedge`
+        self.base: Floats = np.ones(shape)
+        self.rules: Floats = np.ones((len(RULES), *shape))
+        self.earned: Floats = np.zeros((len(RULES), *shape[:-1]))
         self.filter = AffineFilter(cluster, settings)
         self._mean = np.zeros(shape)
         self._square = np.full(shape, settings.jitter**2)
@@ -128,7 +144,14 @@ class NodeState:
         self._loss = np.zeros(shape[:-1])
         self._loss_slope = np.zeros(shape[:-1])
         self._observation = Observation.blank(cluster)
-        self._begun = False
+        self._iterations = 0
+        # By the clock [s]: the age of the stay in course, the usual length of whole stays in each state and how much
+        # they differ from it, and the usual iteration [...].
+        self._age_seconds = np.zeros(shape)
+        self._usual = np.zeros((2, *shape))
+        self._stay = np.zeros((2, *shape))
+        self._differ = np.ones((2, *shape))
+        self._iteration = np.zeros(shape[:-1])
 
     def update(self, observation: Observation) -> None:
         """Take one iteration in."""
@@ -141,10 +164,12 @@ class NodeState:
         self._mean = np.where(calm, self._mean + _AVERAGE * (error - self._mean), self._mean)
         self._square = np.where(calm, self._square + _AVERAGE * (error * error - self._square), self._square)
         self._dropped += _AVERAGE * (observation.dropped - self._dropped)
-        self._follow_jumps(track.jumped, track.innovation)
+        seconds = np.where(received, observation.seconds, 0.0).max(-1)
+        self._iteration += np.where(self._iteration > 0, _AVERAGE, 1.0) * (seconds - self._iteration)
+        self._follow_jumps(track.jumped, track.innovation, seconds[..., None])
         share = self.cluster.total[..., None] / self.cluster.nodes
         self._level = np.log(track.overhead + share / track.speed)
-        begun = self._begun and received.any()
+        begun = self._iterations > 0 and received.any()
         average = self._level_average + _SLOW_AVERAGE * (self._level - self._level_average)
         self._level_average = average if begun else self._level
         predicted = track.overhead + np.maximum(observation.sizes, 1) / track.speed
@@ -155,9 +180,16 @@ class NodeState:
         slope = np.where(self._loss > 0, (loss - self._loss) / np.maximum(self._loss, 1e-9), 0.0)
         self._loss_slope = self._loss_slope + _AVERAGE * (slope - self._loss_slope)
         self._loss = loss
-        self._begun = self._begun or bool(received.any())
+        self._iterations += int(received.any())
+        switched = np.where(self.due, np.exp(np.where(self._slow, -self._fall, self._fall)), 1.0)
+        self.rules = np.stack([np.ones_like(switched), switched, 1.0 + self._strength * self.expected_fall])
 
-    def _follow_jumps(self, jumped: NDArray[np.bool_], innovation: Floats) -> None:
+    def choose(self, earned: Floats, margins: Sequence[float]) -> None:
+        """Take the rule that `earned` [R, ...] most above its margin for the best-known one."""
+        self.earned = earned
+        self.base = np.take_along_axis(self.rules, best_of(earned, margins)[None, ..., None], 0)[0]
+
+    def _follow_jumps(self, jumped: NDArray[np.bool_], innovation: Floats, seconds: Floats) -> None:
         """Slow and fast states: a jump up in time begins a slow one. A second jump the same way only deepens it."""
         slower = jumped & (innovation > 0) & ~self._slow
         faster = jumped & (innovation < 0) & self._slow
@@ -170,12 +202,18 @@ class NodeState:
             irregular = self._irregular[state]
             self._irregular[state] = np.where(known, irregular + 0.5 * (np.minimum(relative, 1) - irregular), irregular)
             self._duration[state] = np.where(whole, self._age, before)
+            usual = self._usual[state]
+            off = np.minimum(np.abs(self._age_seconds - usual) / np.maximum(usual, 1e-12), 1.0)
+            self._differ[state] += np.where(known, 0.3 * (off - self._differ[state]), 0.0)
+            self._usual[state] += np.where(whole, np.where(known, 0.3, 1.0) * (self._age_seconds - usual), 0.0)
+            self._stay[state] = np.where(whole, self._age_seconds, self._stay[state])
         depth = np.abs(innovation)
         fresh = self._fall == 0
         self._fall = np.where(change, np.where(fresh, depth, self._fall + 0.3 * (depth - self._fall)), self._fall)
         self._slow = (self._slow | slower) & ~faster
         self._whole |= change
         self._age = np.where(change, 1.0, self._age + 1.0)
+        self._age_seconds = np.where(change, seconds, self._age_seconds + seconds)
         self._jump_rate += _SLOW_AVERAGE * (slower - self._jump_rate)
 
     def features(self) -> NDArray[np.float32]:
@@ -195,6 +233,11 @@ class NodeState:
             time = np.zeros_like(speed)
         nodes = self.cluster.nodes
         total = self.cluster.total[..., None]
+        iteration = np.maximum(self._iteration, 1e-12)[..., None]
+        left, usually_left = (
+            np.where(known, np.clip((np.take_along_axis(stay, state, 0)[0] - self._age_seconds) / iteration, -5, 5), 0)
+            for stay in (self._stay, self._usual)
+        )
         norm = np.where(seen.norm > 0, seen.norm, 1.0)
         loss = seen.loss / np.maximum(seen.loss.mean(-1, keepdims=True), 1e-9) - 1.0
         columns = (
@@ -223,6 +266,11 @@ class NodeState:
             np.log(norm / norm.mean(-1, keepdims=True)),
             seen.cosine,
             loss,
+            np.log(self.base),
+            np.log(self.rules[RULES.index("hedge")]),
+            left / 2,
+            usually_left / 2,
+            np.take_along_axis(self._differ, state, 0)[0],
         )
         return np.stack([np.asarray(column, np.float32) for column in columns], -1)
 
@@ -242,6 +290,8 @@ class NodeState:
             np.log1p(seen.noise_scale / self.cluster.total),
             10 * self._loss_slope,
             np.clip(late, -1.0, 1.0),
+            np.full(shape, min(self._iterations, 100) / 50),
+            *(20 * np.clip(self.earned[1:], -0.1, 0.1)),
         )
         context = np.stack([np.asarray(np.broadcast_to(column, shape), np.float32) for column in columns], -1)
         return np.concatenate([context, np.broadcast_to(np.asarray(weights, np.float32), (*shape, 4))], -1)
@@ -263,10 +313,8 @@ class NodeState:
         """How many times longer than the filter says a node with an action [..., N] is taken to need."""
         switch = np.where(self._slow, -self._fall, self._fall)
         regimes = np.exp([np.clip(self._last, -2.0, 2.0), self._level_average - self._level, switch])
-        factors = np.broadcast_to(
-            1.0 / np.asarray(FACTORS).reshape(-1, *(1,) * self._last.ndim), (6, *self._last.shape)
-        )
-        table = np.moveaxis(np.concatenate([factors, regimes]), 0, -1)
+        factors = self.base / np.reshape(FACTORS, (-1, *(1,) * self.base.ndim))
+        table = np.moveaxis(np.concatenate([factors, regimes, self.rules]), 0, -1)
         table = np.broadcast_to(table, (*actions.shape, table.shape[-1]))
         return np.take_along_axis(table, actions[..., None], -1)[..., 0]
 
@@ -274,11 +322,10 @@ class NodeState:
 # -- the network -------------------------------------------------------------------------------------------------------
 # One network for each node, so that there may be any number of nodes: each node's features are encoded alone, the codes
 # are pooled (mean and maximum, with the cluster's own features), and each node's values follow from its code and the
-# pool, those of K from the pool. Inference only. Saved as safetensors, whose metadata holds the form of the actions,
-# the hidden features and what made the file.
+# pool, those of K from the pool. Inference only. Saved as safetensors, whose metadata holds the form of the actions
+# and what made the file.
 
 SHIPPED = Path(__file__).parent / "ddqn.safetensors"
-SHIPPED_TIMES = SHIPPED.with_name("ddqn_times.safetensors")  # trained without the gradients' statistics
 WIDTH = 48
 HIDDEN = 64
 
@@ -310,15 +357,13 @@ SHAPES: dict[str, tuple[int, ...]] = {  # of every tensor, as it is multiplied: 
 
 class _About(msgspec.Struct, frozen=True):
     form: str = ""
-    hidden: tuple[str, ...] = ()
 
 
 class ValueNetwork:
     """Loaded once; `__call__` takes features [..., N, F] and context [..., G]."""
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]], hidden_features: tuple[str, ...]) -> None:
+    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
         self._tensors = dict(tensors)
-        self._seen = np.array([name not in hidden_features for name in NODE_FEATURES], np.float32)
 
     @staticmethod
     def load(path: Path) -> ValueNetwork:
@@ -333,12 +378,12 @@ class ValueNetwork:
             raise CheckpointError(
                 f"{path} holds another network: train it anew, python -m benchmarks.microbatch --train"
             )
-        return ValueNetwork(tensors, about.hidden)
+        return ValueNetwork(tensors)
 
     def __call__(self, features: NDArray[np.float32], context: NDArray[np.float32]) -> Values:
         """Action values for every objective."""
         t = self._tensors
-        code = np.maximum((features * self._seen) @ t["encode1.weight"] + t["encode1.bias"], 0)
+        code = np.maximum(features @ t["encode1.weight"] + t["encode1.bias"], 0)
         code = np.maximum(code @ t["encode2.weight"] + t["encode2.bias"], 0)
         pool = np.concatenate([code.mean(-2), code.max(-2), context], -1)
         hidden = code @ t["node.weight"] + (pool @ t["pool.weight"] + t["node.bias"])[..., None, :]
@@ -401,9 +446,11 @@ class Earnings:
         seconds = finish.max(-1)
         self._usual += np.where(self._usual > 0, self._rate, 1.0) * (seconds[0] - self._usual)
         reference = np.maximum(self._usual, 1e-12)
-        gained = rewards(seconds, reference, finish, sizes, self._total, observation.noise_scale) @ self._weights
+        vectors = rewards(seconds, reference, finish, sizes, self._total, observation.noise_scale)
+        gained = (vectors * self._weights).sum(-1)
         self.earned += self._rate * (gained - gained[0] - self.earned)
 
-    def best(self, margins: Sequence[float]) -> NDArray[np.int64]:
-        """The candidate [...] that earned most above its margin; candidate 0, whose margin is 0, of equal ones."""
-        return (self.earned - np.reshape(margins, (-1, *(1,) * (self.earned.ndim - 1)))).argmax(0)
+
+def best_of(earned: Floats, margins: Sequence[float]) -> NDArray[np.int64]:
+    """Which [...] of `earned` [R, ...] is most above its margin; the first of equal ones."""
+    return (earned - np.reshape(margins, (-1, *(1,) * (earned.ndim - 1)))).argmax(0)

@@ -16,16 +16,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddrl.balance.ddqn import (
-    FACTORS,
     OBJECTIVES,
-    REGIMES,
+    RULES,
     SHIPPED,
-    SHIPPED_TIMES,
     Earnings,
     NodeState,
     ValueNetwork,
     apply_actions,
     best_actions,
+    best_of,
     check_weights,
     first_of,
     sizes_under,
@@ -308,15 +307,7 @@ class Rhythm(Sizer):
 
     def propose(self, observation: Observation) -> Sizes:
         self._state.update(observation.times_alone())
-        return rhythm_sizes(self._state)
-
-
-SWITCH = len(FACTORS) + REGIMES.index("switch")
-
-
-def rhythm_sizes(state: NodeState) -> Sizes:
-    """Sizes [..., N] if the nodes that are due switch between slow and fast."""
-    return apply_actions(state, np.where(state.due, SWITCH, 0))
+        return sizes_under(self._state, self._state.rules[RULES.index(self.name)])
 
 
 @dataclass(frozen=True)
@@ -336,22 +327,12 @@ class Hedge(Rhythm):
     Settings = HedgeSettings
 
     def __init__(self, cluster: Cluster, settings: HedgeSettings) -> None:
-        super().__init__(cluster, settings)
-        self._strength = settings.strength
-
-    def propose(self, observation: Observation) -> Sizes:
-        self._state.update(observation.times_alone())
-        return hedge_sizes(self._state, self._strength)
-
-
-def hedge_sizes(state: NodeState, strength: float) -> Sizes:
-    """Sizes [..., N] with a reserve of `strength` times each node's expected fall."""
-    return sizes_under(state, 1.0 + strength * state.expected_fall)
+        self._state = NodeState(cluster, settings, settings.strength)
 
 
 class Choice(Sizer):
     """In each cluster the one of `affine`, `rhythm`, `hedge` and further candidates whose sizes would have earned most
-    so far (`ddqn.Earnings`), each above its margin."""
+    so far (`ddqn.Earnings`), each above its margin. `weights` [4] or [..., 4] of the objectives."""
 
     reads_gradients = False
 
@@ -363,40 +344,39 @@ class Choice(Sizer):
         trust: float,
         margins: tuple[float, ...],
     ) -> None:
-        self._strength = settings.strength
         self._margins = margins
-        self._state = NodeState(cluster, settings)
+        self.state = NodeState(cluster, settings, settings.strength)
         self._earnings = Earnings(len(margins), cluster, weights, trust)
         self._sizes: Sizes | None = None  # the last ones of every candidate [R, ..., N]
 
     @property
     def chosen(self) -> NDArray[np.int64]:
         """The candidate whose sizes are used now in each cluster [...]; 0: the filter."""
-        return self._earnings.best(self._margins)
+        return best_of(self._earnings.earned, self._margins)
 
     def propose(self, observation: Observation) -> Sizes:
         observation = observation if self.reads_gradients else observation.times_alone()
-        self._state.update(observation)
+        self.state.update(observation)
         if self._sizes is not None and observation.received.any():
-            self._earnings.update(self._state.filter, observation, self._sizes)
+            self._earnings.update(self.state.filter, observation, self._sizes)
+        self.state.choose(self._earnings.earned[: len(RULES)], self._margins[: len(RULES)])
         self._sizes = np.stack(self._candidates(observation))
         return np.take_along_axis(self._sizes, self.chosen[None, ..., None], 0)[0]
 
     def _candidates(self, observation: Observation) -> list[Sizes]:
         """Sizes [..., N] of each."""
-        state = self._state
-        same = np.ones(state.cluster.speed.shape)
-        return [sizes_under(state, same), rhythm_sizes(state), hedge_sizes(state, self._strength)]
+        return [sizes_under(self.state, slowness) for slowness in self.state.rules]
 
 
-RULE_GAIN = 0.003  # iterations that a rule must save on average beside the filter's sizes to be used
+RULE_TRUST = 0.02  # share of the newest iteration in what each candidate earned
+RULE_GAIN = 0.003  # iterations that a candidate must save on average beside the filter's sizes to be used
 
 
 @dataclass(frozen=True)
 class BothSettings(HedgeSettings):
     """Settings of `both`: those of the rules, and of the choice between them."""
 
-    trust: float = setting(0.02, "", "Share of the newest iteration in what each rule earned.", gt=0, le=1)
+    trust: float = setting(RULE_TRUST, "", "Share of the newest iteration in what each rule earned.", gt=0, le=1)
     margin: float = setting(
         RULE_GAIN, "iterations", "What a rule must have saved on average beside the filter's sizes to be used.", ge=0
     )
@@ -416,8 +396,7 @@ class Both(Choice):
 # -- the learned sizer -------------------------------------------------------------------------------------------------
 
 
-AGENT_GAIN = 0.01  # the same for the agent
-AGENT = 3  # its place among the candidates
+AGENT = len(RULES)  # its place among the candidates
 
 
 @dataclass(frozen=True)
@@ -427,35 +406,38 @@ class DdqnSettings(HedgeSettings):
     weights: list[float] = setting(
         [1.0, 0.0, 0.0, 0.0], "", "Weights of time, statistical efficiency, dropped share and imbalance; they sum to 1."
     )
-    margin: float = setting(0.002, "iterations", "What an action must promise above the filter's own size.", ge=0)
+    margin: float = setting(
+        0.02, "iterations", "What an action must promise above the size of the best-known rule.", ge=0
+    )
     trust: float = setting(
-        0.02, "", "Share of the newest iteration in what each candidate earned; 0: always the agent.", ge=0, le=1
+        RULE_TRUST, "", "Share of the newest iteration in what each candidate earned; 0: always the agent.", ge=0, le=1
     )
     choose_first: bool = setting(False, "", "Also choose K, how many of the N gradients are awaited.")
     gradients: bool = setting(
-        True, "", "Whether norms, cosines and losses of gradients are read; off: a network that was trained without."
+        True, "", "Whether norms, cosines and losses of gradients are read, where they are known."
     )
     network: str = setting("", "path", "Its safetensors file; empty: the one that ships.")
 
 
 class Ddqn(Choice):
-    """The rules of `both`, and a double DQN: each node's action multiplies the filter's size or chooses another regime;
-    a further action chooses K of N where `choose_first`. Action = argmax of the objectives' weighted values.
+    """The rules of `both`, and a double DQN: each node's action keeps the size that the best-known rule of this cluster
+    gives it, multiplies that, or chooses another regime, each rule's among them; a further action chooses K of N where
+    `choose_first`. Action = argmax of the objectives' weighted values.
 
-    The agent's sizes are used in a cluster while they earn more there than those of the filter and of the rules would.
-    So where training did not prepare it, this sizer is the best of the rules. Trained in the simulator by `python -m
-    benchmarks.microbatch --train`; inference is numpy."""
+    In each cluster the agent's sizes are used while no rule's would have earned more. So where training did not prepare
+    it, this sizer is the best of the rules. Trained in the simulator by `python -m benchmarks.microbatch --train`;
+    inference is numpy."""
 
     name: ClassVar[str] = "ddqn"
     Settings = DdqnSettings
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:
         self._weights = check_weights(settings.weights).astype(np.float32)
-        super().__init__(cluster, settings, self._weights, settings.trust, (0.0, RULE_GAIN, RULE_GAIN, AGENT_GAIN))
+        margins = (0.0, *(RULE_GAIN,) * AGENT)
+        super().__init__(cluster, settings, self._weights, settings.trust or RULE_TRUST, margins)
         self._settings = settings
         self.reads_gradients = settings.gradients
-        shipped = SHIPPED if settings.gradients else SHIPPED_TIMES
-        self._network = ValueNetwork.load(Path(settings.network) if settings.network else shipped)
+        self._network = ValueNetwork.load(Path(settings.network) if settings.network else SHIPPED)
         shape = cluster.speed.shape
         self._first = np.full(shape[:-1], cluster.nodes) if settings.choose_first else None
         self.actions = np.zeros(shape, np.int64)
@@ -467,7 +449,7 @@ class Ddqn(Choice):
         return chosen if self._settings.trust else np.full_like(chosen, AGENT)
 
     def _candidates(self, observation: Observation) -> list[Sizes]:
-        state = self._state
+        state = self.state
         if observation.received.any():
             values = self._network(state.features(), state.context(self._weights))
             self.actions = best_actions(values.nodes @ self._weights, self._settings.margin)

@@ -13,6 +13,7 @@ from ddrl.balance.ddqn import (
     FACTORS,
     FIRST,
     NODE_FEATURES,
+    RULES,
     SHAPES,
     SHIPPED,
     NodeState,
@@ -29,8 +30,8 @@ def tensors(**given):
     return {name: given.get(name, np.zeros(shape, np.float32)) for name, shape in SHAPES.items()}
 
 
-def write(path, values, form="regimes", hidden=()):
-    save_file(values, path, {"ddqn": json.dumps({"form": form, "hidden": list(hidden)})})
+def write(path, values, form="rules"):
+    save_file(values, path, {"ddqn": json.dumps({"form": form})})
     return str(path)
 
 
@@ -67,17 +68,10 @@ def test_with_gradients_off_their_statistics_change_no_size():
         np.testing.assert_array_equal(seen[0].propose(blank), seen[1].propose(known))
 
 
-def test_a_network_that_prefers_nothing_leaves_the_filter_its_sizes(tmp_path):
-    scenario = make_scenario("bursty", 4, 6, 60, 1)
-    course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()), trust=0.0)
-    filter_alone = simulate(scenario, make_sizer("affine", scenario.cluster))
-    np.testing.assert_array_equal(course.sizes, filter_alone.sizes)
-
-
 def test_any_number_of_nodes_in_any_order_is_valued_by_the_same_network():
     rng = np.random.default_rng(1)
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-    network = ValueNetwork(values, ())
+    network = ValueNetwork(values)
     context = rng.normal(size=len(CONTEXT_FEATURES)).astype(np.float32)
     for nodes in (2, 7, 64):
         features = rng.normal(size=(nodes, len(NODE_FEATURES))).astype(np.float32)
@@ -86,18 +80,6 @@ def test_any_number_of_nodes_in_any_order_is_valued_by_the_same_network():
         assert whole.nodes.shape == (nodes, ACTION_COUNT, 4)
         np.testing.assert_allclose(shuffled.nodes, whole.nodes[order], rtol=1e-3, atol=1e-2)
         np.testing.assert_allclose(shuffled.first, whole.first, rtol=1e-3, atol=1e-2)
-
-
-def test_hidden_features_change_nothing():
-    rng = np.random.default_rng(1)
-    values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
-    features = rng.normal(size=(5, len(NODE_FEATURES))).astype(np.float32)
-    context = np.zeros(len(CONTEXT_FEATURES), np.float32)
-    other = features.copy()
-    other[:, NODE_FEATURES.index("norm")] += 1.0
-    blind, seeing = ValueNetwork(values, ("norm",)), ValueNetwork(values, ())
-    np.testing.assert_array_equal(blind(features, context).nodes, blind(other, context).nodes)
-    assert (seeing(features, context).nodes != seeing(other, context).nodes).any()
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "shapes", "form"])
@@ -190,8 +172,8 @@ def test_what_the_agent_earns_is_counted_in_seconds_not_by_iterations():
         sizer._sizes = np.concatenate([filters, agents])
         slow = 10.0 if turn % 8 == 7 else 1.0
         observation = Observation.of(cluster, filters[0], np.array([slow, 1.0]))
-        sizer._state.update(observation)
-        sizer._earnings.update(sizer._state.filter, observation, sizer._sizes)
+        sizer.state.update(observation)
+        sizer._earnings.update(sizer.state.filter, observation, sizer._sizes)
     assert sizer.chosen == AGENT
 
 
@@ -206,10 +188,38 @@ def test_the_agent_beats_the_filter_where_slow_downs_are_periodic_and_costs_noth
 
 def test_an_agent_that_promises_nothing_leaves_the_best_rule_its_sizes(tmp_path):
     scenario = make_scenario("periodic", 4, 8, 100, 1)
-    course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()))
     both = simulate(scenario, make_sizer("both", scenario.cluster))
-    np.testing.assert_array_equal(course.sizes, both.sizes)
+    for trust in (0.02, 0.0):
+        course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()), trust=trust)
+        np.testing.assert_array_equal(course.sizes, both.sizes)
     assert (both.sizes != simulate(scenario, make_sizer("affine", scenario.cluster)).sizes).any()
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_rule_is_an_action_and_the_best_known_one_is_what_keeping_and_factors_start_from(rule):
+    state, _ = square_wave(iterations=57)  # node 0 is due
+    index = RULES.index(rule)
+    state.choose(np.eye(len(RULES))[index], (0.0, 0.003, 0.003))
+    wanted = {"affine": 1.0, "rhythm": 4.0, "hedge": 1.0 + 2.0 * state.expected_fall[0]}[rule]
+    assert wanted == pytest.approx(state.rules[index, 0], rel=0.15)
+    chosen = ACTION_COUNT - len(RULES) + index
+    np.testing.assert_allclose(state.slowness(np.array([KEEP, chosen, chosen])), state.rules[index])
+    faster = state.slowness(np.full(3, FACTORS.index(1.25)))
+    np.testing.assert_allclose(faster, state.rules[index] / 1.25)
+    features = dict(zip(NODE_FEATURES, state.features()[0], strict=True))
+    assert features["base"] == pytest.approx(np.log(state.rules[index, 0]), abs=1e-6)
+    context = dict(zip(CONTEXT_FEATURES, state.context(np.eye(4)[0]), strict=True))
+    assert [context["rhythm_earned"], context["hedge_earned"]] == [2.0 * (rule == "rhythm"), 2.0 * (rule == "hedge")]
+
+
+def test_stays_are_known_by_the_clock_too():
+    _, seen = square_wave()
+    features = seen[-1][2]  # the last of three slow iterations of 4.4 s, after seven of 1.1 s
+    assert features["slow"]
+    assert features["seconds_left"] == pytest.approx(0.0, abs=0.1)
+    assert features["usual_seconds_left"] == pytest.approx(0.0, abs=0.1)
+    assert features["seconds_irregular"] < 0.5
+    assert seen[-2][2]["seconds_left"] > 0.5
 
 
 def test_weights_of_the_objectives_change_what_is_dropped():

@@ -3,6 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.microbatch import simulator
+from benchmarks.microbatch.__main__ import interval
 from benchmarks.microbatch.fronts import hypervolume, nondominated
 from benchmarks.microbatch.simulator import (
     BY_CLOCK,
@@ -111,6 +113,37 @@ def test_the_clairvoyant_sees_what_comes_by_the_clock(kind):
     scenario = make_scenario(kind, 8, 8, 120, 3)
     causal, clairvoyant = (simulate(scenario, make_sizer(name, scenario.cluster)) for name in ("causal", "clairvoyant"))
     assert regret(clairvoyant, causal, 20).mean() < -0.03
+
+
+def test_a_course_is_that_of_single_steps_and_asks_for_the_times_of_an_iteration_once(monkeypatch):
+    scenario = make_scenario("clock bursty", 3, 5, 30, 4)
+    simulation, sizer, first = Simulation(scenario), make_sizer("affine", scenario.cluster), np.full(3, 4)
+    observation, seconds, vectors, node_seconds = simulation.blank(), [], [], []
+    for _ in range(30):
+        sizes = sizer.propose(observation)
+        vectors.append(simulation.reward(sizes, first))
+        node_seconds.append(simulation.times(sizes))
+        taken, observation = simulation.step(sizes, first)
+        seconds.append(taken)
+    asked = []
+    monkeypatch.setattr(simulator, "times", lambda *given: asked.append(given[1]) or times(*given))
+    course = simulate(scenario, make_sizer("affine", scenario.cluster), first)
+    assert asked == list(range(30))
+    np.testing.assert_array_equal(course.seconds, seconds)
+    np.testing.assert_array_equal(course.rewards, vectors)
+    np.testing.assert_array_equal(course.node_seconds, node_seconds)
+
+
+def test_an_interval_is_over_clusters_and_over_trainings():
+    values = np.random.default_rng(5).normal(size=400)
+    one = interval(values)
+    assert one["mean"] == pytest.approx(values.mean())
+    assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.05)
+    alike, apart = interval(np.tile(values, (4, 1))), interval(values + np.array([[-9.0], [-1.0], [1.0], [9.0]]))
+    assert alike["high"] - alike["low"] == pytest.approx(one["high"] - one["low"], rel=0.05)
+    assert apart["mean"] == pytest.approx(one["mean"])
+    assert -7.5 < apart["low"] < -5.0
+    assert 5.0 < apart["high"] < 7.5
 
 
 def test_an_iteration_ends_with_the_slowest_node_or_with_the_kth():
