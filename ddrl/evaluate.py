@@ -23,6 +23,7 @@ from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, user_error, user_frame
+from ddrl.core.forks import end_process, note_work, watched
 from ddrl.core.generators import seed_generators
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.settings import apply_overrides
@@ -118,6 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             saved = msgspec.structs.replace(saved, env=apply_overrides(Config(env=saved.env), options.overrides).env)
         if options.days:
             return _account(saved, options)
+        note_work(saved.env.id)
         begin = time.perf_counter()
         result, film = _play(saved, options)
     except DdrlError as error:
@@ -201,4 +203,4 @@ def _seed(text: str) -> int:
 
 if __name__ == "__main__":
     keep_streams(patience=None)
-    sys.exit(checked_output(main()))
+    end_process(watched(lambda: checked_output(main())))

@@ -67,6 +67,22 @@ def test_the_module_runs_and_says_it_in_words(run: Path) -> None:
     assert done.stdout.startswith("CartPole-v1: mean return ")
 
 
+def test_an_environment_that_ends_the_process_is_named_and_the_status_is_1(run: Path, tmp_path: Path) -> None:
+    lines = [
+        "import os",
+        "from gymnasium.envs.classic_control import CartPoleEnv",
+        "class E(CartPoleEnv):",
+        "    def __init__(self, max_episode_steps): super().__init__()",
+        "    def close(self): os._exit(0)",
+    ]
+    (tmp_path / "leaves.py").write_text("\n".join(lines))
+    command = [sys.executable, "-m", "ddrl.evaluate", str(run), "--episodes", "2", "--set", "env.id=leaves:E"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("ddrl: env.id = leaves:E: its process exited with status 0 before its work was done;")
+
+
 def test_the_same_seed_gives_the_same_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_mlp(SPEC)
     save_policy(tmp_path, model, random_vector(model.layout, 0))

@@ -1,17 +1,33 @@
-"""What a process begins with that another one has started: it ends with its parent, and is told by it when to stop."""
+"""What a process begins with that another one has started: it ends with its parent, and is told by it when to stop.
+
+`watched` is for commands that run the user's environment in the process that was started: a fork of it does the work,
+and whatever code of the user does to that one, its parent says how it ended."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import shlex
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any, NoReturn
 
-from ddrl.core.errors import NetworkError
+from ddrl.core.errors import NetworkError, plain_line, user_frame
 
 PR_SET_PDEATHSIG = 1
+SI_KERNEL = 0x80  # origin of a terminal's signals, which reach every process of its group
+INTERRUPTS = (signal.SIGINT, signal.SIGUSR1)
+GRACE = 3.0  # [s] that a second Ctrl-C leaves to what it interrupts
+LOOK_PERIOD = 60.0  # [s] between two looks at a process that nothing is heard of
+END_SECONDS = 10  # for a process to end whose work is done
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
@@ -60,3 +76,159 @@ def forbid_torch(allowed: bool = False) -> None:
             "torch is loaded in a process that acts, at a cost of 145 MiB in each of them: something that the "
             "environment imports does that (env.id); import it only where it is needed, or --set rollout.torch=true"
         )
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process, also where an environment has left threads that Python would wait for. A signal changes its
+    status no more."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    waiting = [one for one in threading.enumerate() if one is not threading.main_thread()]
+    names = [one.name for one in waiting if not one.daemon]
+    if names:
+        print(f"ddrl: threads of the environment still run, and end now: {', '.join(names)[:99]}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+class _Late(BaseException):
+    """Raised in what takes too long."""
+
+
+@contextmanager
+def limited(seconds: float, words: str) -> Generator[None]:
+    """Code of the user that is left after `seconds` with a line, and where no exception reaches it, ended with its
+    process GRACE later. Without effect beside the main thread, which alone gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    over = threading.Event()
+    main = threading.get_ident()
+
+    def watch() -> None:
+        if not over.wait(seconds):
+            signal.pthread_kill(main, signal.SIGALRM)
+            if not over.wait(GRACE):
+                os.write(2, f"ddrl: {words}, and cannot be left: its process ends here\n".encode())
+                os._exit(1)
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if not over.is_set():
+            raise _Late
+
+    before = signal.signal(signal.SIGALRM, leave)
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except _Late as error:
+        print(f"ddrl: {words}: left after {seconds:g} s {user_frame(error)}".rstrip(), file=sys.stderr, flush=True)
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+# -- watched -----------------------------------------------------------------------------------------------------------
+
+_note = -1  # memory that the worker shares with the process that watches it: its status, or what it works on
+
+
+def note_work(env_id: str, run: Path | None = None) -> None:
+    """Tell the process that watches this one whose code runs here, and where the run's checkpoints are."""
+    _write_note(f"{env_id}\0{run or ''}")
+
+
+def watched(work: Callable[[], int], clean: Callable[[], object] = lambda: None) -> int:
+    """Do `work` in a fork; its exit status. Where that process ends before its work is done, for code of the user may
+    exit or be killed: 1, with one line, after `clean`. Signals to stop are passed on; a second Ctrl-C ends it after
+    GRACE, whatever it does. The caller has one thread."""
+    global _note
+    _note = os.memfd_create("note")
+    note_work("")
+    parent = os.getpid()
+    awaited = {number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}  # nohup
+    awaited.add(signal.SIGCHLD)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    child = os.fork()
+    if not child:
+        die_with(parent)
+        interrupt = signal.getsignal(signal.SIGINT)
+        if callable(interrupt):
+            for number in INTERRUPTS:
+                signal.signal(number, partial(_interrupt_once, interrupt))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _work(work)
+    passed: set[int] = set()
+    interrupts = 0
+    kill_at = math.inf
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        told = signal.sigtimedwait(awaited, min(max(kill_at - time.monotonic(), 0.0), LOOK_PERIOD))
+        number = signal.SIGCHLD if told is None else told.si_signo
+        passed.add(number)
+        if number == signal.SIGINT:
+            interrupts += 1
+            if interrupts == 1:
+                number = signal.SIGUSR1  # a clean stop, too: where the whole group was interrupted, it is no second one
+            elif interrupts == 2:
+                kill_at = time.monotonic() + GRACE
+        if time.monotonic() >= kill_at:
+            number = signal.SIGKILL
+            passed.add(number)
+        if number != signal.SIGCHLD and (number == signal.SIGKILL or told is None or told.si_code != SI_KERNEL):
+            os.kill(child, number)
+    clean()
+    return _judged(os.waitstatus_to_exitcode(ended[1]), passed)
+
+
+def _interrupt_once(interrupt: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
+    """Both signals by which one Ctrl-C may come."""
+    for each in INTERRUPTS:
+        signal.signal(each, signal.SIG_IGN)
+    interrupt(signal.SIGINT, frame)
+
+
+def _work(work: Callable[[], int]) -> NoReturn:
+    """In the fork."""
+    try:
+        status = work()
+        _write_note(str(status))
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and user_frame(error)):
+            _write_note("1")
+        raise
+    finally:  # what an environment has left may hold the process
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(END_SECONDS)
+    end_process(status)
+
+
+def _judged(status: int, passed: set[int]) -> int:
+    """The exit status of a command whose worker ended with `status`, after signals that were `passed` to it."""
+    env_id, working, run = os.pread(_note, os.fstat(_note).st_size, 0).decode(errors="surrogateescape").partition("\0")
+    if not working:
+        return status if status >= 0 else int(env_id)
+    if status - 128 in passed:  # before it could say anything
+        return status
+    if -status in passed:
+        if status == -signal.SIGKILL:
+            print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
+            return 130
+        return 128 - status
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+    saved = max((int(path.name) for path in Path(run, "checkpoints").glob("[0-9]*")), default=None) if run else None
+    remedy = "take out of it what does that: os._exit, an alarm, a library that ends its process"
+    if saved is not None:
+        remedy = f"go on from {saved:,} steps: python -m ddrl.run --serial --resume {plain_line(shlex.quote(run))}"
+    print(f"ddrl: env.id = {env_id}: its process {how} before its work was done; {remedy}", file=sys.stderr)
+    return 1
+
+
+def _write_note(text: str) -> None:
+    if _note >= 0:
+        os.ftruncate(_note, 0)
+        os.pwrite(_note, text.encode(errors="surrogateescape"), 0)

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from ddrl.core.errors import EnvError, user_error
+from ddrl.core.forks import limited
 from ddrl.core.metrics import info_figure
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
 from ddrl.envs.spaces import (
@@ -41,6 +42,7 @@ from ddrl.envs.spaces import (
     without_check,
 )
 
+CLOSE_SECONDS = 10.0  # for the environments of a vector to close
 FIGURE_EPISODES = 100  # that a figure of info is a mean of
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
@@ -81,13 +83,16 @@ class CheckedVectorEnv:
         return step
 
     def close(self) -> None:
-        """Close every environment. What one raises there is said, and ends nothing: what was learned is whole."""
-        for env in self.holders:
-            try:
-                env.close()
-            except Exception as error:
-                words = user_error(error, f"{self._where}: its close fails, which ends nothing: ")
-                print(f"ddrl: {words}", file=sys.stderr, flush=True)
+        """Close every environment. What one raises there is said, and ends nothing: what was learned is whole. Nor does
+        one that never returns: it, and those after it, end with the process."""
+        with limited(CLOSE_SECONDS, f"{self._where}: its close does not return, which ends nothing"):
+            while self.holders:  # each once, also where it is closed again
+                env = self.holders.pop(0)
+                try:
+                    env.close()
+                except Exception as error:
+                    words = user_error(error, f"{self._where}: its close fails, which ends nothing: ")
+                    print(f"ddrl: {words}", file=sys.stderr, flush=True)
 
     def _begin_all(self, seed: int) -> Array:
         raise NotImplementedError

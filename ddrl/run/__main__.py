@@ -46,6 +46,13 @@ def _end_at_once(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
+def _sweep() -> None:
+    """Remove what a process has left in shared memory whose code ended it."""
+    from ddrl.channels.segment import sweep_dead
+
+    sweep_dead()
+
+
 if __name__ == "__main__":
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, _end_at_once)
@@ -53,7 +60,7 @@ if __name__ == "__main__":
         from ddrl.core.background import keep_streams
 
         keep_streams()
-        from ddrl.run.process import end_process
+        from ddrl.core.forks import end_process, watched
 
-        end_process(main())
+        end_process(watched(main, _sweep) if "--serial" in sys.argv and "--tasks" not in sys.argv else main())
     sys.exit(main())

@@ -1,7 +1,7 @@
 """A job on one host, without mpirun: from the command line to what is printed at its end.
 
-The process that the user starts is the keeper itself, or with --serial all of the job. `run_here` trains in this
-process, as tasks of a pool do, which borrow a device for some moves; the keeper of its members is a program."""
+The process that the user starts is the keeper itself; with --serial a fork of it is all of the job. `run_here` trains
+in this process, as tasks of a pool do, which borrow a device for some moves; the keeper of its members is a program."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, plain_line, user_frame
+from ddrl.core.forks import note_work
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
@@ -46,6 +47,7 @@ def run_command(arguments: list[str]) -> int:
             from ddrl.run.serial import run_serial
 
             preparation = _prepare(command, run_id, path)
+            note_work(preparation.config.env.id, command.resume or path)
             result = Result(run_serial(preparation), directory=str(preparation.directory.now))
             return _conclude(result, "python -m ddrl.run --serial")
         job = Job(run_id, 0)

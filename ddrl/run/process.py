@@ -11,14 +11,12 @@ import ctypes
 import gc
 import os
 import signal
-import sys
-import threading
 import time
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from ddrl.core.forks import SIGNALS, ignore_interrupts
 
@@ -28,7 +26,6 @@ MEMBER_OOM_SCORE = 500  # of 1000: half of the machine's memory more than it use
 MEMBER_NICENESS = 5  # where ranks outnumber cores, the one trainer and the relays go before hundreds of members
 SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended by the kernel, whatever it hangs in
 PR_SET_NAME = 15
-GRACE = 3.0  # [s] that a second Ctrl-C leaves to the main thread
 
 
 class Interrupts:
@@ -68,35 +65,6 @@ class Interrupts:
             raise KeyboardInterrupt
         self.terminated = self.terminated or number in (signal.SIGTERM, signal.SIGHUP)
         self.requested = True
-
-
-@contextmanager
-def ended_by_second_interrupt() -> Generator[None]:
-    """Inside, a second Ctrl-C ends this process after GRACE seconds, whatever its main thread does: an environment may
-    catch KeyboardInterrupt, or compute without an end. The newest checkpoint stays."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    over = threading.Event()
-
-    def watch() -> None:
-        count = 0
-        while data := os.read(reading, 64):
-            count += data.count(signal.SIGINT)
-            if count >= 2 and not over.wait(GRACE):
-                os.write(2, b"\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved\n")
-                os._exit(130)
-
-    previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        signal.set_wakeup_fd(previous)
-        os.close(writing)
-        thread.join()
-        os.close(reading)
 
 
 @contextmanager
@@ -247,18 +215,3 @@ def sweep_open_mpi(folder: Path = Path("/dev/shm"), processes: Path = Path("/pro
     for path in candidates.values():
         path.unlink(missing_ok=True)
     return [path.name for path in candidates.values()]
-
-
-def end_process(status: int) -> NoReturn:
-    """End the process, also where an environment has left threads that Python would wait for. A signal changes its
-    status no more."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    waiting = [one for one in threading.enumerate() if one is not threading.main_thread()]
-    names = [one.name for one in waiting if not one.daemon]
-    if names:
-        print(f"ddrl: threads of the environment still run, and end now: {', '.join(names)[:99]}", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)

@@ -40,7 +40,7 @@ from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, DdrlError, JobFailed, KeeperError
-from ddrl.core.forks import SIGNALS, ignore_interrupts, is_stopped
+from ddrl.core.forks import GRACE, SIGNALS, ignore_interrupts, is_stopped
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
@@ -70,7 +70,7 @@ from ddrl.run.keeper import (
     without_launcher,
     work_done,
 )
-from ddrl.run.process import GRACE, interrupts_held_back, name_process
+from ddrl.run.process import interrupts_held_back, name_process
 from ddrl.run.topology import (
     HostChannels,
     Topology,

@@ -19,7 +19,6 @@ from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import (
     Interrupts,
-    ended_by_second_interrupt,
     fix_order_of_sums,
     flush_denormals,
     set_torch_threads,
@@ -131,7 +130,7 @@ def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda 
     """Run to the end; the summary. `equip` is called with the task before its first turn."""
     set_torch_threads(preparation.config.learner.threads)
     fix_order_of_sums()
-    with Interrupts() as interrupts, ended_by_second_interrupt():
+    with Interrupts() as interrupts:
 
         def is_interrupted() -> bool:
             interrupts.hold()

@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from ddrl.channels.segment import unlink_run
 from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.core.forks import die_with, is_orphan
+from ddrl.core.forks import die_with, end_process, is_orphan
 from ddrl.run.process import (
     Interrupts,
-    end_process,
     fix_order_of_sums,
     flush_denormals,
     name_process,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from ddrl.channels.lane import Lane, StepWriter
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, EnvError, user_error
+from ddrl.core.forks import end_process, note_work, watched
 from ddrl.core.generators import seed_generators
 from ddrl.core.rows import row_schema
 from ddrl.core.settings import load_config
@@ -170,6 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE", help="as ddrl.run takes"
     )
     options = parser.parse_args(arguments)
+    note_work(options.env)
     try:
         lines = examine(load_config(None, [f"env.id={options.env}", *options.overrides]))
     except DdrlError as error:
@@ -184,4 +185,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     keep_streams(patience=None)
-    sys.exit(checked_output(main()))
+    end_process(watched(lambda: checked_output(main())))

@@ -3,6 +3,7 @@ each refusal says in one short line what is wrong, where, with which value, and 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from ddrl.core.config import Config, EnvConfig, LearnerConfig
 from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_error, user_frame
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
+from ddrl.envs import vectors
 from ddrl.envs.making import make_vector_env, probe_spec
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
 from ddrl.learner.own_networks import own_network
@@ -492,6 +494,21 @@ def test_a_simulator_that_may_exist_once_in_a_process_is_made_once() -> None:
         make_vector_env(config, 2)
     assert len(str(refusal.value)) < MAX_MESSAGE
     OnceInAProcess.living = 0
+
+
+class NeverCloses(Given):
+    def close(self) -> None:
+        threading.Event().wait()
+
+
+def test_a_close_that_does_not_return_is_left_with_its_place(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vectors, "CLOSE_SECONDS", 0.05)
+    LoopVectorEnv("stuck", [NeverCloses(FLOATS, ZEROS) for _ in range(3)]).close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("ddrl: env.id = stuck: its close does not return, which ends nothing: left after 0.05 s (")
+    assert "in close: threading.Event().wait())" in line
 
 
 class Drawn(Given):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.launch import UNTIL_STOPPED, settings
+from tests.run.launch import UNTIL_STOPPED, segments_of, settings
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -28,7 +28,7 @@ SHORT = settings(
     "telemetry.live=false",
 )
 BASE = """
-import os, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys, time
 import gymnasium
 import numpy as np
 
@@ -184,3 +184,33 @@ def test_a_second_interrupt_ends_a_serial_run_whose_environment_does_not_return(
     _, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == 130, errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("where", "exists", "ends", "how"),
+    [
+        ("step", "checkpoints/0*", "os._exit(0)", "exited with status 0"),
+        ("reset", "checkpoints/0*", "signal.alarm(1); time.sleep(99)", "was killed by SIGALRM"),
+        ("__init__", "config.toml", "os._exit(0)", "exited with status 0"),
+    ],
+)
+def test_a_serial_run_whose_environment_ends_its_process_says_so_and_leaves_nothing(where, exists, ends, how, tmp_path):
+    job = start(
+        tmp_path,
+        f"""
+        class E(Base):
+            def {where}(self, *given, **named):
+                if any(pathlib.Path({str(tmp_path / "run")!r}).glob({exists!r})):
+                    {ends}
+                return super().{where}({"" if where == "__init__" else "*given, **named"})
+        """,
+        "--serial",
+        *settings("run.checkpoint_period=100"),
+    )
+    _, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 1, errors
+    line = errors.splitlines()[-1]
+    assert line.startswith(f"ddrl: env.id = own_env:E: its process {how} before its work was done; "), errors
+    assert line.endswith(f"--serial --resume {tmp_path / 'run'}" if exists != "config.toml" else "ends its process")
+    assert len(line) < 300
+    assert segments_of(tmp_path / "run") == []

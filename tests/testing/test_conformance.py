@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -10,6 +13,8 @@ import pytest
 from gymnasium import spaces
 
 from ddrl.testing import conformance
+from tests.sources import environment
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +130,13 @@ def test_an_unknown_id_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = said(capsys, "CartPole-v7")
     assert status == 1
     assert "did you mean" in text
+
+
+def test_a_process_that_the_environment_ends_is_no_pass(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import os\n\ndef make():\n    os._exit(0)\n")
+    variables = environment()
+    variables["PYTHONPATH"] += f":{tmp_path}"
+    command = [sys.executable, "-m", "ddrl.testing.conformance", "leaves:make"]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ddrl: env.id = leaves:make: its process exited with status 0 before its work")
