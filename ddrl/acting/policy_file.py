@@ -26,7 +26,7 @@ import safetensors.numpy
 
 from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import CheckpointError, RunDirError
+from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import (
     MAX_ARRAYS,
     MAX_DOCUMENT,
@@ -193,7 +193,7 @@ def load_policy(run_dir: Path) -> SavedPolicy:
             )
     else:
         raise CheckpointError(f"the policy in {run_dir} changes all the time: more than one run writes there")
-    vector = _vector_of(files[PARAMETERS], manifest.layout, run_dir / PARAMETERS)
+    vector = vector_of(files[PARAMETERS], manifest.layout, str(run_dir / PARAMETERS), MANIFEST)
     model = ActingModel(
         files[GRAPH],
         manifest.layout,
@@ -207,21 +207,22 @@ def load_policy(run_dir: Path) -> SavedPolicy:
     return SavedPolicy(model, vector, manifest.env, manifest.evaluation, manifest.run_id)
 
 
-def _vector_of(data: bytes, layout: ParameterLayout, place: Path) -> Bytes:
+def vector_of(data: bytes, layout: ParameterLayout, place: str, owner: str) -> Bytes:
+    """The parameters [layout.nbytes] that a safetensors file holds. CheckpointError, by the name of its `place`, where
+    it is damaged or its tensors are not those that `owner` has."""
     try:
         tensors, _ = load_tensors(data)
     except ValueError as error:
-        raise CheckpointError(f"{place} is corrupt or not a safetensors file: {error}") from None
+        raise CheckpointError(f"{place} is corrupt or not a safetensors file: {shortened(error)}") from None
     names = [entry.name for entry in layout.entries]
     wrong = sorted(tensors.keys() ^ set(names))
-    if not wrong:  # memory is reserved by what the file holds, not by what the manifest claims
+    if not wrong:  # memory is reserved by what the file holds, not by what the layout claims
         actual = ParameterLayout.of({name: (tensors[name].shape, tensors[name].dtype.name) for name in names})
         pairs = zip(layout.entries, actual.entries, strict=False)
         wrong = [] if actual == layout else [own.name for own, other in pairs if own != other] or names
     if wrong:
         raise CheckpointError(
-            f"{place} does not hold the tensors that {MANIFEST} names ({', '.join(wrong[:3])}): it is of another "
-            "network"
+            f"{place} does not hold the tensors of {owner} ({', '.join(wrong[:3])}): it is of another network"
         )
     vector = np.zeros(layout.nbytes, np.uint8)
     views = layout.views(vector)

@@ -27,12 +27,12 @@ import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.acting.policy_file import ActingModel, SavedPolicy
+from ddrl.acting.policy_file import ActingModel, SavedPolicy, vector_of
 from ddrl.admix.environment import Book
 from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError, RunDirError, shortened
-from ddrl.core.files import decode, load_tensors, read_json, write_atomically
+from ddrl.core.files import decode, read_json, write_atomically
 from ddrl.core.specs import Array, Bytes, EnvSpec, Floats32
 
 # ---- messages --------------------------------------------------------------------------------------------------------
@@ -341,20 +341,7 @@ def score_once() -> None:
 
 def policy_of(data: bytes, shared: ServedPolicy) -> ServedPolicy:
     """The network of `shared` with parameters from a safetensors file; CheckpointError where they do not fit."""
-    try:
-        tensors, _ = load_tensors(data)
-    except ValueError as error:
-        raise CheckpointError(f"the body is not a safetensors file: {shortened(error)}") from None
-    layout = shared.model.layout
-    vector = np.zeros(layout.nbytes, np.uint8)
-    views = layout.views(vector)
-    wrong = sorted(views.keys() ^ tensors.keys()) or [
-        name for name, view in views.items() if (view.shape, view.dtype) != (tensors[name].shape, tensors[name].dtype)
-    ]
-    if wrong:
-        raise CheckpointError(f"the tensors are of another network than the one served: {', '.join(wrong[:3])}")
-    for name, view in views.items():
-        view[...] = tensors[name]
+    vector = vector_of(data, shared.model.layout, "the body", "the policy served")
     return ServedPolicy(shared.model, vector, shared=shared)
 
 

@@ -333,12 +333,10 @@ def predicted_returns(values: Mapping[str, Any] | None, moment: int = 0, number:
     return figure
 
 
-def state_value(
-    values: Mapping[str, Any] | None, moment: int = 0, number: int = 0, *, names: Sequence[str] = ()
-) -> go.Figure:
+def state_value(values: Mapping[str, Any] | None, moment: int = 0, number: int = 0) -> go.Figure:
     """The distribution of one state's return: a line for each action; of continuous actions, for the policy's.
 
-    `values`: Run.snapshot("values"); `number`: which of several numbers a reward has; `names`: of actions."""
+    `values`: Run.snapshot("values"); `number`: which of several numbers a reward has."""
     figure = new_figure("Return of one state", "discounted return", "share a bin")
     if not values:
         return say_nothing_yet(figure, NOT_YET)
@@ -348,8 +346,7 @@ def state_value(
     lines = lines if discrete else lines[number : number + 1]
     edges = _edges(values, lines)
     for index, line in enumerate(lines):
-        name = names[index] if index < len(names) else f"action {index}"
-        name = f"{name} (taken)" if index == taken else name if discrete else "predicted"
+        name = f"action {index}{' (taken)' if index == taken else ''}" if discrete else "predicted"
         _add_steps(figure, edges, _shares_by_bin(line, edges), f"{name}, mean {float(line[0] @ line[1]):.3g}", index)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero")
     return legend_below(figure, len(lines))

@@ -7,13 +7,12 @@ version is published. A resumed run starts at exactly that boundary, so it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from ddrl.channels.board import Board
 from ddrl.core.errors import ConfigError
-from ddrl.core.generators import Generators
 from ddrl.core.roles import Assignment, Role
 from ddrl.run.members import Evaluator, make_worker, member_seed
 from ddrl.run.preparation import Preparation
@@ -150,30 +149,3 @@ def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda 
         except BaseException as error:
             run.abandon(error)
             raise
-
-
-def run_in_turns(preparations: Sequence[Preparation]) -> list[dict[str, Any]]:
-    """Several runs in one process, a vector step each in turn; each is, bit for bit, what it is alone. Summaries."""
-    runs: list[SerialRun] = []
-    generators: list[Generators] = []  # of the environments of each
-    summaries: dict[int, dict[str, Any]] = {}
-    fix_order_of_sums()
-    try:
-        for preparation in preparations:
-            runs.append(SerialRun(preparation))
-            generators.append(Generators())
-        flush_denormals()
-        while len(summaries) < len(runs):
-            for index, run in enumerate(runs):
-                if index in summaries:
-                    continue
-                generators[index].restore()
-                if run.turn() is Outcome.DONE:
-                    summaries[index] = run.finish()
-                generators[index] = Generators()
-        return [summaries[index] for index in range(len(runs))]
-    except BaseException as error:
-        for index, run in enumerate(runs):
-            if index not in summaries:
-                run.abandon(error)
-        raise

@@ -98,8 +98,8 @@ def test_one_state_has_a_line_for_each_action_and_names_the_one_taken():
     assert [each.name for each in figure.data] == ["action 0 (taken), mean 0.9", "action 1, mean -1.5"]
     for each in figure.data:
         assert sum(each.y) == pytest.approx(1)
-    named = plots.state_value(categorical_values(), 1, names=["left", "right"])
-    assert [each.name for each in named.data] == ["left, mean 0.9", "right (taken), mean -1.5"]
+    named = plots.state_value(categorical_values(), 1)
+    assert [each.name for each in named.data] == ["action 0, mean 0.9", "action 1 (taken), mean -1.5"]
     (second,) = plots.state_value(quantile_values(), 0, 1).data
     assert second.name == "predicted, mean 5"
     for words in (plots.state_value(None), plots.predicted_returns(None)):

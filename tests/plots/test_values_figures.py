@@ -31,8 +31,8 @@ def test_fixed_atoms_have_a_bar_each_beside_the_share_of_returns_nearest_to_it()
 
 
 def test_each_action_has_its_line_and_the_one_taken_is_named():
-    figure = plots.state_value(PROBABILITIES, names=["left", "right"])
-    assert [line.name for line in figure.data] == ["left, mean 0.5", "right (taken), mean 2"]
+    figure = plots.state_value(PROBABILITIES)
+    assert [line.name for line in figure.data] == ["action 0, mean 0.5", "action 1 (taken), mean 2"]
     assert max(figure.data[1].y) == 1.0
 
 

@@ -18,9 +18,10 @@ from ddrl.envs.spaces import environment_seeds
 from ddrl.envs.vectors import LoopVectorEnv
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
-from ddrl.run.serial import run_in_turns, run_serial
+from ddrl.run.serial import run_serial
 from tests.run.launch import TINY
 from tests.run.test_serial import learned, newest
+from tests.run.test_turns import run_in_turns
 
 SOURCES = {
     "numpy": lambda env: np.random.rand(),

@@ -49,8 +49,6 @@ def test_serial_runs_and_rounds_ask_before_they_begin_and_others_do_not(monkeypa
     config: Any = SimpleNamespace(learner=SimpleNamespace(threads=torch.get_num_threads()))
     with pytest.raises(AskedFor):
         serial.run_serial(SimpleNamespace(config=config))  # type: ignore[arg-type]
-    with pytest.raises(AskedFor):
-        serial.run_in_turns([])
 
     class Started(Exception):
         pass

@@ -1,13 +1,16 @@
 """Tasks take turns: several in one process are each, bit for bit, what they are alone; a move can wait for any time."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from ddrl.core.generators import Generators
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
-from ddrl.run.serial import SerialRun, run_in_turns, run_serial
+from ddrl.run.process import fix_order_of_sums, flush_denormals
+from ddrl.run.serial import SerialRun, run_serial
 from ddrl.run.task import Outcome
 from ddrl.run.training import Move
 from tests.run.launch import TINY
@@ -19,6 +22,30 @@ DROPOUT = ["--set", "learner.network=tests.run.networks:Dropout"]  # draws from 
 def prepare(folder: Path, seed: int, *more: str) -> Preparation:
     arguments = [*TINY, "--set", f"run.seed={seed}", "--set", f"run.dir={folder}", "--serial", *more]
     return Preparation(parse(arguments), f"turns{os.getpid()}{seed}{folder.name}")
+
+
+def run_in_turns(preparations: Sequence[Preparation]) -> None:
+    """Several runs in one process, a vector step each in turn. Each has the random generators that the environments of
+    a process share as if it were alone."""
+    fix_order_of_sums()
+    waiting: dict[SerialRun, Generators] = {}
+    try:
+        for preparation in preparations:
+            run = SerialRun(preparation)
+            waiting[run] = Generators()
+        flush_denormals()
+        while waiting:
+            for run, generators in list(waiting.items()):
+                generators.restore()
+                if run.turn() is Outcome.DONE:
+                    run.finish()
+                    del waiting[run]
+                else:
+                    waiting[run] = Generators()
+    except BaseException as error:
+        for run in waiting:
+            run.abandon(error)
+        raise
 
 
 @pytest.mark.parametrize("network", [[], DROPOUT], ids=["mlp", "dropout"])
