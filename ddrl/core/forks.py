@@ -31,12 +31,16 @@ END_SECONDS = 10  # for a process to end whose work is done
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
+def own_signals() -> list[signal.Signals]:
+    """Those of `SIGNALS` that this process may handle: under nohup SIGHUP stays ignored, for its children too."""
+    return [number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
 def ignore_interrupts() -> None:
     """For every process but the trainer: the board tells it when to stop. What it starts is not to ignore them: a
     program begins with default signals where its parent has handlers, a fork is given them."""
-    for number in SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: for children, too
-            signal.signal(number, _ignore)
+    for number in own_signals():
+        signal.signal(number, _ignore)
     os.register_at_fork(after_in_child=_use_default_signals)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 

@@ -81,7 +81,8 @@ class TrainingState(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LiveSettings(msgspec.Struct, forbid_unknown_fields=True):
-    """Settings changed from outside during a run; None: as configured. Checkpoints keep them."""
+    """Settings changed from outside during a run (`telemetry.control.SETTABLE`), each by its name without its section;
+    None: as configured. Checkpoints keep them."""
 
     lr: Annotated[float, msgspec.Meta(ge=0)] | None = None
     epsilon: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None

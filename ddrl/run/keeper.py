@@ -466,16 +466,13 @@ class Place:
 class Keeper:
     """Starts and ends the processes of a host; see the module."""
 
-    def __init__(
-        self, places: Mapping[int, Place], seed: int = 0, environment: Mapping[str, str] | None = None
-    ) -> None:
-        """seed: of `random` and `numpy.random` in forks, with place and incarnation, until a run sets its own;
-        environment: of programs."""
+    def __init__(self, places: Mapping[int, Place], seed: int = 0) -> None:
+        """seed: of `random` and `numpy.random` in forks, with place and incarnation, until a run sets its own."""
         self.places = dict(places)
         self.children: dict[int, Child] = {}  # by place
         self.seed = seed
         self.folder: Path | None = None  # where forks' output is kept
-        self._environment = without_launcher(os.environ if environment is None else environment)
+        self._environment = without_launcher(os.environ)
         self._selector = selectors.DefaultSelector()
         self._keeps_cores = False  # a process could not be moved to its own
 

@@ -40,6 +40,7 @@ from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, planned_path, working_directory
 from ddrl.run.room import check_room
 from ddrl.run.topology import Topology, describe
+from ddrl.telemetry.control import SETTABLE
 from ddrl.telemetry.sinks import SINKS, sink_names
 
 # -- banner ------------------------------------------------------------------------------------------------------------
@@ -101,17 +102,7 @@ def _banner(command: Command, config: Config, path: Path, ranks: int) -> str:
 
 # -- preparation -------------------------------------------------------------------------------------------------------
 
-LIVE_SETTINGS = {
-    "learner.lr": "lr",
-    "replay.samples_per_insert": "samples_per_insert",
-    "cluster.scheme": "scheme",
-    "run.processes": "processes",
-    "rollout.epsilon_start": "epsilon",
-    "rollout.epsilon_end": "epsilon",
-    "rollout.epsilon_decay_steps": "epsilon",
-}
-
-
+EPSILON_SCHEDULE = ("rollout.epsilon_start", "rollout.epsilon_end", "rollout.epsilon_decay_steps")
 PROBE_PERIOD = 0.2  # [s] between two looks at the process that makes an environment
 
 
@@ -325,9 +316,10 @@ class Preparation:
         scheme = {"cluster": {"scheme": state.live.scheme or ""}}
         check_trust(self.directory.path, foreign_code(scheme, self.directory.path), trust=self._trust)
         for override in overrides:  # what is set now comes before what was set during the run
-            live = LIVE_SETTINGS.get(override.partition("=")[0].strip())
-            if live is not None:
-                setattr(state.live, live, None)
+            name = override.partition("=")[0].strip()
+            for live in SETTABLE:
+                if name == live or (live == "rollout.epsilon" and name in EPSILON_SCHEDULE):
+                    setattr(state.live, live.partition(".")[2], None)
 
 
 OF_NETWORKS = ("network", "hidden", "dueling", "normalize")  # settings of learner that networks are made by

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ddrl.core.forks import SIGNALS, ignore_interrupts
+from ddrl.core.forks import SIGNALS, ignore_interrupts, own_signals
 
 # -- process -----------------------------------------------------------------------------------------------------------
 
@@ -43,9 +43,8 @@ class Interrupts:
         self._previous: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: go on without a terminal
-                self._previous[number] = signal.signal(number, self._note)
+        for number in own_signals():
+            self._previous[number] = signal.signal(number, self._note)
         return self
 
     def hold(self) -> None:
@@ -192,7 +191,7 @@ def keep_off(cores: Iterable[int]) -> None:
 SETTLED = 10.0  # [s] since the file was made
 
 
-def sweep_open_mpi(folder: Path = Path("/dev/shm"), processes: Path = Path("/proc")) -> list[str]:
+def sweep_open_mpi(folder: Path = Path("/dev/shm")) -> list[str]:
     """Remove the dead segments; their names."""
     now = time.time()
     candidates: dict[str, Path] = {}
@@ -205,7 +204,7 @@ def sweep_open_mpi(folder: Path = Path("/dev/shm"), processes: Path = Path("/pro
             candidates[str(path)] = path
     if not candidates:
         return []
-    for maps in processes.glob("[0-9]*/maps"):
+    for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             mapped = maps.read_text(errors="replace")
         except OSError:

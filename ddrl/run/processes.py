@@ -40,7 +40,7 @@ from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, DdrlError, JobFailed, KeeperError
-from ddrl.core.forks import GRACE, SIGNALS, ignore_interrupts, is_stopped
+from ddrl.core.forks import GRACE, SIGNALS, ignore_interrupts, is_stopped, own_signals
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
@@ -504,12 +504,7 @@ class Job:
         assert self._link is not None
         assert self._records is not None
         trainer = self.channels.topology.trainer
-        row = self._counters_of(trainer.rank)
-        row["incarnation"].set(incarnation)
-        row["phase"].set(Phase.STARTING)
-        row["ended"].set(0.0)
-        assert self._silence is not None
-        self._silence.restarted(self._row_of(trainer.rank))
+        self._fill_place(trainer.rank, incarnation)
         self._link.close()
         child, link = self._spare or self._start_program(TRAINER, TRAINER_PROGRAM)
         self._spare = None
@@ -550,13 +545,17 @@ class Job:
 
     def _start_member(self, place: int, incarnation: int) -> None:
         """Start the evaluator or a rollout. It finds its incarnation on the board, of which its seeds follow."""
-        row = self._counters_of(place)
+        self._fill_place(place, incarnation)
+        self.keeper.start(place, incarnation)
+
+    def _fill_place(self, rank: int, incarnation: int) -> None:
+        """Say in its row that a process starts there."""
+        row = self._counters_of(rank)
         row["incarnation"].set(incarnation)
         row["phase"].set(Phase.STARTING)
         row["ended"].set(0.0)
         assert self._silence is not None
-        self._silence.restarted(self._row_of(place))
-        self.keeper.start(place, incarnation)
+        self._silence.restarted(self._row_of(rank))
 
     def _note_member_end(self, child: Child, ended: Ended) -> None:
         """Empty the place of a member that has ended, and start the next one there, now or later; or end the job.
@@ -823,9 +822,8 @@ class Job:
             if self._directory and self._trainer is not None:
                 self._trainer.send(number)
 
-        for number in SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup: go on without a terminal
-                before[number] = signal.signal(number, act)
+        for number in own_signals():
+            before[number] = signal.signal(number, act)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         try:
             yield

@@ -359,25 +359,18 @@ class Steering:
 
     def _set(self, name: str, value: Any) -> None:
         value = check_setting(self._training.config, name, value)
-        live = self._training.live
-        if name == "learner.lr":
-            live.lr = value
-        elif name == "rollout.epsilon":
-            live.epsilon = value
-        elif name == "replay.samples_per_insert":
+        if name == "replay.samples_per_insert":
             self._training.source.pacing.change(value)
-            live.samples_per_insert = value
         elif name == "run.processes":
             self._ask_rollouts(value)
-            live.processes = value
-        else:  # cluster.scheme: every other name has been refused
+        elif name == "cluster.scheme":
             known = value == self._training.config.cluster.scheme or plugins.code_name(value) is None
             if not known and not is_trusted(self._run, value):
                 raise ConfigError(
                     f"cluster.scheme = {value}: set it by --resume RUN --set, once by the user who started the run"
                 )
             self._ask_scheme(value)
-            live.scheme = value
+        setattr(self._training.live, name.partition(".")[2], value)
 
 
 PROBABILITIES_PERIOD = 10.0  # [s] between snapshots of the selector's probabilities, whose cost grows with replay
