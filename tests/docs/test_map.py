@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import gc
 import os
 import re
 import sys
@@ -88,6 +89,7 @@ def test_following_a_row_an_update_and_a_version_no_module_is_called_back_by_wha
 
     words = [*TINY, "--set", f"run.dir={tmp_path / 'run'}", "--set", "env.id=tests.run.environments:walk"]
     preparation = Preparation(parse(words), f"{os.getpid():08x}")  # two suites at once share no memory
+    gc.collect()  # else generators of trainings of earlier tests may be closed, which is a call, below any function
     sys.setprofile(note)
     try:
         run = SerialRun(preparation)
