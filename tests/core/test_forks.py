@@ -116,7 +116,8 @@ def test_signals_are_passed_on_once_and_a_second_interrupt_ends_what_takes_none(
     for number in numbers:
         kill(job.pid, number)
         if printed and number == numbers[0]:  # handled before the next one is sent
-            assert job.stdout.readline() == f"{printed}\n"
+            # The group's comes directly and passed on: it may be handled inside the printing of the first.
+            assert job.stdout.readline().replace(printed, "", 1 + (kill is os.killpg)) == "\n"
             printed = ""
     out, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == status, (out, errors)
