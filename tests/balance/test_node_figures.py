@@ -66,6 +66,14 @@ def test_the_speed_of_a_node_is_its_own_samples_by_its_own_time():
     assert plots.node_table(found)["ms"].tolist() == [300, 700]
 
 
+def test_each_count_of_a_node_stands_under_its_own_name():
+    found = processes(2, 1)
+    for place, name in enumerate(("gradients", "gradients_late", "gradients_dropped")):
+        found.values[-1, -2:, found.columns.index(name)] = [10 * place + 1, 10 * place + 2]
+    table = plots.node_table(found)
+    assert [table[name].tolist() for name in ("gradients", "late", "dropped")] == [[1, 2], [11, 12], [21, 22]]
+
+
 def test_lines_stand_over_updates_and_too_few_records_are_said_in_words():
     course = plots.node_course(processes(4))
     figure = plots.sizes_by_node(course.sizes, updates=course.updates)

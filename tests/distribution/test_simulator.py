@@ -112,3 +112,10 @@ def test_chunks_within_the_burst_of_idle_links_pass_a_chain_at_once():
     assert simulate(plan, replace(links, burst=3200.0)).seconds > at_once + 19 * 3200 / RATE - 6400 / RATE
     choice = choose_best(Situation(replace(links, burst=6400.0), MODEL))
     assert choice.seconds <= 1.01 * at_once
+
+
+def test_relays_that_share_a_core_take_turns_on_it():
+    plan = make_plan("direct", 3, 30_000)
+    network = replace(Network.equal(3, 1e15), send_cpu=0.25, receive_cpu=0.5)
+    assert simulate(plan, network).seconds == pytest.approx(3 * 0.25 + 0.5)  # the last host's work alone comes after
+    assert simulate(plan, replace(network, cores=1)).seconds == pytest.approx(3 * 0.25 + 3 * 0.5)

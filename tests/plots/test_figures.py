@@ -18,6 +18,7 @@ from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, json_of, lines_over_time, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry.devices import SAMPLE_PERIOD
 from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import SERIES_NAMES
@@ -175,6 +176,9 @@ def test_each_gpu_is_drawn_by_itself(small):
     figure = plots.gpu_use(replace(small.processes, values=values))
     assert set(y_of(figure, "host 0 GPU 1")) == {0.9}
     assert set(y_of(figure, "host 0 GPU 0 memory")) == {0.05}
+    dashes = [line.line.dash for line in figure.data if line.name.startswith("host 0")]
+    assert dashes == ["solid", "dot"] * 2, "memory is dotted, as the page says"
+    assert figure.layout.yaxis.tickformat == ".0%"
 
 
 @pytest.mark.parametrize("hosts", [3, 12])
@@ -603,3 +607,31 @@ def test_names_in_a_figure_are_no_links():
     figure = lines_over_time("t", "s", np.arange(3.0), [("<a href='http://x'>b</A > <b>c</b>", np.arange(3.0))], "none")
     trace = json.loads(json_of(figure))["data"][0]
     assert trace["name"] == "&lt;a href='http://x'>b&lt;/A > <b>c</b>"
+
+
+def test_a_group_is_drawn_where_all_of_its_runs_were_in_the_unit_of_its_axis():
+    runs = {
+        "a": table_of(wall_seconds=[0, 600], return_mean=[0, 60]),
+        "b": table_of(wall_seconds=[300, 1200], return_mean=[0, 90]),
+    }
+    judged = {name: table_of(wall_seconds=run["wall_seconds"], mean=run["return_mean"]) for name, run in runs.items()}
+    figure = plots.learning_curve(runs, judged, x="wall_seconds", labels=dict.fromkeys("ab", "seeds"))
+    for name in ("seeds (mean of 2)", "seeds: evaluation (mean of 2)"):
+        line = next(trace for trace in figure.data if trace.name == name)
+        assert (line.x[0], line.x[-1]) == (5, 10)  # [min]
+        assert (line.y[0], line.y[-1]) == pytest.approx((15, 45))
+
+
+def test_cores_do_not_jump_where_they_are_read_more_often_than_they_are_sampled():
+    seconds = np.arange(20) * SAMPLE_PERIOD / 2
+    spent = np.floor(seconds / SAMPLE_PERIOD)[:, None] * SAMPLE_PERIOD * 0.5  # half a core
+    cores = y_of(plots.cpu_by_role(moments(seconds, [Role.TRAINER], cpu_seconds=spent)), "trainer x 1")
+    assert sorted({round(value, 3) for value in cores[5:]}) == [0.4, 0.6]  # two or three samples of 2.5 periods
+
+
+def test_a_rollouts_version_is_compared_with_the_newest_of_its_moment_and_one_in_a_hundred_is_beyond_the_scale():
+    found = moments([0, 1], [Role.TRAINER, Role.ROLLOUT], policy_version=[[5, 4], [9, 6]], host=0)
+    assert np.asarray(plots.version_age_heatmap(found).data[0].z).tolist() == [[1, 3]]
+    versions = [[100, *range(101)]]
+    found = moments([0], [Role.TRAINER, *[Role.ROLLOUT] * 101], policy_version=versions, host=0)
+    assert plots.version_age_heatmap(found).data[0].zmax == 99

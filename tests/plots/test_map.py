@@ -13,11 +13,11 @@ from ddrl.telemetry.reading import Processes
 
 PROCESSES = [  # role, host, policy_version, bytes_sent, bytes_received, env_steps, wait_seconds: a second
     (Role.TRAINER, 0, 9.0, 0, 0, 0, 0),
-    (Role.RELAY, 0, 9.0, 4e6, 1e6, 0, 0),
+    (Role.RELAY, 0, 8.0, 4e6, 1e6, 0, 0),
     (Role.ROLLOUT, 0, 9.0, 0, 0, 100, 0.0),
     (Role.RELAY, 1, 7.0, 0.5e6, 2e6, 0, 0),
-    (Role.ROLLOUT, 1, 7.0, 0, 0, 50, 0.4),
-    (Role.ROLLOUT, 1, 7.0, 0, 0, 30, 0.2),
+    (Role.ROLLOUT, 1, 6.0, 0, 0, 50, 0.4),
+    (Role.ROLLOUT, 1, 5.0, 0, 0, 30, 0.2),
 ]
 
 

@@ -7,11 +7,12 @@ import pytest
 
 from ddrl import plots
 from ddrl import runs as command
+from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.plots.runs import interval_of_mean
 from ddrl.telemetry.facts import Facts
-from ddrl.telemetry.series import Event
+from ddrl.telemetry.series import Event, SeriesWindow
 from ddrl.telemetry.store import Store
 from tests.plots.test_figures import moments, table_of
 
@@ -40,6 +41,8 @@ def test_each_line_has_the_series_that_its_name_says():
         "waiting": 0.21, "other": 0.11,
     }  # fmt: skip
     assert lines_of(plots.recording_rates(table)) == {"recorded": 50.0, "learned from": 400.0}
+    for figure in (plots.who_waits(table), plots.trainer_time(table)):
+        assert figure.layout.yaxis.tickformat == ".0%"
     fill = lines_of(plots.replay_fill(table, 300))
     assert (fill["held"], fill["capacity"]) == (60.0, 300.0)
     assert lines_of(plots.sample_balance(table, 4.0)) == {"measured": 8.0, "asked for: 4": 4.0}
@@ -112,3 +115,9 @@ def test_the_interval_of_a_mean_is_students():
     assert half[0] == pytest.approx(3.182 * np.sqrt(14 / 3) / 2)  # three degrees of freedom, four runs
     _, half = interval_of_mean(np.random.default_rng(0).normal(size=(10_000, 1)))
     assert half[0] == pytest.approx(1.96 / 100, rel=0.03)
+
+
+def test_the_fill_of_replay_is_its_share_of_the_capacity():
+    config = Config(replay=ReplayConfig(capacity=200, min_size=50))
+    table = moments([0], [Role.TRAINER], replay_size=50.0).values[0]
+    assert SeriesWindow(config).measure(table, 0.0, 0.0)["replay_fill"] == 0.25

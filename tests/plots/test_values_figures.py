@@ -34,6 +34,11 @@ def test_each_action_has_its_line_and_the_one_taken_is_named():
     figure = plots.state_value(PROBABILITIES)
     assert [line.name for line in figure.data] == ["action 0, mean 0.5", "action 1 (taken), mean 2"]
     assert max(figure.data[1].y) == 1.0
+    later = {**PROBABILITIES, "taken": [1, 0], "state": PROBABILITIES["state"] * 2}
+    assert [line.name for line in plots.state_value(later, 1).data] == [
+        "action 0 (taken), mean 0.5",
+        "action 1, mean 2",
+    ]
 
 
 def test_quantiles_are_gathered_in_bins_between_the_least_and_the_largest():

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from ddrl.pool.page import pool_bounds, pool_gantt, pool_waits
+from ddrl.pool.page import pool_bounds, pool_gantt, pool_table, pool_waits
 from ddrl.pool.records import Lease, read_pool
 from tests.pool.recorded import write_pool
 
@@ -68,3 +68,16 @@ def test_a_pool_without_a_lease_says_so(tmp_path):
     record = read_pool(tmp_path / "p")
     for figure in (pool_gantt(record), pool_waits(record), pool_bounds(record)):
         assert figure.layout.annotations
+
+
+def test_each_column_of_a_pools_table_has_the_seconds_that_its_name_says(tmp_path):
+    write_pool(tmp_path / "p", tasks=2, devices=("cpu:0",))
+    held = [("task0", 0.0, 1.0, 4.0, 2.0), ("task1", 0.0, 4.0, 9.0, 0.5), ("task0", 5.0, 9.0, 10.0, 1.0)]
+    leases = tuple(Lease(task, 0, 0, asked, granted, released, busy) for task, asked, granted, released, busy in held)
+    table = pool_table(dataclasses.replace(read_pool(tmp_path / "p"), leases=leases))
+    assert table["task"] == ["task0", "task1"]
+    assert table["leases"] == [2, 1]
+    assert table["waited [s]"] == [5.0, 4.0]
+    assert table["held [s]"] == [4.0, 5.0]
+    assert table["busy [s]"] == [3.0, 0.5]
+    assert table["longest wait [s]"] == [4.0, 4.0]

@@ -3,6 +3,7 @@
 import http.server
 import json
 import math
+import shutil
 import sys
 import threading
 
@@ -12,7 +13,7 @@ import pytest
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.trust import foreign_code
 from ddrl.telemetry import Recorder, Run
-from ddrl.telemetry.alerts import DIVERGED, MIN_VALUES, MISSING, Alerts
+from ddrl.telemetry.alerts import DIVERGED, MIN_FREE, MIN_VALUES, MISSING, SPACE_PERIOD, Alerts
 from ddrl.telemetry.series import COLUMN, Event, Record
 from tests.telemetry.feeding import CONFIG, FakeCluster, Feed
 from tests.telemetry.test_causes import BUSY, frames
@@ -69,6 +70,13 @@ def test_checkpoints_are_an_alert_where_they_limit_the_run_and_not_where_they_on
 def test_a_full_disk_is_an_alert(tmp_path, monkeypatch):
     monkeypatch.setattr("ddrl.telemetry.alerts.MIN_FREE", 1 << 70)
     assert raised(tmp_path, records()) == [("space", None, 0)]
+
+
+def test_a_disk_that_fills_after_the_start_is_an_alert(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=MIN_FREE)
+    free = iter([usage, usage, usage._replace(free=MIN_FREE - 1)])
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: next(free))
+    assert raised(tmp_path, records(frames(BUSY, seconds=80))) == [("space", None, round(2 * SPACE_PERIOD))]
 
 
 def test_a_run_writes_its_alerts_as_events_and_sends_each_once_to_a_command(tmp_path):
