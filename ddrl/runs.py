@@ -76,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps([facts.as_json() for facts in found], default=str))
     elif found:
-        print(table_text([COLUMNS, *map(row_of, found)]))
+        places = [Path(facts.path).relative_to(path).as_posix() for facts in found]  # to be pasted after FOLDER/
+        print(table_text([COLUMNS, *((place, *row_of(facts)[1:]) for place, facts in zip(places, found, strict=True))]))
     else:
         print(f"no runs in {path}")
     return 0

@@ -323,6 +323,11 @@ _NAMED = {
     ),
     "distribution/simulator.py": (
         (
+            "cores cost nothing",
+            "heapq.heappush(self.core_free, begin + seconds)",
+            "heapq.heappush(self.core_free, begin)",
+        ),
+        (
             "latency is lost where the sender's link is the slower",
             "arrival = max(end + network.latency, self.down_free[target])",
             "arrival = max(end, self.down_free[target])",
@@ -432,6 +437,11 @@ _NAMED = {
     ),
     "telemetry/series.py": (
         (
+            "replay fill is a share of min_size",
+            'window.now.sum("replay_size", Role.TRAINER) / window.config.replay.capacity',
+            'window.now.sum("replay_size", Role.TRAINER) / window.config.replay.min_size',
+        ),
+        (
             "versions in flight are counted to the fastest host",
             "return max(newest - float(sealed.min()), 0.0) if sealed.size else NAN",
             "return max(newest - float(sealed.max()), 0.0) if sealed.size else NAN",
@@ -493,6 +503,22 @@ _NAMED = {
         ),
     ),
     "plots/distribution.py": (
+        (
+            "the trainer's host is behind itself",
+            "0.0 if host == trainers else max(float(behind), 0.0),",
+            "max(float(behind), 0.0),",
+        ),
+        (
+            "versions behind of a host is its rollouts' first",
+            "behind = published - version[relay[0]] if relay.size else np.nan",
+            "behind = published - version[rollouts][0] if rollouts.any() else np.nan",
+        ),
+        (
+            "version age beside the first trainer record",
+            "version[:, trainer[:1]] - version[:, rollouts]",
+            "version[-1:, trainer[:1]] - version[:, rollouts]",
+        ),
+        ("ages' scale by the median", "np.nanquantile(ages, 0.99)", "np.nanquantile(ages, 0.5)"),
         ("bytes sent and received are swapped", "np.where(hosts == 0, sent, received)", "received"),
         ("the slowest host is the last", "np.nanmax(values, axis=1)", "values[:, -1]"),
         (
@@ -504,6 +530,28 @@ _NAMED = {
         ("the root is divided by one host's versions", ".max(initial=0.0)", "[0]"),
     ),
     "plots/runs.py": (
+        (
+            "memory of a GPU is a solid line",
+            'add_line(figure, x, memory, f"{name} memory", index, dash="dot")',
+            'add_line(figure, x, memory, f"{name} memory", index)',
+        ),
+        (
+            "a group's curve ends with its longest run",
+            "end = min(x[-1] for x, _ in lines)",
+            "end = max(x[-1] for x, _ in lines)",
+        ),
+        (
+            "a group's curve begins with its first run",
+            "begin = max(x[0] for x, _ in lines)",
+            "begin = min(x[0] for x, _ in lines)",
+        ),
+        (
+            "evaluations of a group on another time unit",
+            'lines = [(table[x] * curves.scale, table["mean"]) for table in tables]',
+            'lines = [(table[x], table["mean"]) for table in tables]',
+        ),
+        ("cores over too short a span", "over=2.5 * SAMPLE_PERIOD", "over=0.0"),
+        ("taken action is the first", 'taken = values["taken"][moment]', 'taken = values["taken"][0]'),
         (
             "the age is drawn on the axis of transitions",
             'add_line(figure, held.x, wall_seconds - began, "age of the oldest (right)", 1, yaxis="y2")',
@@ -636,6 +684,11 @@ _NAMED = {
     ),
     "plots/frame.py": (
         (
+            "shares without %",
+            'figure.update_yaxes(range=[0, 1.02], tickformat=".0%")',
+            "figure.update_yaxes(range=[0, 1.02])",
+        ),
+        (
             "long runs are labelled in seconds for ever",
             "longest = float(wall_seconds[-1]) if len(wall_seconds) else 0.0",
             "longest = float(wall_seconds[0]) if len(wall_seconds) else 0.0",
@@ -670,6 +723,27 @@ _NAMED = {
             "slow receivers are taken for fast relays",
             "wire = max(send_seconds[holder], receive_seconds[child])",
             "wire = send_seconds[holder]",
+        ),
+    ),
+    "telemetry/alerts.py": (
+        (
+            "space: looked for once",
+            "self._space_due = record.wall_seconds + SPACE_PERIOD",
+            "self._space_due = math.inf",
+        ),
+    ),
+    "pool/page.py": (
+        (
+            "held and busy swapped",
+            '"held [s]": [round(own["held_seconds"], 2)',
+            '"held [s]": [round(own["busy_seconds"], 2)',
+        ),
+    ),
+    "balance/page.py": (
+        (
+            "late and dropped swapped",
+            '"late": last["gradients_late"][nodes]',
+            '"late": last["gradients_dropped"][nodes]',
         ),
     ),
 }

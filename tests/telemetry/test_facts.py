@@ -109,6 +109,14 @@ def test_the_table_has_a_line_a_run_and_json_has_no_nan(tmp_path, capsys):
     assert {row["name"]: row["best"] for row in listed} == {"first": 50.0, "second": None, "broken": None}
 
 
+def test_a_run_of_an_experiment_is_named_by_its_place_in_the_folder(tmp_path, capsys):
+    for folder in ("one", "two"):
+        store(tmp_path / folder / "seed 1", state="ended", seconds=2, returns=[])
+    assert runs.main([str(tmp_path)]) == 0
+    listed = [line.partition("  ")[0] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(listed) == ["one/seed 1", "two/seed 1"]
+
+
 def test_everything_about_one_run(tmp_path, capsys):
     path, recorder = store(tmp_path / "small", seconds=8)
     with recorder:
