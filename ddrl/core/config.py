@@ -693,7 +693,7 @@ class Config:
         values = self.slices.get(name, {})
         for setting_name, value in values.items():
             if setting_name not in known and not isinstance(value, dict):  # a dict is the table of a plug-in
-                raise ConfigError(f"there is no setting '{name}.{setting_name}'")
+                raise ConfigError(f"there is no setting '{name}.{setting_name}': leave it out")
         own = {setting_name: value for setting_name, value in values.items() if setting_name in known}
         made = convert(own, component, name, joint=".")
         check_ranges(name, made)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import difflib
 import importlib
+import importlib.util
 import inspect
 import re
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from gymnasium.envs.registration import EnvSpec as Registered
 
 from ddrl.acting.choosers import chooser_class
 from ddrl.core.config import EnvConfig
-from ddrl.core.errors import DdrlError, EnvError, MissingExtraError, user_error
+from ddrl.core.errors import MAX_WORDS, DdrlError, EnvError, MissingExtraError, first_line, user_error
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
 from ddrl.envs.spaces import doubts, has_picture, is_box, shown
@@ -139,6 +140,8 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
     if code is None:
         return _find_registered(env_id)
     module_name, name = code
+    if module_name == "gym" and name in gymnasium.registry:
+        raise EnvError(f"env.id = {env_id}: gymnasium has taken the place of gym: did you mean '{name}'?")
     module = _import_module(env_id, module_name)
     members = cast(dict[str, Any], vars(module))
     register = members.get("register_envs")
@@ -166,8 +169,7 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
         known = _registered_by(module_name)
         if not _ID.search(name):
             known += [key for key, value in members.items() if callable(value)]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "its import registers no such id: name one, or a factory"
+        hint = meant(name, known) or "its import registers no such id: name one, or a factory"
         raise EnvError(f"env.id = {env_id}: the module {module_name} has no '{name}'; {hint}")
     if not callable(factory):
         raise EnvError(
@@ -192,16 +194,66 @@ def _find_registered(env_id: str) -> Registered:
                 raise MissingExtraError("ale-py", "atari", f"env.id = {env_id}") from None
     if env_id in gymnasium.registry:
         return gymnasium.registry[env_id]
-    namespace = f"{env_id.lower().rpartition('/')[0]}/".lstrip("/")
-    lower = {known.lower(): known for known in gymnasium.registry}
-    near = difflib.get_close_matches(
-        env_id.lower(), [key for key in lower if key.startswith(namespace)], n=1, cutoff=0.4
-    )
-    hint = f"did you mean '{lower[near[0]]}'?" if near else "gymnasium.pprint_registry() lists all ids"
+    hint = meant(env_id, gymnasium.registry) or "gymnasium.pprint_registry() lists all ids"
     raise EnvError(
         f"env.id = {env_id}: Gymnasium has no such environment; {hint} (of a package that registers it at import: "
-        "package:Id; of your own: package.module:factory)"
+        "write package:Id; of your own: package.module:factory)"
     )
+
+
+# By the module that registers them at import: how ids of packages begin that people know by their ids.
+_PACKAGES = {
+    "minigrid": "MiniGrid-|BabyAI-",
+    "gymnasium_robotics": "Fetch|HandManipulate|HandReach|AntMaze|PointMaze|AdroitHand|FrankaKitchen",
+    "highway_env": "(highway|merge|roundabout|parking|intersection|racetrack|exit|u-turn|two-way|lane-keeping)-",
+    "flappy_bird_gymnasium": "FlappyBird",
+    "minatar": "MinAtar/",
+    "miniworld": "MiniWorld-",
+    "panda_gym": "Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)",
+    "metaworld": "Meta-World/",
+    "vizdoom.gymnasium_wrapper": "Vizdoom",
+    "PyFlyt.gym_envs": "PyFlyt/",
+}
+_VERSION = re.compile(r"[-_ ]?v(\d+)$", re.IGNORECASE)
+_FILE = re.compile(r"(?:(.*)/)?(\w+)\.py:(\w+)")
+
+
+def meant(typed: str, known: Iterable[str]) -> str:
+    """What to type instead of an id that is not `known`: "did you mean 'CartPole-v1'?", or "" where nothing is near.
+
+    Case, signs and version decide nothing: of one name the newest version is meant."""
+    parts = {each: _parts(each) for each in known}
+    space, name, _ = _parts(typed)
+    names = {other for namespace, other, _ in parts.values() if not space or namespace == space}
+    if name not in names:
+        file = _FILE.fullmatch(typed)
+        if file is not None:
+            folder, module, attribute = file.groups()
+            return f"did you mean '{module}:{attribute}'{f', started in {folder}' if folder else ''}?"
+        for module, begins in _PACKAGES.items():
+            if re.match(begins, typed, re.IGNORECASE):
+                return f"did you mean '{module}:{typed}'?"
+        module, _, attribute = typed.rpartition(".")
+        if module.isidentifier() and attribute.isidentifier() and importlib.util.find_spec(module):
+            return f"did you mean '{module}:{attribute}'?"
+        if space and not names:  # a prefix that nothing registers, of an id that another does
+            names = {name} & {other for _, other, _ in parts.values()}
+            space = ""
+        name = next(iter(difflib.get_close_matches(name, names, n=1, cutoff=0.7)), "")
+    fitting = [
+        each for each, (namespace, other, _) in parts.items() if other == name and (not space or namespace == space)
+    ]
+    if not name or not fitting:
+        return ""
+    return f"did you mean '{max(fitting, key=lambda each: (parts[each][0] in ('', 'ale'), parts[each][2]))}'?"
+
+
+def _parts(env_id: str) -> tuple[str, str, int]:
+    """Namespace and letters of an id in lower case, and its version (-1: none)."""
+    namespace, _, name = env_id.strip().lower().rpartition("/")
+    version = _VERSION.search(name)
+    letters = re.sub(r"[\W_]", "", name[: version.start()] if version else name)
+    return namespace, letters, int(version[1]) if version else -1
 
 
 def _import_module(env_id: str, module_name: str) -> Any:
@@ -210,8 +262,12 @@ def _import_module(env_id: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the user's module imports
+        hint = meant(env_id if _FILE.fullmatch(env_id) else env_id.partition(":")[2], gymnasium.registry)
+        if module_name in hint:  # it is the package that the id belongs to
+            hint = ""
         raise EnvError(
-            f"env.id = {env_id}: there is no module '{error.name}'; start where it can be imported, or install it"
+            f"env.id = {env_id}: there is no module '{error.name}'; "
+            f"{hint or 'start where it can be imported, or install it'}"
         ) from None
 
 
@@ -234,6 +290,11 @@ def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnas
         raise EnvError(
             f"env.id = {config.id} needs the package '{error.name}', which is not installed: install it"
         ) from error
+    except ImportError as error:
+        newest = meant(config.id, gymnasium.registry)
+        if config.id in newest:
+            raise
+        raise EnvError(f"env.id = {config.id}: {first_line(error)[:MAX_WORDS]}; {newest}") from error
     except TypeError as error:
         if "argument" not in str(error):
             raise
@@ -348,7 +409,7 @@ def _from_factory(config: EnvConfig, factory: Callable[..., Any], count: int, fi
         kinds = {parameter.kind for parameter in signature.parameters.values()}
         indexed = ENV_INDEX in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds
         try:
-            signature.bind(**kwargs)
+            signature.bind(**({ENV_INDEX: 0, **kwargs} if ENV_INDEX in signature.parameters else kwargs))
         except TypeError as error:
             raise EnvError(
                 f"env.kwargs = {config.kwargs}: {error}; give what {config.id} takes: {str(signature)[:80]}"

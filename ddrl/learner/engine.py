@@ -560,7 +560,9 @@ class Engine:
         part = self._parts[evaluation.part]
         module = part.target_module if evaluation.target else part.module
         if module is None:
-            raise NetworkError(f"{evaluation.name} asks for a target copy of {evaluation.part}, which has none")
+            raise NetworkError(
+                f"{evaluation.name} asks for a target copy of {evaluation.part}, which has none: name it in targets"
+            )
         return module
 
 

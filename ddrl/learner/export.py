@@ -28,7 +28,7 @@ from torch.onnx import symbolic_helper
 
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.algorithm import ActingInput, Declaration
-from ddrl.core.errors import MAX_WORDS, MissingExtraError, NetworkError, first_line, is_of_user, user_error
+from ddrl.core.errors import MAX_WORDS, NetworkError, first_line, is_of_user, user_error
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import FORBIDDEN, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import Acting
@@ -313,12 +313,6 @@ def _trace(
                     output_names=list(acting.outputs),
                     dynamic_axes={name: {0: "batch", **named.get(name, {})} for name in (*names, *acting.outputs)},
                 )
-        except torch.onnx.OnnxExporterError as error:
-            raise _export_error(what, error) from error
-        except ModuleNotFoundError as error:
-            if error.name == "onnx":
-                raise MissingExtraError("onnx", "train", "exporting the acting network") from None
-            raise _export_error(what, error) from error
         except Exception as error:
             raise _export_error(what, error) from error
     return file.getvalue(), branch_line(caught)

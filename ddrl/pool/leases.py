@@ -348,10 +348,11 @@ class LeaseHolder:
             return int(self._slot.answer["device"])
         if self._key is not None:
             raise PoolError(
-                f"task '{self.task}' asks for round {round} while it holds a device for round {self._key[0]}"
+                f"task '{self.task}' asks for round {round} while it holds a device for round {self._key[0]}: give it "
+                "back first"
             )
         if (round, part) <= self._last:
-            raise PoolError(f"task '{self.task}' has had its device for round {round}, part {part}: one lease a round")
+            raise PoolError(f"task '{self.task}' has had its device for round {round}, part {part}: name a later one")
         wish = self._slot.wish
         wish["round"] = round
         wish["part"] = part

@@ -117,8 +117,6 @@ def lead_pool(command: cli.Command, launcher: str, meeting: Meeting) -> int:
     try:
         sweep_dead()
         sweep_open_mpi()
-        if command.serial:
-            raise ConfigError("--serial is one process: start it without mpirun")
         setup = setup_of(command)
         relays = TaskRelays(world, setup, meeting.machines, launcher, meeting.launcher)
     except BaseException:

@@ -156,7 +156,11 @@ def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None
             meanwhile()
             gone = keeper.look(PROBE_PERIOD)
             if not gone and time.monotonic() > deadline:
-                asked = f"env.id = {config.env.id} or learner.algorithm = {config.learner.algorithm}"
+                asked = " or ".join(
+                    f"{name} = {value}"
+                    for name, value in (("env.id", config.env.id), ("learner.algorithm", config.learner.algorithm))
+                    if value
+                )
                 limit = f"{config.run.start_limit:g} s (run.start_limit)"
                 where = f"process {child.pid} on {socket.gethostname()}"
                 stacks = child.stacks()

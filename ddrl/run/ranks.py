@@ -212,12 +212,12 @@ class Lead:
         self._command = parse(arguments)
         self._keeper: HostKeeper | None = None
         self._run_id = uuid.uuid4().hex[:8]
+        if self._command.serial:
+            raise ConfigError("--serial is one process: start it without mpirun")
         if is_of_pool(self._command):  # which acts on signals itself
             for number in slot.IGNORED:
                 signal.signal(number, signal.SIG_IGN)
             return
-        if self._command.serial:
-            raise ConfigError("--serial is one process: start it without mpirun")
         path = announce(self._command, self._run_id, slot.launched()[0])
         self._config = planned_config(self._command)
         sweep_dead()

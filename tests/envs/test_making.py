@@ -304,6 +304,56 @@ def test_an_id_of_the_old_package_gym_is_named_as_such(
         make_vector_env(EnvConfig(id="old_brothers:Brothers-9-9-v0"))
 
 
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("gym:CartPole-v1", "CartPole-v1"),
+        ("gym:Cartpole-v1", "CartPole-v1"),
+        ("gym/CartPole-v1", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("Cartpole_v1", "CartPole-v1"),
+        ("CartPole", "CartPole-v1"),
+        ("CartPole-v2", "CartPole-v1"),
+        ("CartPole-v1 ", "CartPole-v1"),
+        ("LunarLander-v2", "LunarLander-v3"),
+        ("lunar_lander", "LunarLander-v3"),
+        ("Taxi-v3", "Taxi-v4"),
+        ("MountainCarContinous-v0", "MountainCarContinuous-v0"),
+        ("HalfCheetah-v3", "HalfCheetah-v5"),
+        ("hopper-v3", "Hopper-v5"),
+        ("Walker2D-v5", "Walker2d-v5"),
+        ("Pong-v5", "ALE/Pong-v5"),
+        ("ALE/pong-v5", "ALE/Pong-v5"),
+        ("ale_py:Pong-v5", "ALE/Pong-v5"),
+        ("breakout", "ALE/Breakout-v5"),
+        ("PongNoFrameskip-v5", "PongNoFrameskip-v4"),
+        ("MiniGrid-Empty-5x5-v0", "minigrid:MiniGrid-Empty-5x5-v0"),
+        ("gym_minigrid:MiniGrid-Empty-5x5-v0", "minigrid:MiniGrid-Empty-5x5-v0"),
+        ("MinAtar/Breakout-v1", "minatar:MinAtar/Breakout-v1"),
+        ("highway-v0", "highway_env:highway-v0"),
+        ("FetchReach-v3", "gymnasium_robotics:FetchReach-v3"),
+        ("my_env.py:MyEnv", "my_env:MyEnv"),
+        ("envs/my_env.py:MyEnv", "my_env:MyEnv"),
+        ("tests.Counting", "tests:Counting"),
+        ("nonsense", ""),
+        ("procgen:procgen-coinrun-v0", ""),
+        ("minigrid:MiniGrid-Empty-5x5-v0", ""),  # the package is not there, and nothing else is meant
+    ],
+)
+def test_an_id_as_people_type_it_is_refused_with_the_one_that_is_meant(
+    typed: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("gym", "gym_minigrid", "minigrid", "procgen"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(EnvError) as refusal:
+        make_vector_env(EnvConfig(id=typed))
+    text = str(refusal.value)
+    assert text.startswith(f"env.id = {typed}: ")
+    assert (f"did you mean '{wanted}'" in text) if wanted else ("did you mean" not in text)
+    assert len(text) < 300
+    assert "\n" not in text
+
+
 def test_a_namespace_that_nothing_registers_is_not_guessed_at() -> None:
     with pytest.raises(EnvError) as refusal:
         make_vector_env(EnvConfig(id="dm_control/cartpole-swingup-v0"))
