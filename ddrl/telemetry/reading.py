@@ -346,9 +346,9 @@ def _known_series(listed: str) -> dict[str, Series]:
 def _open_unchanged(file: Path) -> sqlite3.Connection:
     """A database, of which nothing is changed and beside which nothing is made. Who writes it keeps a log and an index
     of that. A log whose index is missing would get one: it is read in a copy. Without a log the file is whole."""
-    log, index = (file.with_name(f"{file.name}{ending}") for ending in ("-wal", "-shm"))
-    if any(path.exists() and not path.is_file() for path in (log, index)):
-        raise OSError(errno.EINVAL, "its log or its index is not a file")
+    log, index, journal = (file.with_name(f"{file.name}{ending}") for ending in ("-wal", "-shm", "-journal"))
+    if any(path.exists() and not path.is_file() for path in (log, index, journal)):
+        raise OSError(errno.EINVAL, "its log, index or journal is not a file")
     with contextlib.ExitStack() as copied:
         mode = "readonly_shm=1" if log.exists() else "immutable=1"
         if log.exists() and not index.exists():

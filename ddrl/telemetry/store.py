@@ -121,6 +121,11 @@ def open_to_write(
     wall_seconds); None: continue at the file's end. same_job: only the trainer is another one, and the counters of all
     other processes continue. RunDirError where it cannot be written."""
     try:
+        # There is none of ours, which keep a log; another's can name a file elsewhere, which SQLite would then remove.
+        path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
+    except OSError as error:
+        raise RunDirError(f"cannot remove {path}-journal ({error.strerror}): choose another run.dir") from None
+    try:
         if any(part.is_symlink() or (part.exists() and not part.is_file()) for part in _parts(path)):
             raise _Unusable("it is a link, or no file")
         return _open(path, metrics, base, same_job=same_job)

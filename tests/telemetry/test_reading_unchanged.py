@@ -90,11 +90,11 @@ def test_a_reader_sees_what_is_written_after_it_was_opened(written: Path, writer
 
 
 @pytest.mark.parametrize("run", ["killed"], indirect=True)
-@pytest.mark.parametrize("name", ["telemetry.sqlite-wal", "telemetry.sqlite-shm"])
+@pytest.mark.parametrize("name", ["telemetry.sqlite-wal", "telemetry.sqlite-shm", "telemetry.sqlite-journal"])
 @pytest.mark.parametrize("kind", ["a fifo", "a folder", "a link to a fifo", "a device"])
 def test_a_log_or_an_index_that_is_no_file_is_refused(run: Path, name: str, kind: str) -> None:
     path = run / name
-    path.unlink()
+    path.unlink(missing_ok=True)
     if kind == "a folder":
         path.mkdir()
     elif kind == "a device":

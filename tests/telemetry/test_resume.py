@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 import sqlite3
 
 import numpy as np
@@ -125,6 +126,33 @@ def test_telemetry_that_cannot_be_gone_on_with_is_set_aside_and_the_resume_goes_
     assert series["updates"][0] >= 7
     assert "was set aside as telemetry.sqlite.aside-1" in alarms["text"][0]
     assert (tmp_path / "telemetry.sqlite.aside-1").read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["another file's", "a fifo", "a link"])
+def test_a_journal_that_came_with_a_folder_removes_nothing_elsewhere_and_hangs_nobody(tmp_path, kind):
+    """SQLite rolls back what a journal beside a file says, and removes the journal of several files that it names."""
+    outside = tmp_path / "outside"
+    outside.write_text("private\n")
+    run = tmp_path / "run"
+    record_run(run, records=5)
+    file = run / "telemetry.sqlite"
+    journal = run / "telemetry.sqlite-journal"
+    named = bytes(outside)
+    magic = bytes.fromhex("d9d505f920a163d7")
+    counts = b"".join(number.to_bytes(4) for number in (1, 0, file.stat().st_size // 4096, 512, 4096))
+    page = (1).to_bytes(4) + file.read_bytes()[:4096] + bytes(4)
+    end = named + len(named).to_bytes(4) + sum(named).to_bytes(4) + magic
+    hot = (magic + counts).ljust(512, b"\0") + page + end
+    if kind == "a fifo":
+        os.mkfifo(journal)
+    elif kind == "a link":
+        (run / "hot").write_bytes(hot)
+        journal.symlink_to("hot")
+    else:
+        journal.write_bytes(hot)
+    record_run(run, records=5, base={"env_steps": 100.0, "updates": 7.0, "wall_seconds": 20.0})
+    assert outside.read_text() == "private\n"
+    assert not journal.exists()
 
 
 def test_a_process_that_starts_again_counts_on_from_what_it_had_counted():
