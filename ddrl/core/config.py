@@ -192,7 +192,7 @@ class ReplayConfig:
         "Where batches come from: auto, a replay or trajectories as the algorithm says; areas, a sample area shared "
         "with each rollout ([areas]); or package.module:Class of your own.",
     )
-    capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1)
+    capacity: int = setting(100_000, "transitions", "Records kept; then whole episodes are evicted.", ge=1, le=1 << 30)
     min_size: int = setting(1_000, "transitions", "Records needed before the first update.", ge=1)
     selector: str = setting(
         "prioritized",

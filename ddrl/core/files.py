@@ -34,6 +34,7 @@ MAX_GRAPH = 256 << 20  # [B] of an ONNX graph, whose parameters are apart
 MAX_ARRAYS = 1 << 32  # [B] of parameters and other arrays
 MAX_HEADER = 1 << 20  # [B] of names and shapes in a file of tensors, which take 30 times as much to decode
 MAX_NAME = 400  # letters of a name in a document
+MAX_DEPTH = 64  # of values in values
 MAX_HOLES = 100  # times the data of a file
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -200,14 +201,27 @@ T = TypeVar("T")
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
+def refuse_deep(tree: Any) -> None:
+    """ValueError where values are in values, in lists and tables, so deeply that who walks them by recursion fails."""
+    level = [tree]
+    for _ in range(MAX_DEPTH):
+        tables = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [inner for table in tables for inner in table]
+    if level:
+        raise ValueError(f"its values are in one another more than {MAX_DEPTH} deep")
+
+
 def decode(
     data: bytes, kind: type[T] | msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T], error: type[DdrlError], what: str
 ) -> T:
     """`data` as a value of `kind`, in JSON where that is a type; `error`, whose words begin with `what`, for anything
     else."""
     try:
-        decodes = isinstance(kind, (msgspec.json.Decoder, msgspec.msgpack.Decoder))
-        return kind.decode(data) if decodes else msgspec.json.decode(data, type=kind)
+        if isinstance(kind, (msgspec.json.Decoder, msgspec.msgpack.Decoder)):
+            return kind.decode(data)
+        if data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+            refuse_deep(msgspec.json.decode(data))
+        return msgspec.json.decode(data, type=kind)
     except DAMAGE as damage:
         raise error(f"{what} ({shortened(damage)})") from None
 

@@ -22,7 +22,7 @@ import tomli_w
 from ddrl.core import plugins
 from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert, installed_slices, slice_component
 from ddrl.core.errors import ConfigError, shortened
-from ddrl.core.files import DAMAGE, MAX_DOCUMENT, read_regular
+from ddrl.core.files import DAMAGE, MAX_DOCUMENT, read_regular, refuse_deep
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,9 @@ def config_from_toml(text: str, source: str, *, reading: bool = False) -> Config
 
     `reading`: the run is only read, not resumed (`present_settings`)."""
     try:
-        tree = present_settings(tomllib.loads(text), source, reading=reading)
+        given = tomllib.loads(text)
+        refuse_deep(given)
+        tree = present_settings(given, source, reading=reading)
         _check_names({section: values for section, values in tree.items() if section in CORE_SECTIONS}, source)
         return _to_config(tree, source)
     except ConfigError as error:

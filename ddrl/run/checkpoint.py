@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import msgspec
 import numpy as np
 
-from ddrl.acting.policy_file import LONGEST, ActingModel, load_policy, save_policy
+from ddrl.acting.policy_file import LONGEST, MANIFEST, ActingModel, load_policy, save_policy
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import (
     MAX_ARRAYS,
@@ -451,12 +451,15 @@ class BestPolicy:
                 raise CheckpointError(
                     f"the policy in {self._path} is of the run {saved.run_id}, not of this one: move it away"
                 )
-        except CheckpointError as error:
+            evaluation = Evaluation.from_json(saved.evaluation) if saved.evaluation else None
+        except (CheckpointError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+            odd = f"what {self._path / MANIFEST} says of its evaluation cannot be read"
+            words = error if isinstance(error, CheckpointError) else odd
             aside = f"aside-{time.time_ns()}"
             for name in LONGEST:
                 with contextlib.suppress(FileNotFoundError):
                     (self._path / name).rename(self._path / f"{name}.{aside}")
-            self._disk.notify(f"{error}; it was set aside as policy.*.{aside}, and the best policy is sought anew")
+            self._disk.notify(f"{words}; it was set aside as policy.*.{aside}, and the best policy is sought anew")
             return
         self.states = saved.model.states
         env = self._topology.config.env
@@ -465,8 +468,8 @@ class BestPolicy:
                 f"the best policy was judged in env.id = {saved.env.id}, env.kwargs = {saved.env.kwargs}, not in this "
                 "environment: the next evaluation begins a new best"
             )
-        elif saved.evaluation:
-            self.evaluation = Evaluation.from_json(saved.evaluation)
+        elif evaluation:
+            self.evaluation = evaluation
 
     def _save(self, vector: np.ndarray) -> None:
         document = self.evaluation.to_json() if self.evaluation else {}

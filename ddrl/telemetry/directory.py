@@ -23,7 +23,15 @@ import tomli_w
 from ddrl.channels.segment import start_time
 from ddrl.core.config import CORE_SECTIONS, Config
 from ddrl.core.errors import ConfigError, MessageError, RunDirError, shortened
-from ddrl.core.files import MAX_DOCUMENT, MAX_STATUS, decode, read_json, read_regular, write_atomically
+from ddrl.core.files import (
+    MAX_DOCUMENT,
+    MAX_STATUS,
+    decode,
+    read_json,
+    read_regular,
+    refuse_deep,
+    write_atomically,
+)
 from ddrl.core.settings import config_from_toml, describe_settings
 from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import FILE_NAME
@@ -65,6 +73,7 @@ def _parse_settings(path: Path, changed_ns: int, size: int) -> dict[str, Any]:
         tree = tomllib.loads(text)
     if not all(isinstance(values, dict) for values in tree.values()):
         raise ValueError("settings stand in sections")
+    refuse_deep(tree)
     return tree
 
 

@@ -1,8 +1,30 @@
 import os
+from typing import Any
 
 import pytest
 
-from ddrl.core.files import replacement, write_atomically
+from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.files import decode, replacement, write_atomically
+from ddrl.core.settings import config_from_toml
+from ddrl.telemetry.directory import read_settings
+
+
+@pytest.mark.parametrize("data", [b"[" * 100 + b"]" * 100, b'{"a":[],"b":' * 100 + b"[]" + b"}" * 100])
+def test_values_in_one_another_beyond_a_limit_are_damage(data):
+    """Who walks them calls itself, and would fail at some depth."""
+    with pytest.raises(RunDirError, match="64 deep"):
+        decode(data, Any, RunDirError, "it")
+    assert decode(b"[" * 60 + b"]" * 60, Any, RunDirError, "it")
+    assert len(decode(b"[" + b"[]," * 1000 + b"[]]", Any, RunDirError, "it")) == 1001
+
+
+def test_so_are_tables_of_settings_by_every_reader(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("[env.kwargs" + ".a" * 2000 + "]\nx = 1\n")
+    with pytest.raises(ConfigError, match="64 deep"):
+        config_from_toml(file.read_text(), "it")
+    with pytest.raises(RunDirError, match="64 deep"):
+        read_settings(file)
 
 
 def test_a_file_is_replaced_whole_with_the_permissions_asked_for(tmp_path):

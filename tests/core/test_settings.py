@@ -89,6 +89,11 @@ class Counting:
     Settings = CountingSettings
 
 
+def test_more_records_than_the_kernel_can_number_are_refused():
+    with pytest.raises(ConfigError, match="at most 1073741824"):
+        load_config(None, ["replay.capacity=1000000000000000000"])
+
+
 def test_the_table_of_a_plug_in_is_checked_by_name_type_and_range():
     def of(**table):
         return plugin_settings(Config(tables={"learner.counting": table}), "learner", Counting)

@@ -152,6 +152,15 @@ def test_a_damaged_policy_and_a_foreign_history_are_set_aside_and_said(
         assert any("is of the run" in text for text in read.events()["text"])
 
 
+@pytest.mark.parametrize("value", [[], {}, "x", None, 10**400])
+def test_so_is_a_policy_whose_evaluation_is_none(value: object, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads((run / "policy.json").read_text())
+    document["evaluation"]["episodes"] = value
+    (run / "policy.json").write_text(json.dumps(document | {"checksum": ""}))
+    stop(resume(run))
+    assert "it was set aside as policy" in capsys.readouterr().err
+
+
 def test_an_orderly_resume_gives_nothing_up(run: Path) -> None:
     resumed = resume(run)
     go_on(resumed, 400)
