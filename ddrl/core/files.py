@@ -201,12 +201,16 @@ T = TypeVar("T")
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
+def _values(value: Any) -> Iterable[Any]:
+    kind: Any = value.__class__
+    return value.values() if kind is dict else value if kind is list else ()
+
+
 def refuse_deep(tree: Any) -> None:
     """ValueError where values are in values, in lists and tables, so deeply that who walks them by recursion fails."""
-    level = [tree]
+    level: list[Any] = [tree]
     for _ in range(MAX_DEPTH):
-        tables = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
-        level = [inner for table in tables for inner in table]
+        level = [inner for value in level for inner in _values(value)]
     if level:
         raise ValueError(f"its values are in one another more than {MAX_DEPTH} deep")
 
