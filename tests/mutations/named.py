@@ -682,6 +682,8 @@ _NAMED = {
             "gap=float(min(best.gap for best in case.optima))",
         ),
     ),
+    "admix/page.py": (("the latest contract by impressions", "one.penalty * max(one.demand", "max(one.demand"),),
+    "dashboard/watch.py": (("alerts the oldest first", "return alerts[::-1]", "return alerts"),),
     "plots/frame.py": (
         (
             "shares without %",

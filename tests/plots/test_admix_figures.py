@@ -1,5 +1,6 @@
 """Figures of ad mixing and of values: what they draw is what they are given."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -55,6 +56,9 @@ def test_delivery_is_drawn_against_the_play_curve():
     assert list(ahead.y) == ["1", "2", "7"]
     np.testing.assert_allclose(np.asarray(ahead.z)[:, -1], [0.2, -0.5, 0])
     assert plots.latest_contract(account) == 1
+    fine = msgspec.structs.replace(account.contracts[0], penalty=100.0, billed=[95.0])  # 5 missing, and not 100
+    fined = msgspec.structs.replace(account, contracts=[account.contracts[1], fine, account.contracts[2]])
+    assert plots.latest_contract(fined) == 1
     figure = plots.delivery(account, 1)
     assert trace(figure, "billed").y[-1] == 100
     assert trace(figure, "due").y[-1] == trace(figure, "demand").y[-1] == 200

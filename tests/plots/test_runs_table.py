@@ -19,6 +19,8 @@ from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder, facts
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
 from ddrl.telemetry.facts import Facts, facts_at, list_facts
+from ddrl.telemetry.series import Event
+from ddrl.telemetry.store import Store
 from tests.sources import ROOT, environment
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
@@ -299,3 +301,28 @@ def test_figures_beside_a_database_count_only_while_they_are_whole_and_its_own(t
     file.write_text(json.dumps(document))
     assert math.isnan(facts_at(tmp_path / "one").best)
     assert facts_at(tmp_path / "one").env_steps > 0
+
+
+ALERTS = """
+import sys
+from ddrl.dashboard import watch
+from ddrl.telemetry import Run
+for level, text in watch.alerts_of(Run(sys.argv[1])):
+    print(level, text, sep=": ")
+"""
+
+
+def test_the_newest_alerts_of_a_run_are_shown_the_newest_first(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    store = Store(tmp_path)
+    for number in range(5):
+        level = ("warning", "error")[number % 2]
+        store.event(Event(0.0, 60.0 * number, "alert", f"{level}: number {number}", {"level": level}))
+    store.close()
+    command = [sys.executable, "-c", ALERTS, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout.splitlines() == [
+        "warning: number 4 (4m00s into the run)",
+        "error: number 3 (3m00s into the run)",
+        "warning: number 2 (2m00s into the run)",
+    ]
