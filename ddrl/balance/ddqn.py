@@ -113,6 +113,7 @@ CONTEXT_FEATURES = (
 
 _AVERAGE = 0.1  # rates of the averages
 _SLOW_AVERAGE = 0.03
+_USUAL = 0.3  # of stays
 
 
 class NodeState:
@@ -133,9 +134,12 @@ class NodeState:
         self._mean = np.zeros(shape)
         self._square = np.full(shape, settings.jitter**2)
         self._slow = np.zeros(shape, np.bool_)
-        self._age = np.zeros(shape)
-        self._duration = np.zeros((2, *shape))  # the last whole stay in each state: fast, slow; 0: none yet
-        self._irregular = np.ones((2, *shape))
+        # By iterations and by the clock [s]: the age of the stay in course, the last whole stay in each state (fast,
+        # slow; 0: none yet), the usual one by the clock, and how much stays differ from the last, and from the usual.
+        self._age = np.zeros((2, *shape))
+        self._stay = np.zeros((2, 2, *shape))
+        self._usual = np.zeros((2, *shape))
+        self._irregular = np.ones((2, 2, *shape))
         self._whole = np.zeros(shape, np.bool_)  # whether the stay in course began with a jump
         self._fall = np.zeros(shape)  # log of how many times slower the slow state is
         self._jump_rate = np.zeros(shape)
@@ -145,13 +149,7 @@ class NodeState:
         self._loss_slope = np.zeros(shape[:-1])
         self._observation = Observation.blank(cluster)
         self._iterations = 0
-        # By the clock [s]: the age of the stay in course, the usual length of whole stays in each state and how much
-        # they differ from it, and the usual iteration [...].
-        self._age_seconds = np.zeros(shape)
-        self._usual = np.zeros((2, *shape))
-        self._stay = np.zeros((2, *shape))
-        self._differ = np.ones((2, *shape))
-        self._iteration = np.zeros(shape[:-1])
+        self._iteration = np.zeros(shape[:-1])  # the usual one's seconds
 
     def update(self, observation: Observation) -> None:
         """Take one iteration in."""
@@ -196,33 +194,33 @@ class NodeState:
         change = slower | faster
         for state, ended in enumerate((slower, faster)):
             whole = ended & self._whole
-            before = self._duration[state]
-            relative = np.abs(self._age - before) / np.maximum(before, 1.0)
-            known = whole & (before > 0)
-            irregular = self._irregular[state]
-            self._irregular[state] = np.where(known, irregular + 0.5 * (np.minimum(relative, 1) - irregular), irregular)
-            self._duration[state] = np.where(whole, self._age, before)
-            usual = self._usual[state]
-            off = np.minimum(np.abs(self._age_seconds - usual) / np.maximum(usual, 1e-12), 1.0)
-            self._differ[state] += np.where(known, 0.3 * (off - self._differ[state]), 0.0)
-            self._usual[state] += np.where(whole, np.where(known, 0.3, 1.0) * (self._age_seconds - usual), 0.0)
-            self._stay[state] = np.where(whole, self._age_seconds, self._stay[state])
+            known = whole & (self._stay[0, state] > 0)
+            expected = np.stack([self._stay[0, state], self._usual[state]])
+            off = self._age - expected
+            share = np.minimum(np.abs(off) / np.maximum(expected, 1e-12), 1.0)
+            for clock, rate in enumerate((0.5, _USUAL)):
+                irregular = self._irregular[clock, state]
+                self._irregular[clock, state] += np.where(known, rate * (share[clock] - irregular), 0.0)
+            self._usual[state] += np.where(whole, np.where(known, _USUAL, 1.0) * off[1], 0.0)
+            self._stay[:, state] = np.where(whole, self._age, self._stay[:, state])
         depth = np.abs(innovation)
         fresh = self._fall == 0
         self._fall = np.where(change, np.where(fresh, depth, self._fall + 0.3 * (depth - self._fall)), self._fall)
         self._slow = (self._slow | slower) & ~faster
         self._whole |= change
-        self._age = np.where(change, 1.0, self._age + 1.0)
-        self._age_seconds = np.where(change, seconds, self._age_seconds + seconds)
+        self._age = np.where(change, 0.0, self._age) + np.stack(np.broadcast_arrays(1.0, seconds))
         self._jump_rate += _SLOW_AVERAGE * (slower - self._jump_rate)
 
     def features(self) -> NDArray[np.float32]:
         """[..., N, len(NODE_FEATURES)], of order 1."""
         seen = self._observation
         track = self.filter
-        state = self._slow.astype(np.int64)[None]
-        duration = np.take_along_axis(self._duration, state, 0)[0]
-        other = np.take_along_axis(self._duration, 1 - state, 0)[0]
+        state = self._slow.astype(np.int64)[None, None]
+        duration, stay = np.take_along_axis(self._stay, state, 1)[:, 0]
+        other = np.take_along_axis(self._stay, 1 - state, 1)[0, 0]
+        usual = np.take_along_axis(self._usual, state[0], 0)[0]
+        irregular = np.take_along_axis(self._irregular, state, 1)[:, 0]
+        age, seconds_old = self._age
         known = duration > 0
         speed = track.speed
         seconds = np.where(seen.received, seen.seconds, np.nan)
@@ -235,8 +233,7 @@ class NodeState:
         total = self.cluster.total[..., None]
         iteration = np.maximum(self._iteration, 1e-12)[..., None]
         left, usually_left = (
-            np.where(known, np.clip((np.take_along_axis(stay, state, 0)[0] - self._age_seconds) / iteration, -5, 5), 0)
-            for stay in (self._stay, self._usual)
+            np.where(known, np.clip((long - seconds_old) / iteration, -5, 5), 0) for long in (stay, usual)
         )
         norm = np.where(seen.norm > 0, seen.norm, 1.0)
         loss = seen.loss / np.maximum(seen.loss.mean(-1, keepdims=True), 1e-9) - 1.0
@@ -250,11 +247,11 @@ class NodeState:
             5 * track.drift,
             self._slow,
             self._fall,
-            np.log1p(self._age) / 4,
-            np.where(known, np.clip(duration - self._age, -5, 5) / 5, 0.0),
+            np.log1p(age) / 4,
+            np.where(known, np.clip(duration - age, -5, 5) / 5, 0.0),
             self.due,
-            known & (self._age > duration),
-            np.take_along_axis(self._irregular, state, 0)[0],
+            known & (age > duration),
+            irregular[0],
             known,
             10 * self._jump_rate,
             np.log1p(other) / 4,
@@ -270,7 +267,7 @@ class NodeState:
             np.log(self.rules[RULES.index("hedge")]),
             left / 2,
             usually_left / 2,
-            np.take_along_axis(self._differ, state, 0)[0],
+            irregular[1],
         )
         return np.stack([np.asarray(column, np.float32) for column in columns], -1)
 
@@ -300,8 +297,8 @@ class NodeState:
     def due(self) -> NDArray[np.bool_]:
         """Where [..., N] a node's present state, slow or fast, has lasted exactly as long as its last whole stay in
         that state."""
-        duration = np.where(self._slow, self._duration[1], self._duration[0])
-        return (duration > 0) & (self._age == duration)
+        duration = np.where(self._slow, self._stay[0, 1], self._stay[0, 0])
+        return (duration > 0) & (self._age[0] == duration)
 
     @property
     def expected_fall(self) -> Floats:
@@ -398,7 +395,7 @@ class ValueNetwork:
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
-def best_actions(values: NDArray[np.float32], margin: float) -> NDArray[np.int64]:
+def best_actions(values: NDArray[np.floating[Any]], margin: float) -> NDArray[np.int64]:
     """Best of values [..., actions]; 0 where no other one is better by `margin`."""
     best = values.argmax(-1)
     gain = np.take_along_axis(values, best[..., None], -1)[..., 0] - values[..., 0]
@@ -421,34 +418,6 @@ def sizes_under(state: NodeState, slowness: Floats) -> Sizes:
     overhead = state.filter.overhead * slowness
     speed = state.filter.speed / slowness
     return balanced_sizes(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)
-
-
-class Earnings:
-    """What each of R candidates' sizes earned beside those of candidate 0, the filter's own: discounted averages.
-
-    Each iteration shows what other sizes would have given: a node that took t for b samples would have taken
-    t (a + b' w) / (a + b w) for b'. Time saved counts in seconds, not by its share of each iteration: slow iterations
-    are what there is to gain."""
-
-    def __init__(self, candidates: int, cluster: Cluster, weights: NDArray[np.floating[Any]], rate: float) -> None:
-        shape = cluster.speed.shape[:-1]
-        self._total = cluster.total.astype(np.float64)
-        self._weights = weights
-        self._rate = rate
-        self._usual = np.zeros(shape)  # average seconds of an iteration by the filter's sizes
-        self.earned = np.zeros((candidates, *shape))
-
-    def update(self, track: AffineFilter, observation: Observation, sizes: Sizes) -> None:
-        """Take in what `sizes` [R, ..., N] would have given in the observed iteration, over the gradients received."""
-        received = observation.received
-        alike = observation.seconds / (track.overhead + np.maximum(observation.sizes, 1) / track.speed)
-        finish = np.where(received, alike * (track.overhead + sizes / track.speed), 0.0)
-        seconds = finish.max(-1)
-        self._usual += np.where(self._usual > 0, self._rate, 1.0) * (seconds[0] - self._usual)
-        reference = np.maximum(self._usual, 1e-12)
-        vectors = rewards(seconds, reference, finish, sizes, self._total, observation.noise_scale)
-        gained = (vectors * self._weights).sum(-1)
-        self.earned += self._rate * (gained - gained[0] - self.earned)
 
 
 def best_of(earned: Floats, margins: Sequence[float]) -> NDArray[np.int64]:

@@ -19,7 +19,6 @@ from ddrl.balance.ddqn import (
     OBJECTIVES,
     RULES,
     SHIPPED,
-    Earnings,
     NodeState,
     ValueNetwork,
     apply_actions,
@@ -27,6 +26,7 @@ from ddrl.balance.ddqn import (
     best_of,
     check_weights,
     first_of,
+    rewards,
     sizes_under,
 )
 from ddrl.balance.sizes import (
@@ -332,7 +332,12 @@ class Hedge(Rhythm):
 
 class Choice(Sizer):
     """In each cluster the one of `affine`, `rhythm`, `hedge` and further candidates whose sizes would have earned most
-    so far (`ddqn.Earnings`), each above its margin. `weights` [4] or [..., 4] of the objectives."""
+    so far beside the filter's, in a discounted average, each above its margin. `weights` [4] or [..., 4] of the
+    objectives.
+
+    Each iteration shows what other sizes would have given: a node that took t for b samples would have taken
+    t (a + b' w) / (a + b w) for b'. Time saved counts in seconds, not by its share of each iteration: slow iterations
+    are what there is to gain."""
 
     reads_gradients = False
 
@@ -346,22 +351,38 @@ class Choice(Sizer):
     ) -> None:
         self._margins = margins
         self.state = NodeState(cluster, settings, settings.strength)
-        self._earnings = Earnings(len(margins), cluster, weights, trust)
+        self._weights = weights
+        self._trust = trust
+        self._usual = np.zeros(cluster.total.shape)  # average seconds of an iteration by the filter's sizes
+        self._earned = np.zeros((len(margins), *cluster.total.shape))
         self._sizes: Sizes | None = None  # the last ones of every candidate [R, ..., N]
 
     @property
     def chosen(self) -> NDArray[np.int64]:
         """The candidate whose sizes are used now in each cluster [...]; 0: the filter."""
-        return best_of(self._earnings.earned, self._margins)
+        return best_of(self._earned, self._margins)
 
     def propose(self, observation: Observation) -> Sizes:
         observation = observation if self.reads_gradients else observation.times_alone()
         self.state.update(observation)
         if self._sizes is not None and observation.received.any():
-            self._earnings.update(self.state.filter, observation, self._sizes)
-        self.state.choose(self._earnings.earned[: len(RULES)], self._margins[: len(RULES)])
+            self._earn(observation, self._sizes)
+        self.state.choose(self._earned[: len(RULES)], self._margins[: len(RULES)])
         self._sizes = np.stack(self._candidates(observation))
         return np.take_along_axis(self._sizes, self.chosen[None, ..., None], 0)[0]
+
+    def _earn(self, observation: Observation, sizes: Sizes) -> None:
+        """Take in what `sizes` [R, ..., N] would have given in the observed iteration, over the gradients received."""
+        track = self.state.filter
+        alike = observation.seconds / (track.overhead + np.maximum(observation.sizes, 1) / track.speed)
+        finish = np.where(observation.received, alike * (track.overhead + sizes / track.speed), 0.0)
+        seconds = finish.max(-1)
+        self._usual += np.where(self._usual > 0, self._trust, 1.0) * (seconds[0] - self._usual)
+        reference = np.maximum(self._usual, 1e-12)
+        total = self.state.cluster.total.astype(np.float64)
+        vectors = rewards(seconds, reference, finish, sizes, total, observation.noise_scale)
+        gained = (vectors * self._weights).sum(-1)
+        self._earned += self._trust * (gained - gained[0] - self._earned)
 
     def _candidates(self, observation: Observation) -> list[Sizes]:
         """Sizes [..., N] of each."""
@@ -369,7 +390,7 @@ class Choice(Sizer):
 
 
 RULE_TRUST = 0.02  # share of the newest iteration in what each candidate earned
-RULE_GAIN = 0.003  # iterations that a candidate must save on average beside the filter's sizes to be used
+RULE_GAIN = 0.003  # iterations that a rule must save on average beside the filter's sizes to be used
 
 
 @dataclass(frozen=True)
@@ -396,6 +417,7 @@ class Both(Choice):
 # -- the learned sizer -------------------------------------------------------------------------------------------------
 
 
+AGENT_GAIN = 0.005  # iterations that the agent's sizes must save on average beside the filter's to be used
 AGENT = len(RULES)  # its place among the candidates
 
 
@@ -407,7 +429,10 @@ class DdqnSettings(HedgeSettings):
         [1.0, 0.0, 0.0, 0.0], "", "Weights of time, statistical efficiency, dropped share and imbalance; they sum to 1."
     )
     margin: float = setting(
-        0.02, "iterations", "What an action must promise above the size of the best-known rule.", ge=0
+        0.02,
+        "iterations",
+        "What an action must promise, and a rule have saved on average, to be used.",
+        ge=0,
     )
     trust: float = setting(
         RULE_TRUST, "", "Share of the newest iteration in what each candidate earned; 0: always the agent.", ge=0, le=1
@@ -432,9 +457,9 @@ class Ddqn(Choice):
     Settings = DdqnSettings
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:
-        self._weights = check_weights(settings.weights).astype(np.float32)
-        margins = (0.0, *(RULE_GAIN,) * AGENT)
-        super().__init__(cluster, settings, self._weights, settings.trust or RULE_TRUST, margins)
+        weights = check_weights(settings.weights).astype(np.float32)
+        margins = (0.0, settings.margin, settings.margin, AGENT_GAIN)
+        super().__init__(cluster, settings, weights, settings.trust or RULE_TRUST, margins)
         self._settings = settings
         self.reads_gradients = settings.gradients
         self._network = ValueNetwork.load(Path(settings.network) if settings.network else SHIPPED)

@@ -19,7 +19,7 @@ from ddrl.balance.ddqn import (
     NodeState,
     ValueNetwork,
 )
-from ddrl.balance.sizers import AGENT, apply_actions, best_actions, first_of
+from ddrl.balance.sizers import AGENT, AGENT_GAIN, RULE_GAIN, apply_actions, best_actions, first_of
 from ddrl.balance.sizes import FilterSettings
 from ddrl.core.errors import CheckpointError
 
@@ -173,8 +173,23 @@ def test_what_the_agent_earns_is_counted_in_seconds_not_by_iterations():
         slow = 10.0 if turn % 8 == 7 else 1.0
         observation = Observation.of(cluster, filters[0], np.array([slow, 1.0]))
         sizer.state.update(observation)
-        sizer._earnings.update(sizer.state.filter, observation, sizer._sizes)
+        sizer._earn(observation, sizer._sizes)
     assert sizer.chosen == AGENT
+
+
+@pytest.mark.parametrize(
+    ("earned", "chosen"),
+    [
+        ((0.0, 0.019, 0.0, AGENT_GAIN - 0.001), 0),
+        ((0.0, 0.021, 0.0, AGENT_GAIN), 1),
+        ((0.0, 0.0, 0.021, 0.0), 2),
+        ((0.0, 0.021, 0.0, AGENT_GAIN + 0.002), AGENT),
+    ],
+)
+def test_a_rule_and_the_agent_must_each_have_saved_their_margin(earned, chosen):
+    sizer = make_sizer("ddqn", Cluster.of(32, np.ones(2)), {"margin": 0.02})
+    sizer._earned = np.array(earned)
+    assert sizer.chosen == chosen
 
 
 def test_the_agent_beats_the_filter_where_slow_downs_are_periodic_and_costs_nothing_where_nothing_changes():
@@ -190,7 +205,8 @@ def test_an_agent_that_promises_nothing_leaves_the_best_rule_its_sizes(tmp_path)
     scenario = make_scenario("periodic", 4, 8, 100, 1)
     both = simulate(scenario, make_sizer("both", scenario.cluster))
     for trust in (0.02, 0.0):
-        course = run(scenario, network=write(tmp_path / "n.safetensors", tensors()), trust=trust)
+        network = write(tmp_path / "n.safetensors", tensors())
+        course = run(scenario, network=network, trust=trust, margin=RULE_GAIN)
         np.testing.assert_array_equal(course.sizes, both.sizes)
     assert (both.sizes != simulate(scenario, make_sizer("affine", scenario.cluster)).sizes).any()
 
