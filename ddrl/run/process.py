@@ -173,6 +173,19 @@ def set_torch_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
+def take_torch(wanted: tuple[bool, Any] | None = None) -> tuple[bool, Any]:
+    """Let torch record gradients, and make numbers of a type, as `wanted` (None: as torch does by itself); how both
+    were. What an environment sets is its own, also in a process that learns."""
+    import torch
+
+    before = (torch.is_grad_enabled(), torch.get_default_dtype())
+    gradients, kind = wanted or (True, torch.float32)
+    if before != (gradients, kind):
+        torch.set_grad_enabled(gradients)
+        torch.set_default_dtype(kind)
+    return before
+
+
 def keep_off(cores: Iterable[int]) -> None:
     """Run this process, and what it starts, on the other cores, where there are any."""
     others = os.sched_getaffinity(0).difference(cores)

@@ -7,8 +7,8 @@ version is published. A resumed run starts at exactly that boundary, so it does 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ddrl.channels.board import Board
@@ -22,6 +22,7 @@ from ddrl.run.process import (
     flush_denormals,
     set_torch_threads,
     spare_collector,
+    take_torch,
 )
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task, assemble
 from ddrl.run.topology import HostChannels, board_name
@@ -40,6 +41,7 @@ class SerialRun:
                 "run.checkpoint_seconds: with --serial checkpoints go by steps: set run.checkpoint_period"
             )
         topology = preparation.topology(RANKS)
+        self._torch = take_torch()  # as the environments have set it
         records = preparation.open_records()
         self._channels = HostChannels.create(topology, 0, Board.create(board_name(topology.run_id, 0)))
         try:
@@ -50,8 +52,9 @@ class SerialRun:
         try:
             task.start()
             counters = self._channels.counters_row(RANKS[1])
-            self._worker = make_worker(self._channels, RANKS[1], counters)
-            self._evaluator = Evaluator(topology.config, task.model, task.states)
+            with self._environments_torch():
+                self._worker = make_worker(self._channels, RANKS[1], counters)
+                self._evaluator = Evaluator(topology.config, task.model, task.states)
             task.cut = self._cut
             self._begin_episodes()
             self._next_evaluation = self._evaluation_after(task.training.state.env_steps)
@@ -66,7 +69,8 @@ class SerialRun:
         moved = False
         if not task.steering.paused:
             if training.source.pacing.insertable():
-                self._worker.step()
+                with self._environments_torch():
+                    self._worker.step()
             while training.turn() and not self._stopped():  # updates may be slow, and many are due at once
                 moved = True
                 if training.at_boundary and task.obey() and task.steering.paused:
@@ -79,7 +83,8 @@ class SerialRun:
         self._worker.report()
         self._worker.share_states()
         self._worker.release()
-        document = self.task.finish(lambda: self._evaluator, stop=stop)
+        with self._environments_torch():  # nothing is learned any more
+            document = self.task.finish(lambda: self._evaluator, stop=stop)
         self._evaluator.close()
         self._worker.env.close()  # after the last evaluation: pygame quits for a whole process
         self._channels.close()
@@ -100,7 +105,10 @@ class SerialRun:
         vector = task.acting_vector()
         turn = state.env_steps // task.config.evaluation.period
         with suppress(InterruptedError):  # the run ends, and says why
-            judged = self._evaluator.judge(vector, state.policy_version, state.env_steps, turn=turn, stop=self._stopped)
+            with self._environments_torch():
+                judged = self._evaluator.judge(
+                    vector, state.policy_version, state.env_steps, turn=turn, stop=self._stopped
+                )
             task.accept(judged, vector)
 
     def _stopped(self) -> bool:
@@ -118,7 +126,17 @@ class SerialRun:
         self._begin_episodes()
 
     def _begin_episodes(self) -> None:
-        self._worker.reset(member_seed(self.task.config.run.seed, 0, self.task.training.state.cuts))
+        with self._environments_torch():
+            self._worker.reset(member_seed(self.task.config.run.seed, 0, self.task.training.state.cuts))
+
+    @contextmanager
+    def _environments_torch(self) -> Generator[None]:
+        """Inside, torch is as the environments have set it; outside, as the learner needs it."""
+        take_torch(self._torch)
+        try:
+            yield
+        finally:
+            self._torch = take_torch()
 
     def _evaluation_after(self, env_steps: int) -> float:
         period = self.task.config.evaluation.period

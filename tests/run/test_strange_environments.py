@@ -67,6 +67,44 @@ class LeavesAThread(Walk):
         threading.Thread(target=threading.Event().wait, name="listener").start()
 
 
+class Opponent(Walk):
+    """Computes by torch in its own way, as one that plays against a network."""
+
+    def __init__(self) -> None:
+        import torch
+
+        super().__init__()
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.compute()
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.compute()
+        return super().step(action)
+
+    def compute(self) -> None:
+        import torch
+
+        computed = torch.nn.functional.linear(torch.ones(1), torch.ones(1, 1).requires_grad_()).numpy()
+        assert computed.dtype == np.float64
+
+
+@pytest.mark.parametrize("period", [0, 200])
+def test_torch_as_an_environment_sets_it_is_its_own_beside_a_learner(period: int, tmp_path: Path) -> None:
+    import torch
+
+    given = settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:Opponent", f"evaluation.period={period}")
+    try:
+        summary = run_serial(Preparation(parse([*SHORT, *given]), f"opponent{os.getpid()}"))
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+    assert summary["updates"] > 0
+
+
 @pytest.mark.parametrize("algorithm", ["td3", "d4pg"])
 def test_an_action_without_an_axis_is_learned(algorithm: str, tmp_path: Path) -> None:
     given = settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:OneNumber", f"learner.algorithm={algorithm}")
