@@ -108,19 +108,23 @@ def limited(seconds: float, words: str) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    late = threading.Event()
     over = threading.Event()
     main = threading.get_ident()
 
     def watch() -> None:
         if not over.wait(seconds):
+            late.set()
             signal.pthread_kill(main, signal.SIGALRM)
             if not over.wait(GRACE):
                 os.write(2, f"ddrl: {words}, and cannot be left: its process ends here\n".encode())
                 os._exit(1)
 
     def leave(number: int, frame: FrameType | None) -> None:
-        if not over.is_set():
+        if late.is_set() and not over.is_set():
             raise _Late
+        if callable(before):  # an alarm of the user's own
+            before(number, frame)
 
     before = signal.signal(signal.SIGALRM, leave)
     thread = threading.Thread(target=watch, daemon=True)

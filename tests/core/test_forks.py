@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -140,6 +141,19 @@ def test_code_that_takes_too_long_is_left_with_a_line_that_names_its_place(capfd
         pass
     assert capfd.readouterr().err == ""
     assert signal.getsignal(signal.SIGALRM) == before
+
+
+def test_alarms_of_the_user_s_own_reach_their_handler_meanwhile(capfd):
+    rung = threading.Event()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.set())
+    try:
+        with forks.limited(1000.0, "nothing"):
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+            assert rung.wait(PATIENCE)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert capfd.readouterr().err == ""
 
 
 def test_code_that_no_exception_reaches_ends_with_its_process():
