@@ -2,6 +2,8 @@
 
 folders   copies of a small run in which a giver planted something (names of code, files of other kinds, odd JSON,
           escapes, SQL) are given to every command that reads a run, without consent
+whole     files that are whole and wrong: sealed with checksums that are right, by one who knows the formats; runs of
+          ad mixing and pools among them, and serving, playing, attaching, sweeping and pages' facts among the readers
 damages   a random damage of a random file of a run: what is read afterwards is the same, or it is said
 requests  mutated requests to a living server of ad mixing: a twin that gets only what the first accepted ends alike
 
@@ -24,6 +26,7 @@ import resource
 import runpy
 import shutil
 import signal
+import socket
 import sqlite3
 import stat
 import subprocess
@@ -40,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ROOT, arguments, save
+from ddrl.core.errors import DdrlError
 
 LONGEST = 60.0  # [s] of a command, which then hangs
 MOST_SECONDS = 10.0  # of processor time
@@ -129,6 +133,14 @@ FILES = (
     "notes.json",
     "live.json",
     "checkpoints",
+    "keys",
+    "keys/clients",
+    "output",
+    "tensorboard",
+    "versions",
+    "cells",
+    "telemetry.sqlite-journal",
+    "telemetry.sqlite.new",
 )
 
 
@@ -166,10 +178,15 @@ def run_forked(words: list[str], folder: Path, during: Callable[[int, Path], obj
             sys.argv = list(words)
             warnings.simplefilter("ignore")
             sys.addaudithook(functools.partial(_notice, str(folder)))
-            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+            if words[0] == "-c":
+                exec(compile(words[1], "<command>", "exec"), {"__name__": "__main__"})
+            else:
+                runpy.run_module(words[0], run_name="__main__", alter_sys=True)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except DdrlError as error:  # of what is no command: its one line is the answer
+            print(error, file=sys.stderr)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -199,6 +216,14 @@ def _notice(folder: str, event: str, values: tuple[Any, ...]) -> None:
     if event == "exec" and str(getattr(values[0], "co_filename", "")).startswith(folder):
         with open(os.environ["PLANTED"], "a") as file:
             file.write(f"{values[0].co_filename}\n")
+    elif event in ("socket.connect", "socket.bind", "socket.sendto") and _is_beyond(values[1]):
+        with open(os.environ["PLANTED"], "a") as file:
+            file.write(f"{event} {values[1]}\n")
+
+
+def _is_beyond(address: Any) -> bool:
+    """Whether an address leads out of this machine."""
+    return isinstance(address, tuple) and not str(address[0]).startswith(("127.", "::1", "localhost"))
 
 
 def troubles(done: Done, planted: Path) -> Iterator[str]:
@@ -256,6 +281,10 @@ class Place:
             for setting in (*settings, f"run.seed={seed}", f"run.dir={self.base / name}"):
                 words += ["--set", setting]
             subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
+        words = [sys.executable, "-m", "ddrl.run", "--tasks", "cartpole", "acrobot", "--serial"]
+        for setting in (*SETTINGS, "pool.devices=cpu:0", f"run.dir={self.base / 'pool'}"):
+            words += ["--set", setting]
+        subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
 
     def fresh(self, base: str) -> Path:
         """The copy's directory, as before."""
@@ -364,8 +393,9 @@ def hostile(draw: random.Random) -> Iterator[tuple[str, Callable[[Path, Path], N
     yield from made
 
 
-def _write(path: Path, content: str) -> None:
+def _write(path: Path, content: str, mode: int = 0o644) -> None:
     path.write_text(content)
+    path.chmod(mode)
 
 
 READERS = {
@@ -403,6 +433,523 @@ def folders(place: Place, count: int, seed: int) -> dict[str, Any]:
                 found.append(f"{name} | {reader}: {trouble}")
                 print(found[-1][:500], flush=True)
     return {"folders": tried, "commands": commands, "failures": len(found), "which": found}
+
+
+# -- files that are whole and wrong ------------------------------------------------------------------------------------
+
+LONG = "9" * 100_000
+RAW = (
+    LONG,
+    f"-{LONG}.0",
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "-1",
+    "1e308",
+    str(2**63),
+    "true",
+    "null",
+    '"\\u202e<img src=x onerror=alert(1)>![](http://stranger.example/x)\\n# x"',
+    '"\\ud800\\u0000"',
+    '"../../outside/private"',
+    "[[]]",
+    "{}",
+    "[" * 400 + "]" * 400,
+)
+TOMLS = {
+    "a number of 100,000 digits": f"[run]\nseed = {LONG}\n",
+    "more than a float": f"[learner]\nlr = {10**400}\n",
+    "no number": "[learner]\nlr = nan\n",
+    "deep": "[env]\nkwargs = {a = " + "[" * 20_000 + "]" * 20_000 + "}\n",
+    "deep names": "[env.kwargs" + ".a" * 20_000 + "]\nx = 1\n",
+    "a name twice": "[env]\nid = 'CartPole-v1'\nid = 'gift.evil:X'\n",
+    "a date": "[run]\nseed = 2020-01-01\n[env]\nkwargs = {a = 1979-05-27T07:32:00Z}\n",
+    "a list of tables": "[[env]]\nid = 'gift.evil:X'\n",
+    "a section that is a number": "env = 1\n",
+    "words in names": '["a\\nTraceback\\u001b[2J"]\n"\\u202eb" = 1\n',
+    "100,000 names": "[env.kwargs]\n" + "".join(f"a{number} = 1\n" for number in range(100_000)),
+    "8 MB of text": f"[env.kwargs]\na = '{'x' * (8 << 20)}'\n",
+    "a module of Gymnasium's": "[env]\nid = 'gift.evil:CartPole-v1'\n",
+    "names in arguments": "[env]\nkwargs = {autoreset = 'gift.evil:X', render_mode = 'gift.evil:X'}\n",
+    "ddrl's own factory": "[env]\nid = 'ddrl.envs.partial:partly_observed'\nkwargs = {id = 'gift.evil:X'}\n",
+    "a function of ddrl": "[env]\nid = 'ddrl.core.plugins:load_object'\nkwargs = {name = 'gift.evil:X'}\n",
+    "the environment's own loader": "[env]\nid = 'gymnasium:make'\nkwargs = {id = 'gift.evil:X'}\n",
+    "a table of exploration": "[rollout]\nby_rollout = [{exploration = nan}, {exploration = 1e308}]\n",
+    "a command": "[telemetry]\nalert = 'touch $PLANTED'\n",
+    "an address": "[telemetry]\nalert = 'http://192.0.2.1/x'\nbind = '0.0.0.0'\nprometheus_bind = '::'\n",
+    "sinks": "[telemetry]\nsinks = ['gift.evil:X', 'tensorboard', 'prometheus']\n",
+    "a file": "[replay]\nfile = '../outside/private'\n",
+    "a file by its whole name": "[replay]\nfile = '/proc/self/mem'\n",
+    "weights of another": "[learner]\ninit = '../outside'\n",
+    "a network's file": "[balance]\nsizer = 'ddqn'\n[balance.ddqn]\nnetwork = '../../outside/private'\n",
+    "a device": "[learner]\ndevice = 'gift.evil:X'\n",
+    "an enormous network": "[learner]\nhidden = [100000000, 100000000]\n",
+    "enormous replay": "[replay]\ncapacity = 1000000000000000000\n",
+    "many environments": "[env]\nnum_envs = 1000000000\n",
+    "many threads": "[learner]\nthreads = 1000000\n",
+    "nested plugins": "[replay]\nselector = 'gift.evil:X'\n['replay.gift.evil:X']\na = 1\n",
+    "another place": "[run]\ndir = '../outside'\n",
+}
+CHECKPOINTS = {
+    "a number of 5,000 digits": "9" * 240,
+    "digits of another script": "\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668\u0669\u0660\u0661\u0662",
+    "a superscript": "\u00b2" * 12,
+    "below zero": "-00000000001",
+    "an escape": "000000\n\x1b[2J9999",
+    "no text": "000000\udcff9999",
+    "the largest": "999999999999",
+}
+
+
+def wrong_but_whole(draw: random.Random) -> Iterator[tuple[str, str, Callable[[Path, Path], None]]]:
+    """What is planted, in a copy of which run, and how."""
+
+    def settings(text: str) -> Callable[[Path, Path], None]:
+        return lambda run, _: seal(run, text)
+
+    def merged(text: str) -> Callable[[Path, Path], None]:
+        """Its own settings, with these in their place."""
+
+        def plant(run: Path, _: Path) -> None:
+            body = (run / "config.toml").read_text().partition("\n")[2]
+            for part in re.split(r"(?m)^(?=\[)", text):
+                head, _, lines = part.partition("\n")
+                for line in lines.splitlines():
+                    key = re.escape(line.partition(" =")[0])
+                    body = re.sub(rf"(?ms)(^{re.escape(head)}\n(?:(?!^\[).)*?)^{key} = [^\n]*$", r"\1", body)
+                    body = re.sub(rf"(?m)^{re.escape(head)}\.{key}\]$", "[env.max_lengths]", body)
+                body = body.replace(f"{head}\n", f"{head}\n{lines}", 1) if f"{head}\n" in body else body + part
+            seal(run, body.replace("[env.max_lengths]\n", "", body.count("[env.max_lengths]\n") - 1))
+
+        return plant
+
+    def value(name: str, raw: str, number: int) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            path = max(run.glob(name))
+            document = json.loads(path.read_text())
+            places = list(_places(document))
+            holder, key = places[number % len(places)]
+            holder[key] = "@@"
+            if path.name == "policy.json":
+                document["checksum"] = ""
+            if path.name == "state.json":
+                checked = {key: one for key, one in document.items() if key not in ("checksum", "format")}
+                with contextlib.suppress(ValueError, RecursionError):  # what no giver could seal
+                    read = json.loads(json.dumps(checked).replace('"@@"', raw))
+                    words = json.dumps(read, sort_keys=True, separators=(",", ":"))
+                    document["checksum"] = _digest(words.encode())
+            path.write_text(json.dumps(document).replace('"@@"', raw))
+
+        return plant
+
+    def entries(count: int, shape: list[int]) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            document = json.loads((run / "policy.json").read_text())
+            one = {"shape": shape, "dtype": "float32", "offset": 0}
+            document["layout"]["entries"] = [{"name": f"n{number}", **one} for number in range(count)]
+            document["checksum"] = ""
+            (run / "policy.json").write_text(json.dumps(document))
+
+        return plant
+
+    def tensors(header: bytes, length: int | None = None) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            data = (len(header) if length is None else length).to_bytes(8, "little") + header + b"\0" * 576
+            for path in (run / "policy.safetensors", *run.glob("checkpoints/*/learner.safetensors")):
+                path.write_bytes(data)
+            for path in run.glob("checkpoints/*/state.json"):
+                state = json.loads(path.read_text())
+                state["digests"]["learner.safetensors"] = _digest(data)
+                checked = {key: one for key, one in state.items() if key not in ("checksum", "format")}
+                state["checksum"] = _digest(json.dumps(checked, sort_keys=True, separators=(",", ":")).encode())
+                path.write_text(json.dumps(state))
+
+        return plant
+
+    def checkpoint(name: str) -> Callable[[Path, Path], None]:
+        return lambda run, _: shutil.copytree(max((run / "checkpoints").iterdir()), run / "checkpoints" / name) and None
+
+    def script(words: str) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            with contextlib.closing(sqlite3.connect(run / "telemetry.sqlite")) as database:
+                database.executescript(words)
+
+        return plant
+
+    def socket_at(name: str) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            path = run / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            here = os.open(path.parent, os.O_RDONLY)
+            with socket.socket(socket.AF_UNIX) as made:
+                made.bind(f"/proc/self/fd/{here}/{path.name}")
+            os.close(here)
+
+        return plant
+
+    def journal(run: Path, outside: Path) -> None:
+        """A hot journal that names a master elsewhere: SQLite would roll back, and remove it."""
+        master = str(outside / "private").encode()
+        page = (run / "telemetry.sqlite").read_bytes()[:4096]
+        head = b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + (1).to_bytes(4) + b"\0" * 4 + (3).to_bytes(4) + (512).to_bytes(4)
+        head += (4096).to_bytes(4)
+        end = master + len(master).to_bytes(4) + (sum(master) & 0xFFFFFFFF).to_bytes(4) + head[:8]
+        (run / "telemetry.sqlite-journal").write_bytes(
+            head.ljust(512, b"\0") + (1).to_bytes(4) + page + b"\0" * 4 + end
+        )
+
+    def live(stream: str, control: str, host: str) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            document = {"pid": os.getppid(), "host": host, "stream": stream, "control": control}
+            (run / "live.json").write_text(json.dumps(document))
+            status = json.loads((run / "status.json").read_text())
+            (run / "status.json").write_text(json.dumps(status | {"state": "running", "pid": os.getppid()}))
+
+        return plant
+
+    def cells(name: str, content: bytes) -> Callable[[Path, Path], None]:
+        def plant(run: Path, _: Path) -> None:
+            shutil.rmtree(run / "cells", ignore_errors=True)
+            (run / "cells").mkdir()
+            (run / "cells" / name).write_bytes(content)
+            body = (run / "config.toml").read_text().partition("\n")[2]
+            seal(run, body.replace('id = "CartPole-v1"', 'id = "cells.env:X"'))
+
+        return plant
+
+    host = os.uname().nodename
+    made: list[tuple[str, str, Callable[[Path, Path], None]]] = []
+    for name, text in TOMLS.items():
+        made.append((f"settings: {name}", "cart", merged(text)))
+    for name in ("deep names", "a section that is a number", "8 MB of text", "a list of tables"):
+        made.append((f"settings alone: {name}", "cart", settings(TOMLS[name])))
+    for name, text in CHECKPOINTS.items():
+        made.append((f"a checkpoint named by {name}", "cart", checkpoint(text)))
+    for number in range(36):
+        name = ("policy.json", "checkpoints/*/state.json", "status.json", "run.json", "summary.json")[number % 5]
+        raw = RAW[draw.randrange(len(RAW))]
+        place = draw.randrange(10**6)
+        made.append((f"{name}: place {place} is {raw[:20]}", draw.choice(("cart", "ads")), value(name, raw, place)))
+    for name in ("pool/plan.json", "pool/acrobot.json", "pool/leases.jsonl", "acrobot/status.json", "summary.json"):
+        for raw in draw.sample(RAW, 3):
+            if name.endswith("jsonl"):
+                text = '{"task":"acrobot","round":' + raw + ',"device":0,"asked":1,"granted":2,"released":3,"busy":0}\n'
+                made.append(
+                    (f"{name}: {raw[:20]}", "pool", lambda run, _, text=text: _add(run / "pool/leases.jsonl", text))
+                )
+            else:
+                made.append((f"{name}: {raw[:20]}", "pool", value(name, raw, draw.randrange(10**6))))
+    for name in ("pool/plan.json", "pool", "acrobot", "pool/keys", "pool/acrobot.log"):
+        made.append((f"{name} is a link", "pool", lambda run, outside, name=name: _link(run / name, outside)))
+    for name in ("status.json", "policy.onnx", "lock", "config.toml", "telemetry.sqlite", "keys/server.secret"):
+        made.append((f"{name} is a socket", "cart", socket_at(name)))
+    made += [
+        ("200,000 tensors", "cart", entries(200_000, [1])),
+        ("200,000 tensors of a policy served", "ads", entries(200_000, [0])),
+        ("a shape of less than nothing", "ads", entries(1, [-1])),
+        ("a shape of 2^62 nothings", "cart", entries(3, [2**62, 0])),
+        ("a shape of many sides", "cart", entries(1, [1] * 1000)),
+        ("tensors: a head of 2^63", "cart", tensors(b"{}", 2**63)),
+        ("tensors: a head of 100 MB", "cart", tensors(b" " * (100 << 20))),
+        ("tensors: deep", "cart", tensors(b'{"a":' * 100_000)),
+        (
+            "tensors: 200,000 names",
+            "cart",
+            tensors(
+                json.dumps(
+                    {f"n{n}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for n in range(200_000)}
+                ).encode()
+            ),
+        ),
+        ("tensors: another type", "cart", tensors(b'{"a":{"dtype":"F8_E4M3","shape":[576],"data_offsets":[0,576]}}')),
+        ("tensors: turned around", "cart", tensors(b'{"a":{"dtype":"F32","shape":[144],"data_offsets":[576,0]}}')),
+        ("tensors: below zero", "cart", tensors(b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[-4,0]}}')),
+        (
+            "tensors: long digits",
+            "cart",
+            tensors(b'{"a":{"dtype":"F32","shape":[' + LONG.encode() + b'],"data_offsets":[0,576]}}'),
+        ),
+        ("a hot journal", "cart", journal),
+        (
+            "telemetry: a table of a module",
+            "cart",
+            script(
+                "DROP TABLE events; CREATE VIRTUAL TABLE events USING fts5(id, time, wall_seconds, kind, text, fields)"
+            ),
+        ),
+        (
+            "telemetry: words that are no text",
+            "cart",
+            script(
+                "UPDATE events SET text = CAST(x'ff00fe' AS TEXT), kind = CAST(x'ff' AS TEXT), fields = CAST(x'ff' "
+                "AS TEXT); UPDATE meta SET value = CAST(x'ff' AS TEXT)"
+            ),
+        ),
+        (
+            "telemetry: a column of 2^63",
+            "cart",
+            script(
+                "UPDATE series SET time = 9223372036854775807, wall_seconds = -9e999, env_steps = 9e999, loss = 'x', "
+                "q_mean = x'00'"
+            ),
+        ),
+        (
+            "telemetry: evaluations of words",
+            "cart",
+            script(
+                "UPDATE evaluations SET mean = 'x', std = x'00', episodes = 9e99, policy_version = -1, env_steps = 'y'"
+            ),
+        ),
+        (
+            "telemetry: names of columns",
+            "cart",
+            script(
+                'ALTER TABLE series ADD COLUMN "<b>\u202e x\n# y" REAL; ALTER TABLE series ADD COLUMN '
+                '"![](http://stranger.example)" REAL'
+            ),
+        ),
+        (
+            "telemetry: 1,900 columns",
+            "cart",
+            script("".join(f'ALTER TABLE series ADD COLUMN "c{n}" REAL;' for n in range(1900))),
+        ),
+        (
+            "telemetry: 300,000 events",
+            "cart",
+            script(
+                "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 300000) INSERT INTO events "
+                "(time, wall_seconds, kind, text, fields) SELECT x, x, 'alert', 'x' || x, '[' || x || ']' FROM n"
+            ),
+        ),
+        (
+            "telemetry: ticks far apart",
+            "cart",
+            script("UPDATE series SET tick = tick * 1000000000000; UPDATE frames SET tick = -tick"),
+        ),
+        (
+            "telemetry: deep fields",
+            "cart",
+            script(
+                "UPDATE events SET fields = '"
+                + "[" * 50_000
+                + "]" * 50_000
+                + "'; UPDATE snapshots SET fields = '"
+                + "[" * 50_000
+                + "'"
+            ),
+        ),
+        (
+            "telemetry: long digits",
+            "cart",
+            script(
+                f"UPDATE events SET fields = '[{LONG}]'; UPDATE meta SET value = '{LONG}'; "
+                f"UPDATE snapshots SET fields = '[{LONG}]'"
+            ),
+        ),
+        ("live: a stranger", "cart", live("tcp://192.0.2.1:5000", "tcp://192.0.2.1:5001", host)),
+        ("live: a socket of files", "cart", live("ipc://../outside/made", "ipc://@x", host)),
+        ("live: nobody", "cart", live("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", host)),
+        ("live: words", "cart", live("epgm://eth0;239.1.1.1:5", "tcp://127.0.0.1:999999", host)),
+        (
+            "status: all processes",
+            "cart",
+            lambda run, _: _write(
+                run / "status.json",
+                json.dumps(
+                    {
+                        "state": "running",
+                        "reason": "",
+                        "since": 1e308,
+                        "pid": -1,
+                        "host": host,
+                        "pid_started": 0,
+                        "keeper": -1,
+                        "keeper_started": 0,
+                    }
+                ),
+            ),
+        ),
+        (
+            "status: more than a process",
+            "cart",
+            lambda run, _: _write(
+                run / "status.json",
+                json.dumps(
+                    {
+                        "state": "running",
+                        "reason": "",
+                        "since": 0,
+                        "pid": 2**63,
+                        "host": host,
+                        "pid_started": 0,
+                        "keeper": 2**80,
+                        "keeper_started": 0,
+                    }
+                ),
+            ),
+        ),
+        ("cells that do not compile", "cart", cells("env.py", b"def (:\n\0")),
+        ("cells without end", "cart", cells("env.py", b"(" * 200_000)),
+        ("cells that are compiled", "cart", cells("env.pyc", b"\xa7\r\r\n" + b"\0" * 100)),
+        ("cells of no text", "cart", cells("env.py", b"# coding: utf-7\n+AFg-")),
+        (
+            "10,000 files of cells",
+            "cart",
+            lambda run, _: [(run / "cells" / f"m{n}.py").write_text(CODE) for n in range(10_000)] and None,
+        ),
+        (
+            "10,000 checkpoints",
+            "cart",
+            lambda run, _: [(run / "checkpoints" / f"{n:012}").mkdir() for n in range(2000, 12_000)] and None,
+        ),
+        ("versions: odd", "ads", lambda run, outside: _versions(run, outside)),
+        (
+            "serving.json of odd numbers",
+            "ads",
+            lambda run, _: _write(run / "serving.json", '{"requests": ' + LONG + ', "contracts": [], "sums": NaN}'),
+        ),
+        ("serving.token is a link", "ads", lambda run, outside: _link(run / "serving.token", outside)),
+        (
+            "serving.token that all may read",
+            "ads",
+            lambda run, _: _write(run / "serving.token", "known", 0o666),
+        ),
+        ("contracts.json of odd numbers", "ads", lambda run, _: _write(run / "contracts.json", "[" * 100_000)),
+    ]
+    draw.shuffle(made)
+    yield from made
+
+
+def _places(document: Any) -> Iterator[tuple[Any, Any]]:
+    """Every value of a document, by what holds it."""
+    for key in document if isinstance(document, dict) else range(len(document)):
+        yield document, key
+        if isinstance(document[key], dict | list):
+            yield from _places(document[key])
+
+
+def _add(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def _link(path: Path, outside: Path) -> None:
+    """A link to a copy of it that lies elsewhere."""
+    if path.exists():
+        path.rename(outside / "moved")
+    else:
+        (outside / "moved").write_text("private\n")
+    path.symlink_to(outside / "moved")
+
+
+def _versions(run: Path, outside: Path) -> None:
+    (run / "versions").mkdir(exist_ok=True)
+    (run / "versions" / "..\n# x").mkdir()
+    (run / "versions" / "one").symlink_to(outside)
+    os.mkfifo(run / "versions" / "two")
+    (run / "versions" / "pinned.json").write_text('{"version": "../../outside"}')
+    (run / "versions.json").write_text(LONG)
+
+
+def _ask(pid: int, printed: Path) -> None:
+    """Ask a server, once it says where it is, and end it."""
+    end = time.monotonic() + LONGEST / 2
+    while time.monotonic() < end and not _has_ended(pid):
+        if found := re.search(rb"http://[^\s:]+:(\d+)", printed.read_bytes()):
+            for path in ("/health", "/v1/contracts", "/v1/versions", "/metrics"):
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+                    connection.request("GET", path)
+                    connection.getresponse().read()
+            os.kill(pid, signal.SIGTERM)
+            return
+        time.sleep(0.02)
+
+
+def _has_ended(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _panel() -> str:
+    """What a notebook and the dashboard's pages read of a run."""
+    parts = (
+        "Run('runs/R') as run: (run.status, run.config, run.summary, run.series(points=10), run.events(), "
+        "run.evaluations(), run.processes())"
+    )
+    return (
+        "import contextlib, sys\nfrom pathlib import Path\nfrom ddrl.core.errors import DdrlError\n"
+        "from ddrl.notebook import compare, panel_html\nfrom ddrl.telemetry import Run\n"
+        "from ddrl.telemetry.facts import describe, list_facts\n"
+        "def read():\n"
+        f"    with {parts}\n"
+        "for use in (read, lambda: describe(Path('runs/R')), lambda: list_facts(Path('runs')), "
+        "lambda: panel_html(Run('runs/R')), lambda: str(compare(['runs/R']))):\n"
+        "    try: use()\n"
+        "    except DdrlError as error: print(error)\n"
+        ""
+    )
+
+
+OF_WHOLE = {
+    **READERS,
+    "days": "ddrl.evaluate runs/R --days 1",
+    "film": "ddrl.evaluate runs/R --video out.gif",
+    "play": ("-c", "import ddrl; ddrl.play('runs/R')"),
+    "attach": ("-c", "import ddrl; ddrl.attach('runs/R').close()"),
+    "facts": ("-c", _panel()),
+    "sweep": "ddrl.sweep cartpole --folder runs --serial --set run.max_env_steps=300",
+    "resume ads": "ddrl.run --serial --resume runs/R --set run.max_env_steps=210",
+    "resume pool": "ddrl.run --resume runs/R",
+}
+BY_BASE = {
+    "cart": ("resume", "evaluate", "runs", "folder", "export", "film", "play", "attach", "facts", "sweep"),
+    "ads": ("resume ads", "evaluate", "days", "runs", "serve", "retrain", "facts", "export"),
+    "pool": ("pool", "folder", "facts", "resume pool"),
+}
+
+
+def whole(place: Place, count: int, seed: int) -> dict[str, Any]:
+    """Runs that are whole and wrong, each to every reader of its kind."""
+    found: list[str] = []
+    tried = commands = 0
+    for name, base, plant in wrong_but_whole(random.Random(seed)):
+        if tried == count:
+            break
+        tried += 1
+        for reader in BY_BASE[base]:
+            words = OF_WHOLE[reader]
+            run = place.fresh(base)
+            plant(run, place.case / "outside")
+            if reader == "sweep":
+                run.rename(run.with_name("seed=1"))
+            before = contents(place.case)
+            done = run_forked(
+                words.split() if isinstance(words, str) else list(words),
+                place.case,
+                _ask if reader == "serve" else None,
+            )
+            after = contents(place.case)
+            may = {
+                "resume": ("runs/R/",),
+                "resume ads": ("runs/R/",),
+                "resume pool": ("runs/R/",),
+                "sweep": ("runs/",),
+                "serve": ("runs/R/serving.", "runs/R/.serving.", "runs/R/versions"),
+                "film": ("out.gif",),
+                "play": ("runs/R/agent.",),
+                "days": ("runs/R/days.json",),
+                "retrain": ("runs/R/versions",),
+            }.get(reader, ("out.onnx",))
+            changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+            changed = [key for key in changed if not key.startswith(may)]
+            wrong = [*troubles(done, place.planted), *([f"changed: {changed[:5]}"] if changed else [])]
+            if done.status and len(done.words.strip().splitlines()) > 8:
+                wrong.append(f"{len(done.words.splitlines())} lines: {done.words[:300]}")
+            commands += 1
+            for trouble in wrong:
+                found.append(f"{name} | {reader}: {trouble}")
+                print(found[-1][:700], flush=True)
+    return {"runs": tried, "commands": commands, "failures": len(found), "which": found}
 
 
 def damage(data: bytes, draw: random.Random, other: bytes) -> bytes:
@@ -610,7 +1157,12 @@ def requests(place: Place, count: int, seed: int) -> dict[str, Any]:
     return {"requests": count, "statuses": dict(statuses), "memory": grown, "failures": len(found), "which": found}
 
 
-PARTS = {"folders": (folders, 200, 2), "damages": (damages, 2000, 5), "requests": (requests, 100_000, 200)}
+PARTS = {
+    "folders": (folders, 200, 2),
+    "whole": (whole, 200, 2),
+    "damages": (damages, 2000, 5),
+    "requests": (requests, 100_000, 200),
+}
 
 
 def main() -> int:

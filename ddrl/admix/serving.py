@@ -584,6 +584,12 @@ def serve(
             if not self.cycle and not self.transport.is_closing():
                 self.transport.close()
 
+        def send_400_response(self, msg: str) -> None:
+            body = _encode({"error": msg})
+            head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(b"%scontent-length: %d\r\n\r\n%s" % (head, len(body), body))
+            self.transport.close()
+
     lock = RunLock(state.parent, f".{state.name}.lock")
     kept = state.with_suffix(".token")
     journal = None
@@ -618,6 +624,7 @@ def serve(
             ws="none",
             lifespan="on",
             log_config=None,
+            log_level="error",  # not a line for each request that is none
             access_log=False,
             server_header=False,
             proxy_headers=False,

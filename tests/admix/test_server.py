@@ -341,6 +341,18 @@ def test_a_connection_that_says_nothing_is_closed_and_one_that_asks_is_kept(tmp_
         assert server.ask("GET", "/health")[0] == 200
 
 
+@pytest.mark.parametrize(
+    "head", ["GET /health HTTP/9.9", "FOO / HTTP/1.1", "CONNECT a:1 HTTP/1.1", "GET /health HTTP/1.1\r\nX : y"]
+)
+def test_what_is_no_request_is_answered_in_json_too(head: str, book_and_server: tuple[Book, Server]) -> None:
+    with socket.create_connection(("127.0.0.1", book_and_server[1].port), timeout=PATIENCE) as connection:
+        connection.sendall(f"{head}\r\n\r\n".encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/json")
+        assert json.loads(answer.read())["error"]
+
+
 def test_trouble_at_the_start_is_one_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     save_run(run, env_config(), value=1.0)
