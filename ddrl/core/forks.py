@@ -189,6 +189,7 @@ def watched(work: Callable[[], int], clean: Callable[[], object] = lambda: None)
             passed.add(number)
         if number != signal.SIGCHLD and (number == signal.SIGKILL or told is None or told.si_code != SI_KERNEL):
             os.kill(child, number)
+    passed |= signal.sigpending()  # the group's, which ended the child before this process had read its own
     clean()
     return _judged(os.waitstatus_to_exitcode(ended[1]), passed)
 

@@ -1,17 +1,20 @@
 """What a process that works is watched for, and what code of the user is left that takes too long."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
 from ddrl.core import forks
 from tests.sources import environment
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 COMMAND = """
 import os, signal, sys, time
@@ -100,6 +103,12 @@ def test_work_that_is_done_has_its_own_status(text, status):
     assert job.returncode == status
 
 
+def is_read(pid, number):
+    """Whether a process that blocks a signal has read the one that it was sent."""
+    (pending,) = re.findall(r"ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return not int(pending, 16) >> (number - 1) & 1
+
+
 @pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the process", "the group"])
 @pytest.mark.parametrize(
     ("text", "numbers", "printed", "status"),
@@ -115,6 +124,7 @@ def test_signals_are_passed_on_once_and_a_second_interrupt_ends_what_takes_none(
     job = start(text)
     assert job.stdout.readline() == "up\n"
     for number in numbers:
+        wait_until(partial(is_read, job.pid, number), "the first signal is read")  # two of a kind become one
         kill(job.pid, number)
         if printed and number == numbers[0]:  # handled before the next one is sent
             # The group's comes directly and passed on: it may be handled inside the printing of the first.

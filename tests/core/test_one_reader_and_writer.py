@@ -29,6 +29,7 @@ ELSEWHERE = {
     "core/files.py": "the reader and the writer",
     "core/background.py": "/dev/null",
     "core/trust.py": "tasks that ship",
+    "core/forks.py": "/proc",
     "core/config.py": "the library's own files",
     "core/plugins.py": "the library's own files",
     "run/cli.py": "tasks that ship",
@@ -165,7 +166,7 @@ def tensors_of(count: int, dtype: str = "F32") -> bytes:
 
 READERS_OF_TENSORS = {
     "a learner's state": lambda path: snapshot.read(path, algorithm="dqn"),
-    "a policy": lambda path: policy_file._vector_of(path.read_bytes(), ParameterLayout((), 0), path),
+    "a policy": lambda path: policy_file.vector_of(path.read_bytes(), ParameterLayout((), 0), str(path), "policy.json"),
     "parameters that a server is sent": lambda path: policy_of(path.read_bytes(), small_mixer().policy),
     "a sizer's network": ValueNetwork.load,
 }
