@@ -328,10 +328,14 @@ class TablesUp(Duty):
             self._send()
         return False
 
-    def finish(self) -> None:
-        """Send one last table."""
+    def finish(self, rows: int) -> bool:
+        """Send one last table once this relay's own row, which it counts before its duties, says that `rows` rows were
+        passed on; False before."""
+        if self._own["rows_forwarded"].value != rows:
+            return False
         self._next = math.inf
         self._send()
+        return True
 
     def _send(self) -> None:
         self._membership.send_root(Table(self._table.table()))
@@ -648,9 +652,9 @@ class HostCommands(Duty):
                 return
         if not self._rows.idle or not self._models.ended(last_models):
             return
-        self._tables.finish()  # exact: nothing more is received or passed on, and the relay has just counted
-        self._membership.send_root(Finished(self._rows.rows))
-        self._sent_finished = True
+        if self._tables.finish(self._rows.rows):  # exact: nothing more is received or passed on
+            self._membership.send_root(Finished(self._rows.rows))
+            self._sent_finished = True
 
     def reset(self, membership: Membership) -> None:
         """Send everything again."""

@@ -14,7 +14,7 @@ from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.distribution import models as models_of_relays
-from ddrl.distribution.flows import RowsIn
+from ddrl.distribution.flows import RowsIn, RowsUp
 from ddrl.distribution.links import measure_links
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.relay import LocalHost, host_relay, readers_needed, root_relay, slots_needed
@@ -28,6 +28,7 @@ ROW = np.dtype(
 )
 
 
+NEVER = 1e12  # s
 HOSTS = []  # made by this process
 
 
@@ -380,6 +381,31 @@ def replaced():
     )
 
 
+def last_rows():
+    """The root takes the last rows of a host within the turn in which they leave."""
+    host = Host(1000, ClusterConfig())
+    if RANK:
+        host.lanes[0].push(np.zeros(3, ROW))  # too few for a block before STOP
+        sender = next(duty for duty in host.relay.duties if isinstance(duty, RowsUp))
+        leave = sender._send
+
+        def taken_at_once(index):
+            leave(index)
+            sender._requests[index].Wait()
+
+        sender._period, sender._send = NEVER, taken_at_once
+    else:
+        host.publish(0)
+    while not host.relay.finished:
+        host.relay.progress()
+        if RANK == 0 and host.relay.models.settled:
+            host.stop()
+    report(
+        received=host.rows().rows if RANK == 0 else 0,
+        forwarded=[mirror.row(0)["rows_forwarded"].value for mirror in host.mirrors],
+    )
+
+
 def measuring():
     """Links take long to measure: until the root has seen two signs of life of every relay since."""
     seen = {}
@@ -428,6 +454,7 @@ if __name__ == "__main__":
         "failing": failing,
         "closed": closed,
         "replaced": replaced,
+        "last_rows": last_rows,
         "measuring": measuring,
         "alone": alone,
     }[sys.argv[1]]()

@@ -153,6 +153,10 @@ def test_relays_continue_with_another_membership_and_no_row_is_lost_or_doubled()
         assert (host["wrong"], host["problems"]) == (0, [])
 
 
+def test_the_last_table_of_a_host_counts_the_rows_that_the_root_takes_at_once():
+    assert run(2, "last_rows")[0] == {"received": 3, "forwarded": [3.0]}
+
+
 def test_relays_that_measure_their_links_give_signs_of_life():
     root = run(3, "measuring")[0]
     assert {number: count >= 3 for number, count in root["seen"].items()} == {"0": True, "1": True, "2": True}
