@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DdrlError as error:
         print(error, file=sys.stderr)
         return 1
+    if path.exists() and not path.is_dir():
+        print(f"{path} is a file: name a run, or a folder of runs", file=sys.stderr)
+        return 1
     if not path.is_dir():
         print(f"there is no folder {path}: start a run with `python -m ddrl.run`", file=sys.stderr)
         return 1

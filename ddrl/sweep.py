@@ -85,7 +85,7 @@ def points_of(folder: Path, over: Sequence[str], seeds: int) -> list[Point]:
     for one in over:
         name, equals, text = one.partition("=")
         values = [value for value in split_values(text) if value]
-        if not equals or not values:
+        if not equals or not values or "." not in name:
             raise ConfigError(f"--over {one}: write a setting and its values, as in learner.lr=1e-3,3e-4")
         axes.append([f"{name.strip()}={value}" for value in values])
     points = [
@@ -132,7 +132,13 @@ class Sweep:
             point = self._waiting.pop(0)
             command = point.command(self._task, self._words)
             point.path.parent.mkdir(parents=True, exist_ok=True)
-            with open_to_append(point.path.with_name(f"{point.path.name}.log")) as output:
+            try:
+                output = open_to_append(point.path.with_name(f"{point.path.name}.log"))
+            except OSError as error:  # of this run alone; the others are not its matter
+                self.failed.append(point)
+                print(f"{point.path.name}: not started, its log cannot be written: {error}", flush=True)
+                continue
+            with output:
                 # A session of its own: Ctrl-C is passed on once, by `_stop`.
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

@@ -24,7 +24,7 @@ def test_each_choice_of_values_has_a_run_for_each_seed(tmp_path):
     assert [point.path.name for point in sweep.points_of(tmp_path, [], 3)] == ["seed=1", "seed=2", "seed=3"]
 
 
-@pytest.mark.parametrize("over", [["learner.lr"], ["learner.lr="], ["learner.lr=1,1"], ["learner.lr=,"]])
+@pytest.mark.parametrize("over", [["learner.lr"], ["learner.lr="], ["lr=1e-3"], ["learner.lr=1,1"], ["learner.lr=,"]])
 def test_what_makes_no_sweep_is_refused(tmp_path, over):
     with pytest.raises(ConfigError, match="--over"):
         sweep.points_of(tmp_path, over, 1)
@@ -34,6 +34,17 @@ def test_a_typing_error_is_said_before_the_first_run_begins(tmp_path, capsys):
     assert sweep.main(["cartpole", "--over", "learner.lrr=1,2", "--folder", str(tmp_path / "s")]) == 2
     assert "learner.lrr" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+def test_a_log_that_cannot_be_written_fails_its_run_alone(tmp_path, capsys):
+    folder = tmp_path / "s"
+    (folder / "seed=1.log").mkdir(parents=True)
+    words = ["cartpole", "--folder", str(folder), "--seeds", "2", "--serial", *TINY]
+    assert sweep.main([*words, *settings("run.max_env_steps=200", "evaluation.period=0")]) == 1
+    said = capsys.readouterr().out
+    assert "seed=1: not started, its log cannot be written:" in said
+    assert "1 of 2 runs have ended, 1 failed" in said
+    assert run_status(folder / "seed=2").reason == "run.max_env_steps reached"
 
 
 def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):

@@ -136,6 +136,9 @@ def test_everything_about_one_run(tmp_path, capsys):
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
     assert runs.main([str(tmp_path / "nowhere")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+    (tmp_path / "file").touch()
+    assert runs.main([str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'file'} is a file: name a run, or a folder of runs\n"
     (tmp_path / "empty").mkdir()
     assert runs.main([str(tmp_path / "empty")]) == 0
     assert "no runs in" in capsys.readouterr().out
