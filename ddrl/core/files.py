@@ -3,8 +3,8 @@
 Read is a regular file of bounded length, or one that a link names; never a fifo, which would wait for a writer, or a
 device. Written is a new file that takes the old one's name, so that a reader sees the old one or the new one, a full
 disk or a kill leaves the old one, and a link is replaced and never written through; or lines are appended to a regular
-file that is no link. Modes are the umask's; of secrets 0600. Bytes become values by `decode`: whatever they hold, they
-can at most be refused, in one line of bounded length.
+file that is no link, and that no other name shares. Modes are the umask's; of secrets 0600. Bytes become values by
+`decode`: whatever they hold, they can at most be refused, in one line of bounded length.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -152,8 +153,21 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     write_atomically(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
+def unshare(path: Path) -> None:
+    """Before a file is changed in place: where other names share it (hard links), `path` becomes a copy, of the same
+    mode, and they keep the file as it is. OSError where it cannot be copied; what is no regular file stays."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+            with opened(path) as file, replacement(path, secret=True) as temporary, temporary.open("wb") as copy:
+                shutil.copyfileobj(file, copy)
+                os.fchmod(copy.fileno(), status.st_mode & 0o777)
+
+
 def open_to_append(path: Path) -> BinaryIO:
-    """A log: each `write` goes to its end, at once. OSError, also where it is a link, a fifo or a device."""
+    """A log: each `write` goes to its end, at once. OSError, also where it is a link, a fifo or a device; a hard link
+    becomes a file of its own."""
+    unshare(path)
     descriptor = os.open(path, _APPEND, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -156,8 +156,21 @@ def _open_lock(folder: int, name: str) -> int:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, f"its {name} is not a file")
-    os.fchmod(descriptor, 0o600)  # who can open it can lock it
+    if not _is_shared(descriptor):
+        os.fchmod(descriptor, 0o600)  # who can open it can lock it
     return descriptor
+
+
+def _is_shared(descriptor: int) -> bool:
+    """Whether it is a file of another name too (a hard link): it is locked, for who holds it may have it from before,
+    but not changed."""
+    return os.fstat(descriptor).st_nlink > 1
+
+
+def _write(descriptor: int, text: bytes) -> None:
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
+        if not _is_shared(descriptor):
+            os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
 
 
 def _close(*descriptors: int) -> None:
@@ -166,15 +179,12 @@ def _close(*descriptors: int) -> None:
 
 
 def _sign(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without the text
-        text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-        os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
+    _write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
 def _release(descriptor: int, before: bytes, folder: int) -> None:
     """Close it, with the text that it had: a refused --resume changes nothing."""
-    with contextlib.suppress(OSError):
-        os.ftruncate(descriptor, os.pwrite(descriptor, before, 0))
+    _write(descriptor, before)
     _close(descriptor, folder)
 
 

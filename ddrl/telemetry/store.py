@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import RunDirError, shortened
-from ddrl.core.files import MAX_NAME, read_json
+from ddrl.core.files import MAX_NAME, read_json, unshare
 from ddrl.core.metrics import Metric, run_metrics
 from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
@@ -125,6 +125,11 @@ def open_to_write(
         path.with_name(f"{path.name}-journal").unlink(missing_ok=True)
     except OSError as error:
         raise RunDirError(f"cannot remove {path}-journal ({error.strerror}): choose another run.dir") from None
+    try:
+        for part in _parts(path):  # the database of another run, or its log, may have come as a hard link
+            unshare(part)
+    except OSError as error:
+        raise RunDirError(f"cannot copy {path}, a hard link ({error.strerror}): choose another run.dir") from None
     try:
         if any(part.is_symlink() or (part.exists() and not part.is_file()) for part in _parts(path)):
             raise _Unusable("it is a link, or no file")

@@ -140,6 +140,30 @@ def test_nothing_is_written_through_a_link_and_no_secret_changes_its_mode(tmp_pa
         files.refuse_links([tmp_path / "keys"])
 
 
+def test_a_file_of_two_names_is_copied_before_it_is_written(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine\n")
+    private.chmod(0o640)
+    log = tmp_path / "log"
+    log.hardlink_to(private)
+    with files.open_to_append(log) as file:
+        file.write(b"more\n")
+    assert private.read_text() == "mine\n"
+    assert log.read_text() == "mine\nmore\n"
+    assert log.stat().st_mode == private.stat().st_mode
+    assert {path.name for path in tmp_path.iterdir()} == {"private", "log"}
+    kept = log.stat().st_ino
+    files.unshare(log)
+    assert log.stat().st_ino == kept, "a file of one name stays"
+    files.unshare(tmp_path / "none")
+    with (tmp_path / "sparse").open("wb") as sparse:
+        sparse.truncate(1 << 40)
+    (tmp_path / "log").unlink()
+    log.hardlink_to(tmp_path / "sparse")
+    with pytest.raises(OSError, match="far longer than what it holds"):  # a copy would fill the disk
+        files.unshare(log)
+
+
 def test_modes_are_the_umasks(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

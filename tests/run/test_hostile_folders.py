@@ -304,6 +304,18 @@ def test_no_file_of_a_run_directory_is_more_than_it_should_be(shape: str, templa
         shutil.rmtree(run)
 
 
+def test_no_file_of_a_run_directory_is_written_through_a_hard_link(template: Path, place: Path) -> None:
+    run = place / "runs" / "gift"
+    shutil.copytree(template, run)
+    (run / "lock").touch(0o644)
+    (run / "lock").chmod(0o644)
+    for number, path in enumerate(path for path in sorted(run.rglob("*")) if path.is_file()):
+        (place / "outside" / str(number)).hardlink_to(path)
+    meet(place, run)
+    for path in run.rglob("*"):  # whole as it is, it was gone on with
+        assert ".aside-" not in path.name
+
+
 def documents_of(run: Path) -> dict[str, tuple[str, ...]]:
     """The JSON files of a run, and who reads each."""
     newest = max((run / "checkpoints").iterdir()).name

@@ -44,6 +44,19 @@ def test_a_lock_is_held_by_one_and_free_after_its_release(tmp_path: Path) -> Non
     RunLock(tmp_path).release()
 
 
+def test_a_lock_that_is_a_hard_link_is_held_and_changes_no_other_file(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    private.write_text("mine")
+    private.chmod(0o644)
+    (tmp_path / "lock").hardlink_to(private)
+    lock = RunLock(tmp_path)
+    with pytest.raises(RunDirError, match="in use by"):
+        RunLock(tmp_path)
+    lock.release()
+    assert private.read_text() == "mine"
+    assert private.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_directory_that_is_released_can_be_taken_again_by_the_same_process(tmp_path: Path) -> None:
     first = RunDirectory.create(Config(), "one", tmp_path / "run")
     first.release()

@@ -155,6 +155,42 @@ def test_a_journal_that_came_with_a_folder_removes_nothing_elsewhere_and_hangs_n
     assert not journal.exists()
 
 
+def bytes_of(folder):
+    return {path.name: (path.stat().st_mode, path.read_bytes()) for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("same_run", [False, True])
+def test_the_database_of_another_run_that_came_as_a_hard_link_is_copied_before_it_is_written(tmp_path, same_run):
+    other = tmp_path / "other"
+    given = tmp_path / "given"
+    for folder, run_id in ((other, "other"), (given, "other" if same_run else "given")):
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"run_id": run_id}))
+        record_run(folder, records=10)
+    (other / "telemetry.sqlite").chmod(0o640)
+    with contextlib.closing(sqlite3.connect(other / "telemetry.sqlite")) as db:  # one whose writer was killed
+        db.execute("INSERT INTO meta VALUES ('only in the log', '1')")
+        db.commit()
+        for ending in ("", "-wal", "-shm"):
+            (tmp_path / f"telemetry.sqlite{ending}").write_bytes((other / f"telemetry.sqlite{ending}").read_bytes())
+    for ending in ("", "-wal", "-shm"):
+        name = f"telemetry.sqlite{ending}"
+        (tmp_path / name).rename(other / name)
+        (given / name).unlink(missing_ok=True)
+        (given / name).hardlink_to(other / name)
+    before = bytes_of(other)
+    record_run(given, records=5, base={"env_steps": 100.0, "updates": 7.0, "wall_seconds": 20.0})
+    assert bytes_of(other) == before
+    aside = [path.name for path in given.glob("*.aside-1*")]
+    assert bool(aside) != same_run, aside
+    with Run(given) as run:
+        assert len(run.series()) > 0
+    if same_run:
+        assert (given / "telemetry.sqlite").stat().st_mode == (other / "telemetry.sqlite").stat().st_mode
+        with contextlib.closing(sqlite3.connect(given / "telemetry.sqlite")) as db:
+            assert db.execute("SELECT value FROM meta WHERE key = 'only in the log'").fetchall() == [("1",)]
+
+
 def test_a_process_that_starts_again_counts_on_from_what_it_had_counted():
     cluster = FakeCluster()
     window = SeriesWindow(Config())
