@@ -191,6 +191,27 @@ def test_the_database_of_another_run_that_came_as_a_hard_link_is_copied_before_i
             assert db.execute("SELECT value FROM meta WHERE key = 'only in the log'").fetchall() == [("1",)]
 
 
+@pytest.mark.parametrize("ending", ["", "-wal", "-shm"])
+def test_a_link_to_the_database_of_another_run_is_set_aside(tmp_path, ending):
+    other = tmp_path / "other"
+    given = tmp_path / "given"
+    for folder in (other, given):
+        record_run(folder, records=5)
+    named = other / f"telemetry.sqlite{ending}"
+    if ending:
+        named.write_bytes(b"")
+    link = given / named.name
+    link.unlink(missing_ok=True)
+    link.symlink_to(named)
+    before = bytes_of(other)
+    record_run(given, records=5, base={"env_steps": 100.0, "updates": 7.0, "wall_seconds": 20.0})
+    assert bytes_of(other) == before
+    assert not link.is_symlink()
+    assert (given / f"telemetry.sqlite.aside-1{ending}").is_symlink()
+    with Run(given) as run:
+        assert "it is a link" in run.events(kinds=["alarm"])["text"][0]
+
+
 def test_a_process_that_starts_again_counts_on_from_what_it_had_counted():
     cluster = FakeCluster()
     window = SeriesWindow(Config())
