@@ -177,6 +177,7 @@ class Route(NamedTuple):
 
 
 _ERRORS = {
+    "400": "It is no request, or names two hosts.",
     "401": "The token is missing or another one.",
     "403": "A page of another site asks, or it is asked by a name that is not its own.",
     "408": "The body did not arrive in time.",

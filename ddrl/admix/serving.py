@@ -282,14 +282,15 @@ class App:
 
     def _check_site(self, headers: list[tuple[bytes, bytes]]) -> None:
         """Refused for what a page of another site sends from a browser: its Origin, or a Host that its owner lets mean
-        this address. Names count, ports do not; programs send no Origin."""
-        host = b""
-        origin = b""
+        this address. Names count, ports do not; programs send no Origin. Of two, neither counts."""
+        said: dict[bytes, bytes] = {}
         for name, value in headers:
-            if name == b"host":
-                host = value
-            elif name == b"origin":
-                origin = value
+            if name in (b"host", b"origin"):
+                if name in said:
+                    raise Refused(400, f"it has more than one {name.decode()}: send one")
+                said[name] = value
+        host = said.get(b"host", b"")
+        origin = said.get(b"origin", b"")
         if (host, origin) in self._accepted:
             return
         asked = _host_name(b"//" + host)
@@ -583,6 +584,14 @@ def serve(
         def _check_begun(self) -> None:
             if not self.cycle and not self.transport.is_closing():
                 self.transport.close()
+
+        def on_headers_complete(self) -> None:
+            """The host that a target of absolute form names is a header host too, where that names another one."""
+            if not self.url.startswith(b"/"):
+                hosts = [value for name, value in self.headers if name == b"host"]
+                if [_host_name(b"//" + value) for value in hosts] != [_host_name(self.url)]:
+                    self.headers.append((b"host", urlsplit(self.url).netloc))
+            super().on_headers_complete()
 
         def send_400_response(self, msg: str) -> None:
             body = _encode({"error": msg})

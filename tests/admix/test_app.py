@@ -186,6 +186,25 @@ def test_pages_of_other_sites_change_nothing(headers: dict[str, str], settings: 
     assert snapshot.encode(app.mixer) == before
 
 
+@pytest.mark.parametrize("name", ["host", "origin"])
+@pytest.mark.parametrize("values", [("127.0.0.1", "stranger.example"), ("stranger.example", "127.0.0.1")])
+def test_of_two_hosts_or_origins_neither_counts(name: str, values: tuple[str, str]) -> None:
+    app = _app()
+    prefix = "http://" if name == "origin" else ""
+    headers = [(name.encode(), f"{prefix}{value}".encode()) for value in values]
+    ask(app, path="/v1/policy", method="GET", **{name: prefix + values[0]})  # what was found is remembered
+    ask(app, path="/v1/policy", method="GET", **{name: prefix + values[1]})
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/v1/policy", "method": "GET", "headers": headers}
+    asyncio.run(app(scope, send, send))
+    assert sent[0]["status"] == 400
+    assert json.loads(sent[1]["body"])["error"] == f"it has more than one {name}: send one"
+
+
 def test_more_connections_than_allowed_get_json_and_a_time_to_come_back() -> None:
     app = _app(max_connections=3)
     app.connections = lambda: 4

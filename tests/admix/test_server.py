@@ -353,6 +353,43 @@ def test_what_is_no_request_is_answered_in_json_too(head: str, book_and_server: 
         assert json.loads(answer.read())["error"]
 
 
+OWN = "localhost:1"
+STRANGER = "stranger.example"
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts", "status"),
+    [
+        ("/v1/policy", [OWN], 200),
+        ("/v1/policy", [OWN, STRANGER], 400),
+        ("/v1/policy", [STRANGER, OWN], 400),
+        ("/v1/policy", [OWN, OWN], 400),
+        (f"http://{OWN}/v1/policy", [OWN], 200),
+        (f"http://{OWN}/v1/policy", [], 200),
+        ("http://LOCALHOST/v1/policy", [OWN], 200),
+        (f"http://{OWN}/v1/policy", [STRANGER], 400),
+        (f"http://{STRANGER}/v1/policy", [OWN], 400),
+        (f"http://{STRANGER}/v1/policy", [], 403),
+        (f"http://{STRANGER}/v1/policy", [STRANGER], 403),
+        (f"http://{OWN}@{STRANGER}/v1/policy", [OWN], 400),
+        (f"http://{STRANGER}@{OWN}/v1/policy", [OWN], 200),
+        (f"http://{OWN}/v1/policy", [OWN, OWN], 400),
+        ("http:///v1/policy", [OWN], 400),
+        ("http://[::/v1/policy", [OWN], 400),
+    ],
+)
+def test_a_request_that_names_two_hosts_is_none(
+    target: str, hosts: list[str], status: int, book_and_server: tuple[Book, Server]
+) -> None:
+    head = [f"GET {target} HTTP/1.1", *(f"Host: {host}" for host in hosts), "Connection: close"]
+    with socket.create_connection(("127.0.0.1", book_and_server[1].port), timeout=PATIENCE) as connection:
+        connection.sendall("\r\n".join([*head, "", ""]).encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+        assert ("error" in json.loads(answer.read())) == (status != 200)
+
+
 def test_trouble_at_the_start_is_one_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     save_run(run, env_config(), value=1.0)
