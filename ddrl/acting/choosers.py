@@ -8,14 +8,14 @@ The library's are plug-ins by the `name` of their class (`ddrl.core.plugins`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ddrl.core import plugins
 from ddrl.core.config import RolloutConfig
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, shortened
 from ddrl.core.specs import ACTION_MASK, Array, Column, EnvSpec, Floats, Floats32, Ints, allowed_actions
 
 PACKAGE = "ddrl.acting.choosers"
@@ -55,8 +55,22 @@ def chooser_class(name: str) -> type[Chooser]:
     return plugins.load("rollout.chooser", PACKAGE, name)
 
 
+MOST = 1e100  # of a setting: what is computed from it is finite
 BLOCK = 256  # vector steps whose random numbers are drawn at once: a draw costs ten times what its use does
 NO_COLUMNS: Columns = {}
+
+
+def _number(
+    chooser: str, settings: Mapping[str, Any], name: str, default: float, fits: Callable[[float], bool], law: str
+) -> float:
+    """A chooser's own setting, which may come from a file of somebody else; ConfigError unless it is a number that
+    `fits`, in words `law`."""
+    value: Any = settings.get(name, default)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not (value <= MOST and fits(value)):
+        raise ConfigError(f"{chooser}'s {name} is {shortened(value)}: it must be a number {law}, at most {MOST:g}")
+    return float(value)
 
 
 class EpsilonGreedy:
@@ -133,13 +147,8 @@ class EzGreedy(EpsilonGreedy):
 
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, num_envs, seed, settings)
-        self._power = float(settings.get("power", 2.0))
-        self._longest = float(settings.get("longest", 100))
-        if not self._power > 1.0 or not self._longest >= 1.0:
-            raise ConfigError(
-                f"ez_greedy's power is {self._power:g} and its longest {self._longest:g}: they must be above 1 and at "
-                "least 1"
-            )
+        self._power = _number(self.name, settings, "power", 2.0, lambda value: value > 1, "above 1")
+        self._longest = _number(self.name, settings, "longest", 100, lambda value: value >= 1, "at least 1")
         self._lengths = np.random.default_rng(np.random.SeedSequence([seed, 1]))
         self._left = np.zeros(num_envs, np.int64)  # steps that the present repetition still has
         self._repeated = np.zeros(num_envs, np.int64)
@@ -186,9 +195,7 @@ class Boltzmann(EpsilonGreedy):
 
     def __init__(self, spec: EnvSpec, num_envs: int, seed: int, settings: Mapping[str, Any]) -> None:
         super().__init__(spec, num_envs, seed, settings)
-        self._temperature = float(settings.get("temperature", 1.0))
-        if not 0.0 < self._temperature < math.inf:
-            raise ConfigError(f"boltzmann's temperature is {self._temperature}: it must be above 0 and finite")
+        self._temperature = _number(self.name, settings, "temperature", 1.0, lambda value: value > 0, "above 0")
         seed_of_noise = np.random.SeedSequence([seed, 1])
         self._noise = np.random.default_rng(seed_of_noise)
 
@@ -290,8 +297,9 @@ class Gaussian:
         self._low = np.reshape(spec.action_low or [-np.inf] * size, spec.action.shape)
         self._high = np.reshape(spec.action_high or [np.inf] * size, spec.action.shape)
         self._bounds = self._low.astype(self._dtype), self._high.astype(self._dtype)
-        half = [0.5 * (high - low) for low, high in spec.action.ranges] or [1.0] * size
-        self._log_unit = np.log(np.reshape(half, spec.action.shape))  # of `exploration`
+        half = [0.5 * (high - low) for low, high in spec.action.ranges or ((-1.0, 1.0),)]
+        each = half * size if len(half) == 1 else half
+        self._log_unit = np.log(np.reshape(each, spec.action.shape))  # of `exploration`
         self._bounded = bool(np.isfinite(self._low).all() and np.isfinite(self._high).all())
 
     def random(self, observation: Array) -> tuple[Array, Columns]:

@@ -8,7 +8,17 @@ import math
 import numpy as np
 import pytest
 
-from ddrl.acting.choosers import BLOCK, Boltzmann, Categorical, EpsilonGreedy, EzGreedy, Gaussian, chooser_class
+from ddrl.acting.choosers import (
+    BLOCK,
+    PACKAGE,
+    Boltzmann,
+    Categorical,
+    EpsilonGreedy,
+    EzGreedy,
+    Gaussian,
+    chooser_class,
+)
+from ddrl.core import plugins
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -65,9 +75,6 @@ def test_boltzmann_draws_from_the_softmax_of_the_values_and_epsilon_from_all_ali
         counts = np.bincount(chooser.choose(outputs, SEEN, epsilon)[0], minlength=3)
         assert ((counts - count * wanted) ** 2 / (count * wanted)).sum() < 18  # chi-square, 2 degrees, p = 1e-4
     assert set(chooser.greedy(outputs)) == {2}
-    for wrong in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(ConfigError, match="must be above 0 and finite"):
-            Boltzmann(discrete(3), 1, 0, {"temperature": wrong})
 
 
 def test_ez_greedy_repeats_random_actions_for_zipf_lengths_and_is_greedy_between_them() -> None:
@@ -91,9 +98,37 @@ def test_ez_greedy_without_a_policy_repeats_and_a_seed_gives_one_stream() -> Non
     np.testing.assert_array_equal(first, second)
     assert 0.5 < np.mean(first[1:] == first[:-1]) < 0.95
     assert set(np.unique(first)) == set(range(50))
-    for wrong in ({"power": 1.0}, {"longest": 0.0}, {"power": math.nan}):
-        with pytest.raises(ConfigError, match="above 1 and at least 1"):
-            EzGreedy(discrete(3), 1, 0, wrong)
+
+
+NO_NUMBERS = ["1", [1.0], {}, None, True, math.nan, math.inf, -math.inf, 1e308, 10**400, -(10**400), "9" * 100_000, 1j]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "law", "wrong"),
+    [
+        ("ez_greedy", "power", "above 1", 1.0),
+        ("ez_greedy", "longest", "at least 1", 0.5),
+        ("boltzmann", "temperature", "above 0", 0.0),
+    ],
+)
+def test_a_setting_of_a_file_from_elsewhere_is_a_number_or_refused_in_one_line(
+    name: str, setting: str, law: str, wrong: float
+) -> None:
+    chooser = chooser_class(name)
+    assert setting in chooser.settings
+    for value in (*NO_NUMBERS, wrong):
+        with pytest.raises(ConfigError, match=f"^{name}'s {setting} is .*: it must be a number {law}") as refused:
+            chooser(discrete(3), 1, 0, {setting: value})
+        assert len(str(refused.value)) < 600, value
+    for value in (2, 2.5, np.float32(2), np.int64(3), 1e100):
+        made = chooser(discrete(3), 8, 0, {setting: value})
+        actions = np.array([made.choose({"q": SEEN[:, :1] + [0, 1, 2]}, SEEN, 0.5)[0] for _ in range(BLOCK)])
+        assert set(np.unique(actions)) <= {0, 1, 2}
+
+
+def test_every_setting_that_a_chooser_has_is_met_by_the_test_above() -> None:
+    own = {(name, setting) for name in plugins.names(PACKAGE) for setting in chooser_class(name).settings}
+    assert own == {("ez_greedy", "power"), ("ez_greedy", "longest"), ("boltzmann", "temperature")}
 
 
 def test_categorical_actions_have_the_probabilities_that_are_recorded() -> None:
@@ -125,6 +160,15 @@ def test_the_noise_around_a_deterministic_policy_is_as_wide_as_the_exploration()
     chooser = Gaussian(BOX, 4000, 1, {})
     action, _ = chooser.choose({"mean": np.zeros((4000, 3), np.float32)}, SEEN, 0.3)
     assert np.abs(action.std(axis=0) - 0.3).max() < 0.02
+
+
+@pytest.mark.parametrize("ranges", [((-2.0, 2.0),), ((-2.0, 2.0),) * 3])
+def test_the_exploration_is_in_units_of_the_ranges_once_for_all_or_each(
+    ranges: tuple[tuple[float, float], ...],
+) -> None:
+    spec = EnvSpec("box", ArraySpec((2,), "float32"), 0, ArraySpec((3,), "float32", ranges=ranges))
+    action, _ = Gaussian(spec, 4000, 1, {}).choose({"mean": np.zeros((4000, 3), np.float32)}, SEEN, 0.3)
+    assert np.abs(action.std(axis=0) - 0.6).max() < 0.04
 
 
 def test_gaussian_actions_keep_within_the_bounds_and_have_the_density_where_they_were_clipped() -> None:
