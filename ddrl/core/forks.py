@@ -149,10 +149,11 @@ def note_work(env_id: str, run: Path | None = None) -> None:
     _write_note(f"{env_id}\0{run or ''}")
 
 
-def watched(work: Callable[[], int], clean: Callable[[], object] = lambda: None) -> int:
+def watched(work: Callable[[], int], after: Callable[[str, int, str], object] = lambda run, pid, why: None) -> int:
     """Do `work` in a fork; its exit status. Where that process ends before its work is done, for code of the user may
-    exit or be killed: 1, with one line, after `clean`. Signals to stop are passed on; a second Ctrl-C ends it after
-    GRACE, whatever it does. The caller has one thread."""
+    exit or be killed: 1, with one line. Signals to stop are passed on; a second Ctrl-C ends it after GRACE, whatever it
+    does. Then `after` is called with the run of `note_work`, the fork's pid and what the line says ("" where there is
+    none). The caller has one thread."""
     global _note
     _note = os.memfd_create("note")
     note_work("")
@@ -190,8 +191,12 @@ def watched(work: Callable[[], int], clean: Callable[[], object] = lambda: None)
         if number != signal.SIGCHLD and (number == signal.SIGKILL or told is None or told.si_code != SI_KERNEL):
             os.kill(child, number)
     passed |= signal.sigpending()  # the group's, which ended the child before this process had read its own
-    clean()
-    return _judged(os.waitstatus_to_exitcode(ended[1]), passed)
+    note = os.pread(_note, os.fstat(_note).st_size, 0).decode(errors="surrogateescape")
+    status, why = _judged(os.waitstatus_to_exitcode(ended[1]), passed, note)
+    if why:
+        print(*[""] * (status == 130), f"ddrl: {why}", sep="\n", file=sys.stderr)  # below a terminal's ^C
+    after(note.partition("\0")[2], child, why)
+    return status
 
 
 def _interrupt_once(interrupt: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> None:
@@ -216,25 +221,24 @@ def _work(work: Callable[[], int]) -> NoReturn:
     end_process(status)
 
 
-def _judged(status: int, passed: set[int]) -> int:
-    """The exit status of a command whose worker ended with `status`, after signals that were `passed` to it."""
-    env_id, working, run = os.pread(_note, os.fstat(_note).st_size, 0).decode(errors="surrogateescape").partition("\0")
+def _judged(status: int, passed: set[int], note: str) -> tuple[int, str]:
+    """The exit status of a command whose worker ended with `status`, after signals that were `passed` to it; and what
+    is to be said of it."""
+    env_id, working, run = note.partition("\0")
     if not working:
-        return status if status >= 0 else int(env_id)
+        return status if status >= 0 else int(env_id), ""
     if status - 128 in passed:  # before it could say anything
-        return status
+        return status, ""
     if -status in passed:
         if status == -signal.SIGKILL:
-            print("\nended at once by Ctrl-C; nothing newer than the last checkpoint was saved", file=sys.stderr)
-            return 130
-        return 128 - status
+            return 130, "ended at once by Ctrl-C; nothing newer than the last checkpoint was saved"
+        return 128 - status, ""
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
     saved = max((int(path.name) for path in Path(run, "checkpoints").glob("[0-9]*")), default=None) if run else None
     remedy = "take out of it what does that: os._exit, an alarm, a library that ends its process"
     if saved is not None:
         remedy = f"go on from {saved:,} steps: python -m ddrl.run --serial --resume {plain_line(shlex.quote(run))}"
-    print(f"ddrl: env.id = {env_id}: its process {how} before its work was done; {remedy}", file=sys.stderr)
-    return 1
+    return 1, f"env.id = {env_id}: its process {how} before its work was done; {remedy}"
 
 
 def _write_note(text: str) -> None:

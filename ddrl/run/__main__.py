@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from ddrl.run.slot import launched
 
@@ -46,11 +48,17 @@ def _end_at_once(number: int, frame: object) -> None:
     os._exit(128 + number)
 
 
-def _sweep() -> None:
-    """Remove what a process has left in shared memory whose code ended it."""
+def _after(run: str, pid: int, why: str) -> None:
+    """Remove what a process has left in shared memory whose code ended it, and say in its run's folder why."""
     from ddrl.channels.segment import sweep_dead
 
     sweep_dead()
+    if run and why:
+        from ddrl.core.errors import RunDirError
+        from ddrl.telemetry.directory import note_death
+
+        with suppress(RunDirError):  # a full disk
+            note_death(Path(run), pid, why)
 
 
 if __name__ == "__main__":
@@ -62,5 +70,5 @@ if __name__ == "__main__":
         keep_streams()
         from ddrl.core.forks import end_process, watched
 
-        end_process(watched(main, _sweep) if "--serial" in sys.argv and "--tasks" not in sys.argv else main())
+        end_process(watched(main, _after) if "--serial" in sys.argv and "--tasks" not in sys.argv else main())
     sys.exit(main())

@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 import tomli_w
+from msgspec.structs import replace
 
 from ddrl.channels.segment import start_time
 from ddrl.core.config import CORE_SECTIONS, Config
@@ -169,6 +170,7 @@ def find_film(run_dir: Path) -> Path | None:
 
 STATUS_FILE = "status.json"
 LIVE_FILE = "live.json"
+MAX_REASON = 2000  # letters
 State = Literal["running", "paused", "ending", "ended", "failed", "dead"]
 
 
@@ -238,11 +240,23 @@ class StatusFile:
     def _write(self, state: State, reason: str, figures: Mapping[str, Any] = {}) -> None:
         process = os.getpid()
         place = process, socket.gethostname(), float(start_time(process))
-        self._status = Status(state, reason[:2000], time.time(), *place, *self._keeper, {**figures})
-        try:
-            write_atomically(self._path, msgspec.json.format(msgspec.json.encode(self._status)) + b"\n", sync=False)
-        except OSError as error:
-            raise RunDirError(f"cannot write {self._path} ({error.strerror}): choose another run.dir") from None
+        self._status = Status(state, reason[:MAX_REASON], time.time(), *place, *self._keeper, {**figures})
+        _write_status(self._path, self._status)
+
+
+def _write_status(path: Path, status: Status) -> None:
+    try:
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(status)) + b"\n", sync=False)
+    except OSError as error:
+        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+
+
+def note_death(run_dir: Path, pid: int, why: str) -> None:
+    """Say what ended a run whose process `pid` is gone and did not say it itself; by who has seen how it ended."""
+    status = run_status(run_dir)
+    if status.state == "dead" and status.pid == pid:
+        said = replace(status, state="failed", reason=why[:MAX_REASON], since=time.time())
+        _write_status(run_dir / STATUS_FILE, said)
 
 
 def run_status(run_dir: Path) -> Status:
@@ -254,7 +268,7 @@ def run_status(run_dir: Path) -> Status:
     has_trainer = status.host != socket.gethostname() or start_time(status.pid) == status.pid_started
     has_keeper = status.keeper > 0 and start_time(status.keeper) == status.keeper_started > 0
     if status.is_active and not has_trainer and not has_keeper:  # a keeper starts another trainer, or ends the run soon
-        return Status("dead", f"its process {status.pid} is gone and never said why", status.since, status.pid)
+        return replace(status, state="dead", reason=f"its process {status.pid} is gone and never said why")
     return status
 
 

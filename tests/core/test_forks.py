@@ -48,7 +48,10 @@ def work():
     {text}
     return 3
 
-forks.end_process(forks.watched(work, lambda: print("cleaned")))
+def after(run, pid, why):
+    print("after", run, why)
+
+forks.end_process(forks.watched(work, after))
 """
 
 
@@ -79,8 +82,8 @@ def start(text, run=""):
 def test_a_process_that_ends_before_its_work_is_done_is_said_in_one_line(text, how, tmp_path):
     out, errors = (job := start(text)).communicate(timeout=PATIENCE)
     assert job.returncode == 1
-    assert out == "cleaned\n"
     (line,) = errors.splitlines()
+    assert out == f"after . {line.removeprefix('ddrl: ')}\n"
     assert line.startswith(f"ddrl: env.id = Odd-v0: its process {how} before its work was done; take out of it")
     (tmp_path / "checkpoints" / "000000001500").mkdir(parents=True)
     (line,) = start(text, tmp_path).communicate(timeout=PATIENCE)[1].splitlines()

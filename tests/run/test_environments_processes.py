@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddrl.telemetry.facts import list_facts
 from tests.run.launch import UNTIL_STOPPED, segments_of, settings
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
@@ -214,3 +215,5 @@ def test_a_serial_run_whose_environment_ends_its_process_says_so_and_leaves_noth
     assert line.endswith(f"--serial --resume {tmp_path / 'run'}" if exists != "config.toml" else "ends its process")
     assert len(line) < 300
     assert segments_of(tmp_path / "run") == []
+    (facts,) = list_facts(tmp_path)
+    assert (facts.state, facts.reason) == ("failed", line.removeprefix("ddrl: "))

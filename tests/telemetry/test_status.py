@@ -6,6 +6,7 @@ import threading
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
+from ddrl.telemetry.directory import note_death
 from ddrl.telemetry.series import Snapshot
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
@@ -95,6 +96,22 @@ def test_a_run_whose_process_is_gone_without_a_word_is_dead_and_another_process_
     document = json.loads((tmp_path / "status.json").read_text())
     (tmp_path / "status.json").write_text(json.dumps(document | {"pid": os.getpid()}))
     assert run_status(tmp_path).state == "dead"
+
+
+def test_who_saw_a_process_end_says_why_where_that_did_not_say_it_itself(tmp_path):
+    script = (
+        "import os, sys, pathlib; from ddrl.telemetry.directory import StatusFile; "
+        "StatusFile(pathlib.Path(sys.argv[1])); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    dead = run_status(tmp_path)
+    note_death(tmp_path, dead.pid + 1, "of another process")
+    assert run_status(tmp_path) == dead
+    note_death(tmp_path, dead.pid, "exited" * 1000)
+    said = run_status(tmp_path)
+    assert (said.state, said.pid, said.reason[:6], len(said.reason)) == ("failed", dead.pid, "exited", 2000)
+    note_death(tmp_path, dead.pid, "once more")
+    assert run_status(tmp_path) == said
 
 
 def test_a_damaged_status_is_replaced_by_what_else_is_known(tmp_path):
