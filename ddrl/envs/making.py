@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -138,8 +139,10 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
     """The registered spec of an id, or the user's factory."""
     code = code_name(env_id)
     if code is None:
-        return _find_registered(env_id)
+        return _find_registered(env_id, env_id)
     module_name, name = code
+    if module_name == "gymnasium" and not hasattr(gymnasium, name):  # its own ids need no module
+        return _find_registered(env_id, name)
     if module_name == "gym" and name in gymnasium.registry:
         raise EnvError(f"env.id = {env_id}: gymnasium has taken the place of gym: did you mean '{name}'?")
     module = _import_module(env_id, module_name)
@@ -169,7 +172,7 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
         known = _registered_by(module_name)
         if not _ID.search(name):
             known += [key for key, value in members.items() if callable(value)]
-        hint = meant(name, known) or "its import registers no such id: name one, or a factory"
+        hint = meant(env_id, known) or "its import registers no such id: name one, or a factory"
         raise EnvError(f"env.id = {env_id}: the module {module_name} has no '{name}'; {hint}")
     if not callable(factory):
         raise EnvError(
@@ -185,55 +188,76 @@ def _registered_by(module_name: str) -> list[str]:
     return [known for known, spec in gymnasium.registry.items() if str(spec.entry_point).startswith(f"{package}.")]
 
 
-def _find_registered(env_id: str) -> Registered:
-    if env_id not in gymnasium.registry:
-        try:
-            importlib.import_module("ale_py")  # registers the Atari games
-        except ModuleNotFoundError:
-            if _ATARI_ID.match(env_id):
-                raise MissingExtraError("ale-py", "atari", f"env.id = {env_id}") from None
-    if env_id in gymnasium.registry:
-        return gymnasium.registry[env_id]
-    hint = meant(env_id, gymnasium.registry) or "gymnasium.pprint_registry() lists all ids"
+def _all_ids() -> dict[str, Registered]:
+    """What Gymnasium knows, with the Atari games where they are installed."""
+    with suppress(ModuleNotFoundError):
+        importlib.import_module("ale_py")  # registers them
+    return gymnasium.registry
+
+
+def _find_registered(env_id: str, name: str) -> Registered:
+    if name in gymnasium.registry or name in _all_ids():
+        return gymnasium.registry[name]
+    if _ATARI_ID.match(name) and importlib.util.find_spec("ale_py") is None:
+        raise MissingExtraError("ale-py", "atari", f"env.id = {env_id}")
+    hint = meant(name, gymnasium.registry) or "gymnasium.pprint_registry() lists all ids"
     raise EnvError(
         f"env.id = {env_id}: Gymnasium has no such environment; {hint} (of a package that registers it at import: "
         "write package:Id; of your own: package.module:factory)"
     )
 
 
-# By the module that registers them at import: how ids of packages begin that people know by their ids.
+# By what pip installs: how ids of packages begin that people know by their ids, and what goes before such an id: the
+# module that registers it at import, and a namespace that people leave out.
 _PACKAGES = {
-    "minigrid": "MiniGrid-|BabyAI-",
-    "gymnasium_robotics": "Fetch|HandManipulate|HandReach|AntMaze|PointMaze|AdroitHand|FrankaKitchen",
-    "highway_env": "(highway|merge|roundabout|parking|intersection|racetrack|exit|u-turn|two-way|lane-keeping)-",
-    "flappy_bird_gymnasium": "FlappyBird",
-    "minatar": "MinAtar/",
-    "miniworld": "MiniWorld-",
-    "panda_gym": "Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)",
-    "metaworld": "Meta-World/",
-    "vizdoom.gymnasium_wrapper": "Vizdoom",
-    "PyFlyt.gym_envs": "PyFlyt/",
+    "minigrid": ("MiniGrid-|BabyAI-", "minigrid:"),
+    "gymnasium-robotics": (
+        "Fetch|HandManipulate|HandReach|AntMaze|PointMaze|AdroitHand|FrankaKitchen",
+        "gymnasium_robotics:",
+    ),
+    "highway-env": (
+        "(highway|merge|roundabout|parking|intersection|racetrack|exit|u-turn|two-way|lane-keeping)-",
+        "highway_env:",
+    ),
+    "flappy-bird-gymnasium": ("FlappyBird", "flappy_bird_gymnasium:"),
+    "minatar": ("MinAtar/", "minatar:"),
+    "miniworld": ("MiniWorld-", "miniworld:"),
+    "panda-gym": ("Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)", "panda_gym:"),
+    "metaworld": ("Meta-World/", "metaworld:"),
+    "vizdoom": ("Vizdoom", "vizdoom.gymnasium_wrapper:"),
+    "PyFlyt": ("PyFlyt/", "PyFlyt.gym_envs:"),
+    "'shimmy[dm-control]'": ("dm_control/", "shimmy:"),
+    "procgen-gym": ("(procgen_gym/)?procgen-", "procgen_gym:procgen_gym/"),  # procgen itself speaks the old gym
 }
 _VERSION = re.compile(r"[-_ ]?v(\d+)$", re.IGNORECASE)
 _FILE = re.compile(r"(?:(.*)/)?(\w+)\.py:(\w+)")
 
 
 def meant(typed: str, known: Iterable[str]) -> str:
-    """What to type instead of an id that is not `known`: "did you mean 'CartPole-v1'?", or "" where nothing is near.
+    """What to type instead of an id that is not `known`, or module:id: "did you mean 'CartPole-v1'?", what to install
+    for it, or "" where nothing is near.
 
     Case, signs and version decide nothing: of one name the newest version is meant."""
+    file = _FILE.fullmatch(typed)
+    if file is not None:
+        folder, module, attribute = file.groups()
+        return f"did you mean '{module}:{attribute}'{f', started in {folder}' if folder else ''}?"
     parts = {each: _parts(each) for each in known}
-    space, name, _ = _parts(typed)
+    bare = typed.rpartition(":")[2]
+    space, name, _ = _parts(bare)
     names = {other for namespace, other, _ in parts.values() if not space or namespace == space}
     if name not in names:
-        file = _FILE.fullmatch(typed)
-        if file is not None:
-            folder, module, attribute = file.groups()
-            return f"did you mean '{module}:{attribute}'{f', started in {folder}' if folder else ''}?"
-        for module, begins in _PACKAGES.items():
-            if re.match(begins, typed, re.IGNORECASE):
-                return f"did you mean '{module}:{typed}'?"
-        module, _, attribute = typed.rpartition(".")
+        for package, (begins, before) in _PACKAGES.items():
+            family = re.compile(begins, re.IGNORECASE)
+            if not family.match(bare) or any(map(family.match, gymnasium.registry)):
+                continue
+            module, _, namespace = before.partition(":")
+            wanted = f"{before}{bare.removeprefix(namespace)}"
+            if wanted == typed:
+                return f"pip install {package}"
+            is_there = importlib.util.find_spec(module.partition(".")[0]) is not None
+            return f"did you mean '{wanted}'{'' if is_there else f' (pip install {package})'}?"
+        module, _, attribute = bare.rpartition(".")
         if module.isidentifier() and attribute.isidentifier() and importlib.util.find_spec(module):
             return f"did you mean '{module}:{attribute}'?"
         if space and not names:  # a prefix that nothing registers, of an id that another does
@@ -262,9 +286,7 @@ def _import_module(env_id: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # something that the user's module imports
-        hint = meant(env_id if _FILE.fullmatch(env_id) else env_id.partition(":")[2], gymnasium.registry)
-        if module_name in hint:  # it is the package that the id belongs to
-            hint = ""
+        hint = meant(env_id, _all_ids())
         raise EnvError(
             f"env.id = {env_id}: there is no module '{error.name}'; "
             f"{hint or 'start where it can be imported, or install it'}"
@@ -291,8 +313,8 @@ def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnas
             f"env.id = {config.id} needs the package '{error.name}', which is not installed: install it"
         ) from error
     except ImportError as error:
-        newest = meant(config.id, gymnasium.registry)
-        if config.id in newest:
+        newest = meant(registered.id, gymnasium.registry)
+        if registered.id in newest:
             raise
         raise EnvError(f"env.id = {config.id}: {first_line(error)[:MAX_WORDS]}; {newest}") from error
     except TypeError as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -336,26 +338,73 @@ def test_an_id_of_the_old_package_gym_is_named_as_such(
         ("envs/my_env.py:MyEnv", "my_env:MyEnv"),
         ("tests.Counting", "tests:Counting"),
         ("nonsense", ""),
-        ("procgen:procgen-coinrun-v0", ""),
-        ("minigrid:MiniGrid-Empty-5x5-v0", ""),  # the package is not there, and nothing else is meant
+        ("gymnasium:Pong-v5", "ALE/Pong-v5"),
+        ("gymnasium:CartPole", "CartPole-v1"),
+        ("gym:Pong-v5", "ALE/Pong-v5"),
+        ("dm_control/cartpole-swingup-v0", "shimmy:dm_control/cartpole-swingup-v0 (pip install 'shimmy[dm-control]')"),
+        ("procgen-coinrun-v0", "procgen_gym:procgen_gym/procgen-coinrun-v0 (pip install procgen-gym)"),
+        ("procgen:procgen-coinrun-v0", "procgen_gym:procgen_gym/procgen-coinrun-v0 (pip install procgen-gym)"),
+        ("procgen_gym/procgen-coinrun-v0", "procgen_gym:procgen_gym/procgen-coinrun-v0 (pip install procgen-gym)"),
+        ("gymnasium:BabyAI-GoToLocal-v0", "minigrid:BabyAI-GoToLocal-v0 (pip install minigrid)"),
+        ("cartpole:nothing", ""),
     ],
 )
 def test_an_id_as_people_type_it_is_refused_with_the_one_that_is_meant(
     typed: str, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for package in ("gym", "gym_minigrid", "minigrid", "procgen"):
+    for package in ("gym", "gym_minigrid", "minigrid", "procgen", "procgen_gym", "shimmy"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(EnvError) as refusal:
         make_vector_env(EnvConfig(id=typed))
     text = str(refusal.value)
     assert text.startswith(f"env.id = {typed}: ")
-    assert (f"did you mean '{wanted}'" in text) if wanted else ("did you mean" not in text)
+    wanted_id, bracket, install = wanted.partition(" (")
+    assert (f"did you mean '{wanted_id}'{bracket}{install}" in text) if wanted else ("did you mean" not in text)
     assert len(text) < 300
     assert "\n" not in text
 
 
+@pytest.mark.parametrize(
+    ("typed", "package"),
+    [
+        ("minigrid:MiniGrid-Empty-5x5-v0", "minigrid"),
+        ("shimmy:dm_control/cartpole-swingup-v0", "'shimmy[dm-control]'"),
+        ("procgen_gym:procgen_gym/procgen-coinrun-v0", "procgen-gym"),
+    ],
+)
+def test_the_right_id_of_a_package_that_is_not_there_is_refused_with_what_to_install(
+    typed: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = typed.partition(":")[0]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(EnvError, match=re.escape(f"there is no module '{module}'; pip install {package}") + "$"):
+        make_vector_env(EnvConfig(id=typed))
+
+
+def test_of_a_package_that_is_there_the_nearest_id_is_meant_or_the_rest_of_it_is_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "shimmy", ModuleType("shimmy"))  # without dm_control it registers none of its ids
+    monkeypatch.setitem(sys.modules, "minigrid", ModuleType("minigrid"))
+    sys.modules["minigrid"].__spec__ = ModuleSpec("minigrid", None)
+    with pytest.raises(EnvError, match=r"the module shimmy has no .*; pip install 'shimmy\[dm-control\]'$"):
+        make_vector_env(EnvConfig(id="shimmy:dm_control/cartpole-swingup-v0"))
+    with pytest.raises(EnvError, match=r"did you mean 'minigrid:MiniGrid-Emty-v0'\? "):
+        make_vector_env(EnvConfig(id="MiniGrid-Emty-v0"))
+    try:
+        gymnasium.register("MiniGrid-Empty-v0", "minigrid.envs:EmptyEnv")
+        with pytest.raises(EnvError, match="did you mean 'MiniGrid-Empty-v0'"):
+            make_vector_env(EnvConfig(id="minigrid:MiniGrid-Emty-v0"))
+    finally:
+        gymnasium.registry.pop("MiniGrid-Empty-v0")
+
+
+def test_a_function_of_gymnasium_s_is_a_factory_as_any_other() -> None:
+    make_vector_env(EnvConfig(id="gymnasium:make", kwargs={"id": "CartPole-v1"}), 2).close()
+
+
 def test_a_namespace_that_nothing_registers_is_not_guessed_at() -> None:
     with pytest.raises(EnvError) as refusal:
-        make_vector_env(EnvConfig(id="dm_control/cartpole-swingup-v0"))
+        make_vector_env(EnvConfig(id="no_such_space/cartpole-swingup-v0"))
     assert "did you mean" not in str(refusal.value)
     assert "package:Id" in str(refusal.value)
