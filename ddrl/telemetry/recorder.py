@@ -76,9 +76,9 @@ class Recorder:
         store = Store(run_dir, metrics=metrics, base=base, same_job=seconds is not None)
         if seconds is not None:
             base = {**(base or {}), "wall_seconds": seconds}
-        self.base = base
         self._columns = tuple(metric.name for metric in metrics)
         totals = {**store.totals, **(base or {})}
+        self.base = None if base is None else {"episodes": totals.get("episodes", 0.0), **base}  # of the summary
         before = {
             name: totals.get(name, 0.0) - store.job_totals.get(name, 0.0) for name in ("env_steps", "rows_too_old")
         }

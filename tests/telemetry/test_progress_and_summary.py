@@ -220,9 +220,9 @@ def test_the_summary_of_a_resumed_run_adds_what_came_before_once():
     cluster = FakeCluster()
     cluster.advance(10.0)
     alone = summarize(cluster.table(), wall_seconds=10.0)
-    resumed = summarize(
-        cluster.table(), wall_seconds=110.0, base={"env_steps": 1000.0, "updates": 50.0, "wall_seconds": 100.0}
-    )
+    before = {"env_steps": 1000.0, "updates": 50.0, "episodes": 7.0, "wall_seconds": 100.0}
+    resumed = summarize(cluster.table(), wall_seconds=110.0, base=before)
+    assert resumed["episodes"] == alone["episodes"] + 7
     assert resumed["env_steps"] == alone["env_steps"] + 1000
     assert resumed["updates"] == alone["updates"] + 50
     assert resumed["trainer_shares"] == alone["trainer_shares"]
