@@ -99,3 +99,10 @@ def test_a_fault_whose_text_is_not_there_is_refused(tmp_path) -> None:
     (tmp_path / fault.path).write_text("nothing of it\n")
     with pytest.raises(ValueError, match="stands 0 times"):
         Copy(tmp_path).put(fault)
+
+
+def test_a_copy_has_every_compiled_extension(tmp_path) -> None:
+    """Tests of a package whose extension is missing would all fail without a fault, and none would judge."""
+    Copy(tmp_path).make()
+    compiled = [{path.relative_to(root) for path in root.glob("ddrl/**/*.so")} for root in (ROOT, tmp_path)]
+    assert compiled[0] == compiled[1]
