@@ -85,8 +85,8 @@ class Host:
         return [*filter(None, [self.rows().problem] if RANK == 0 else []), *self.relay.models.problems]
 
     def rows(self):
-        """The duty that receives rows, at the root."""
-        return next(duty for duty in self.relay.duties if isinstance(duty, RowsIn))
+        """The duty that receives rows, at the root; elsewhere that which sends them."""
+        return next(duty for duty in self.relay.duties if isinstance(duty, RowsUp if RANK else RowsIn))
 
     def stop(self):
         self.board.command = Command.STOP

@@ -63,6 +63,7 @@ def rows():
         broken=broken,
         problems=host.problems(),
         discarded=0 if RANK else host.rows().discarded,
+        figures=host.rows().figures(),
     )
 
 
@@ -92,7 +93,9 @@ def stalled():
             and host.board.command == Command.RUN
         ):
             host.stop()
-    report(pushed=pushed, problems=host.problems(), discarded=0 if RANK else host.rows().discarded)
+    rows = host.rows()
+    given_up = {"discarded": rows.discarded, "placed": rows.placed} if RANK == 0 else {}
+    report(pushed=pushed, problems=host.problems(), **given_up)
 
 
 if __name__ == "__main__":

@@ -117,6 +117,11 @@ def test_each_row_arrives_once_and_in_order_through_full_lanes():
     assert everyone[0]["received"] == count * 3 * (ranks - 1)
     assert everyone[0]["digest"] == reduce(xor, (host["digest"] for host in everyone[1:]))
     assert everyone[0]["broken"] == everyone[0]["discarded"] == 0
+    root, *others = (host["figures"] for host in everyone)
+    row_bytes = 56
+    assert root == {"bytes_received": everyone[0]["received"] * row_bytes, "rows_forwarded": everyone[0]["received"]}
+    sent = {"bytes_sent": count * 3 * row_bytes, "rows_forwarded": count * 3, "rows_written": count * 3}
+    assert others == [sent] * (ranks - 1)
 
 
 def test_a_trainer_that_never_drains_holds_producers_back_and_the_end_still_comes():
@@ -126,6 +131,7 @@ def test_a_trainer_that_never_drains_holds_producers_back_and_the_end_still_come
             host["pushed"] < 2 * 64 + 2 * 64 + 64 + 3 * 4096 // 56 + 200
         )  # own lanes, lane to the trainer, blocks on their way
     assert everyone[0]["discarded"] > 0
+    assert everyone[0]["placed"] + everyone[0]["discarded"] == sum(host["pushed"] for host in everyone[1:])
     assert "given up" in everyone[0]["problems"][0]
 
 

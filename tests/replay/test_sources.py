@@ -61,7 +61,7 @@ def test_rows_are_taken_until_a_window_is_whole_whatever_samples_per_insert_says
 def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last() -> None:
     source = trajectories()
     for stream in range(3):
-        assert source.record(episode(SCHEMA, stream, 10), 0) == 10
+        assert source.record(episode(SCHEMA, stream, 10, version=5), 5) == 10
     assert source.pacing.ready()
     batch = source.sample()
     assert batch.length.tolist() == [4, 4, 2, 4, 4, 2, 4, 4]
@@ -75,7 +75,8 @@ def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last
         np.testing.assert_array_equal(batch.columns["logp"][i, :length], -(first + np.arange(length)))
         assert (batch.columns["hidden"][i] == (i // 3) * 100 + first).all()
         assert not batch.reward[i, length:].any()
-    assert source.learned(batch, None).transitions == 28
+    used = source.learned(batch, None)
+    assert (used.transitions, used.versions.tolist()) == (28, [5] * 28)
     assert not source.pacing.ready()
     with pytest.raises(ValueError, match="1 of 8 trajectories"):
         source.sample()
@@ -212,6 +213,25 @@ def test_a_replay_source_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert other.pacing.insertable() == source.pacing.insertable()
     np.testing.assert_array_equal(other.sample().pick_pos, source.sample().pick_pos)
     assert other.figures()["replay_size"] == 120
+
+
+def test_counts_of_evicted_records_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    settings = config(capacity=100)
+    source = replay_source(settings)
+    for stream in range(2):
+        source.record(episode(SCHEMA, stream, 40), 0)
+    source.sample(200)  # from both
+    for stream in range(2, 5):
+        source.record(episode(SCHEMA, stream, 40), 0)
+    assert source.evicted == (120, 40)
+    state = source.save(tmp_path)
+    other = replay_source(settings)
+    other.load(tmp_path, state)
+    assert other.evicted == (120, 40)
+    for stream in range(5, 8):
+        other.record(episode(SCHEMA, stream, 40), 0)
+    assert other.evicted == (240, 80)  # those that were loaded count as drawn from
+    assert other.figures()["records_evicted_unseen"] == 80
 
 
 def test_checkpoints_by_time_hold_what_has_changed_until_that_is_half_of_their_base(tmp_path: Path) -> None:

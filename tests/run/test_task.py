@@ -2,18 +2,27 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from ddrl.acting.policy_file import load_policy
+from ddrl.channels.board import LEFT, TAKEN, Board, Counters
+from ddrl.channels.lane import Lane
 from ddrl.core.config import NEVER
 from ddrl.core.errors import ConfigError
+from ddrl.replay.sources import ReplaySource
+from ddrl.run.checkpoint import TrainingState
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
-from ddrl.run.task import Outcome, Reason, seconds_of_last_evaluation
+from ddrl.run.task import MAX_PROBABILITIES, Ledger, Outcome, Reason, _record_probabilities, seconds_of_last_evaluation
 from ddrl.run.training import MAX_UPDATES
-from tests.run.launch import settings
+from ddrl.telemetry import Run
+from ddrl.telemetry.ledger import LEDGER
+from tests.run.launch import balances, settings
 from tests.run.test_turns import prepare
 
 
@@ -138,3 +147,58 @@ def test_a_resumed_run_goes_on_with_its_counts_and_its_replay(tmp_path: Path) ->
     assert source.figures()["replay_size"] == before.figures()["replay_size"] > 500
     assert source.pacing.state() == before.pacing.state()
     go_to_the_end(resumed)
+
+
+def test_the_ledger_tells_records_that_left_unseen_from_those_that_a_batch_has_drawn(tmp_path: Path) -> None:
+    few = ("replay.samples_per_insert=0.05", "learner.batch_size=1")
+    run = start(tmp_path / "run", "replay.capacity=200", "replay.min_size=100", *few)
+    go_to_the_end(run)
+    source = run.task.training.source
+    assert isinstance(source, ReplaySource)
+    evicted, unseen = source.evicted
+    assert 0 < unseen < evicted
+    with Run(tmp_path / "run") as ended:
+        entry = ended.snapshot(LEDGER)
+    assert entry is not None
+    assert (entry["held"], entry["evicted_seen"], entry["evicted_unseen"]) == (800 - evicted, evicted - unseen, unseen)
+    balances(tmp_path / "run")
+
+
+def test_rows_under_way_are_those_in_the_lanes_of_this_host_and_of_the_others() -> None:
+    lanes = [Lane.create(None, np.dtype([("step", np.uint32)]), 16) for _ in range(2)]
+    for lane, pushed, popped in zip(lanes, (5, 9), (3, 1), strict=True):
+        lane.push(np.zeros(pushed, lane.dtype))
+        lane.pop(np.zeros(popped, lane.dtype))
+    counters = Counters.create(None, 1)
+    board = Board.create(None)
+    board.values[TAKEN] = 100
+    board.values[LEFT] = 20
+    channels: Any = SimpleNamespace(
+        lanes={1: lanes[0]},
+        remote_lanes=[lanes[1]],
+        counters=counters,
+        counters_row=lambda rank: counters.row(0),
+        mirrors=[],
+        tables=counters.table,
+        board=board,
+    )
+    topology: Any = SimpleNamespace(trainer=None, in_rounds=False, area_columns=())
+    source: Any = None  # no replay
+    kept: dict[str, Any] = {}
+    recorder: Any = SimpleNamespace(record_snapshot=lambda kind, **fields: kept.update(fields))
+    Ledger(topology, channels, source, TrainingState()).record(recorder)
+    expected = {"taken_before": 100, "left_before": 20, "popped": 4, "waiting": 10, "written_here": 5, "placed": 9}
+    assert {name: kept[name] for name in expected} == expected
+    assert kept["written"] == 100 + 20 + 5
+
+
+@pytest.mark.parametrize("picks", [3, 4 * MAX_PROBABILITIES])
+def test_probabilities_of_picks_are_recorded_from_the_highest_to_the_lowest(picks: int) -> None:
+    source: Any = SimpleNamespace(probabilities=lambda: np.random.default_rng(0).permutation(picks) / picks)
+    kept: dict[str, Any] = {}
+    recorder: Any = SimpleNamespace(record_snapshot=lambda kind, **fields: kept.update(fields))
+    _record_probabilities(source, recorder, 0.0)
+    found = kept["probabilities"]
+    assert len(found) == min(picks, MAX_PROBABILITIES)
+    assert (found[0], found[-1]) == ((picks - 1) / picks, 0.0)
+    assert (np.diff(found) < 0).all()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ddrl.rollout.evaluation import MetStates
+from ddrl.run.task import values_of
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, settings
 
@@ -55,3 +59,18 @@ def test_a_run_without_distributions_leaves_none(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     with Run(tmp_path / "run") as run:
         assert run.snapshot("values") is None
+
+
+def test_the_state_that_is_shown_is_the_first_environments_and_so_is_the_action_taken_in_it() -> None:
+    chosen = np.array([[1, 0, 0], [0, 1, 1]])  # by moment and environment
+    quantile = np.zeros((6, 2, 4))  # of each met state and action
+    quantile[np.arange(6), chosen.ravel()] = np.arange(1.0, 7)[:, None]
+    seen = SimpleNamespace(num_actions=2)
+    learner: Any = SimpleNamespace(spec=seen, inspect=lambda states: {"quantile": quantile, "q": quantile.mean(2)})
+    returns = np.array([[[1.0], [np.nan], [3.0]], [[4.0], [5.0], [6.0]]])
+    values = values_of(learner, MetStates(np.zeros((2, 3, 1)), np.array([0, 9]), returns))
+    assert values["taken"].tolist() == [1, 0]
+    assert values["state"].tolist() == [[[0] * 4, [1] * 4], [[4] * 4, [0] * 4]]
+    assert values["predicted"].shape == (2, 1, 4)
+    assert [values["predicted"][moment, 0, [0, -1]].tolist() for moment in (0, 1)] == [[1.0, 3.0], [4.0, 6.0]]
+    assert values["returns"] == [[[1.0, 3.0]], [[4.0, 5.0, 6.0]]]

@@ -52,6 +52,17 @@ def test_a_figure_far_beyond_its_usual_size_is_an_alert_once(tmp_path, value):
     assert raised(tmp_path, records(grad_norm=[2.0] * 5 + [DIVERGED * 2.1])) == []  # nothing is usual yet
 
 
+def test_an_alert_says_how_much_and_what_is_usual(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=123_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage)
+    alerts = Alerts(tmp_path, Config(), print)
+    given = records(grad_norm=[2.0] * MIN_VALUES + [420.0])
+    assert [alert.text for record in given for alert in alerts.look(record, "running")] == [
+        f"only 123 MB are free for {tmp_path}",
+        "grad_norm is 420, and was about 2",
+    ]
+
+
 def test_a_silent_rank_and_one_that_was_started_again_are_alerts_that_name_it(tmp_path):
     moments = frames(BUSY, seconds=60)
     moments.values[20:, 3, COLUMN["heartbeat"]] = 1019.0

@@ -56,14 +56,14 @@ def test_events_and_evaluations_keep_their_order_and_are_never_lost_at_the_end(t
     with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
         for number in range(200):
             recorder.record_event("note", f"event {number}", number=number, share=np.float32(0.5))
-        recorder.record_evaluation(Judged(0, 1000, Returns(195.5, 3.0, 20)), updates=100)
+        recorder.record_evaluation(Judged(7, 1000, Returns(195.5, 3.0, 20)), updates=100)
     with Run(tmp_path) as run:
         events, evaluations = run.events(), run.evaluations()
         assert [fields["number"] for fields in events["fields"]] == list(range(200))
         assert list(run.events(newest=3)["text"]) == ["event 197", "event 198", "event 199"]
         assert len(run.events(since=events.cursor)) == 0
-    assert evaluations["mean"].tolist() == [195.5]
-    assert evaluations["episodes"].tolist() == [20]
+    expected = {"mean": 195.5, "std": 3.0, "episodes": 20, "env_steps": 1000, "updates": 100, "policy_version": 7}
+    assert {name: evaluations[name].tolist() for name in expected} == {name: [one] for name, one in expected.items()}
 
 
 def test_only_the_newest_snapshot_of_a_kind_is_kept(tmp_path):
@@ -340,6 +340,16 @@ def test_the_greatest_of_a_span_stays_where_rows_are_folded(tmp_path):
         folded = run.series(["version_age_max"], points=20)["version_age_max"][:16]
     assert (whole.max(axis=1) != whole.mean(axis=1)).any()
     assert folded.tolist() == whole.max(axis=1).tolist()
+
+
+def test_a_folded_row_has_the_moment_of_its_last_record(tmp_path):
+    """Its totals are that record's, and speeds are taken between rows."""
+    record_run(tmp_path, records=64)
+    with Run(tmp_path) as run:
+        whole = run.series([])
+        folded = run.series([], points=20)
+    for name in ("time", "wall_seconds"):
+        assert folded[name][:16].tolist() == whole[name][3:64:4].tolist()
 
 
 def test_damage_inside_the_file_is_told_in_plain_words(tmp_path):
