@@ -30,7 +30,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import MAX_WORDS, DdrlError, EnvError, MissingExtraError, first_line, user_error
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.specs import EnvSpec, VectorEnv
-from ddrl.envs.spaces import doubts, has_picture, is_box, shown
+from ddrl.envs.spaces import doubts, has_attribute, has_picture, is_box, shown
 from ddrl.envs.states import read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv, speaks_our_protocol
 
@@ -391,7 +391,7 @@ def _refusal(made: Any) -> str:
     if isinstance(made, type):
         return f"the factory returned the class {made.__name__}: return one of its objects, {made.__name__}(...)"
     for attribute, what in _OTHER_INTERFACES.items():
-        if hasattr(made, attribute):
+        if has_attribute(made, attribute):
             return f"the factory returned a {name}, {what}"
     return (
         f"the factory returned a {name}; it must return a gymnasium.Env, a Gymnasium vector, or a VectorEnv "

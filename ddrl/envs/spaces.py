@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -589,8 +590,8 @@ class MaskReader:
         entry: Any = space.spaces.get(ACTION_MASK) if is_dict(space) else None
         if entry is not None and len(space.spaces) > 1 and entry.shape == inside._shape:
             return inside
-        has_method = callable(getattr(env.unwrapped, "action_masks", None))
-        return cls(env_id, "method", env.action_space) if has_method else None
+        is_method = has_attribute(env.unwrapped, "action_masks") and callable(env.unwrapped.action_masks)
+        return cls(env_id, "method", env.action_space) if is_method else None
 
     def rest(self, space: Any) -> Any:
         """The space of what the networks see."""
@@ -620,6 +621,14 @@ class MaskReader:
             row[ACTION_MASK] = mask if self._picks is None else mask[self._picks].all(axis=1)
 
         return write_both
+
+
+def has_attribute(thing: Any, name: str) -> bool:
+    """Whether it has an attribute of that name, or says so truly: a proxy that answers to any name says nothing."""
+    if not hasattr(thing, name):
+        return False
+    nothing = object()
+    return inspect.getattr_static(thing, name, nothing) is not nothing or not hasattr(thing, "no_thing_has_this")
 
 
 def as_number(value: Any) -> float | None:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import CheckpointError, EnvError
+from ddrl.envs.spaces import has_attribute
 
 STATISTICS = ("obs_rms", "return_rms")  # attributes of wrappers: a running mean and variance
 MOMENTS = ("mean", "var", "count")
@@ -26,7 +27,7 @@ def _layers(env: Any) -> list[Any]:
     """Those among an environment and its wrappers that keep a state, the outermost first."""
     found: list[Any] = []
     for _ in range(_MAX_DEPTH):
-        if _speaks(env) or any(_has_moments(getattr(env, name, None)) for name in STATISTICS):
+        if _speaks(env) or any(_has_moments(env, name) for name in STATISTICS):
             found.append(env)
         env = cast(dict[str, Any], getattr(env, "__dict__", {})).get("env")
         if env is None:
@@ -39,8 +40,8 @@ def _speaks(layer: Any) -> bool:
     return all(callable(getattr(cast(object, type(layer)), name, None)) for name in ("state", "load_state"))
 
 
-def _has_moments(statistics: Any) -> bool:
-    return all(hasattr(statistics, name) for name in MOMENTS)
+def _has_moments(layer: Any, name: str) -> bool:
+    return has_attribute(layer, name) and all(hasattr(getattr(layer, name), moment) for moment in MOMENTS)
 
 
 def _read(layer: Any) -> Any:
@@ -49,7 +50,7 @@ def _read(layer: Any) -> Any:
     return {
         name: {moment: getattr(getattr(layer, name), moment) for moment in MOMENTS}
         for name in STATISTICS
-        if _has_moments(getattr(layer, name, None))
+        if _has_moments(layer, name)
     }
 
 

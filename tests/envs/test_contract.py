@@ -16,9 +16,10 @@ from gymnasium import spaces
 from ddrl.core.config import Config, EnvConfig, LearnerConfig
 from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_error, user_frame
 from ddrl.core.roles import Assignment, Role
-from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
+from ddrl.core.specs import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import vectors
 from ddrl.envs.making import make_vector_env, probe_spec
+from ddrl.envs.states import read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
 from ddrl.learner.own_networks import own_network
 from ddrl.rollout.evaluation import evaluation_envs
@@ -401,7 +402,22 @@ class HasAnyAttribute(Given):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: None
+        return HasAnyAttribute.Answer()
+
+    class Answer:
+        mean = var = count = property(lambda self: HasAnyAttribute.Answer())
+
+        def __call__(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class HasMasksToo(HasAnyAttribute):
+    def action_masks(self) -> Any:
+        return [1, 1]
+
+
+class IsOnlyAProxy:
+    def __getattr__(self, name: str) -> Any:
+        return None
 
 
 def gives_a_class() -> type[Given]:
@@ -416,9 +432,15 @@ class WithoutSingleSpaces:
 OldGym = type("OldGym", (), {"__module__": "gym.envs.classic"})
 
 
-def test_an_environment_that_has_any_attribute_is_no_vector() -> None:
-    config = EnvConfig(id=f"{__name__}:HasAnyAttribute", kwargs={"space": FLOATS, "value": ZEROS}, action_mask="none")
-    assert make_vector_env(config).num_envs == config.num_envs
+@pytest.mark.parametrize("factory", ["HasAnyAttribute", "HasMasksToo"])
+def test_an_environment_that_has_any_attribute_is_no_vector_and_has_the_masks_and_states_of_its_class(
+    factory: str,
+) -> None:
+    env = make_vector_env(EnvConfig(id=f"{__name__}:{factory}", kwargs={"space": FLOATS, "value": ZEROS}, num_envs=3))
+    assert env.num_envs == 3
+    assert (ACTION_MASK in dict(env.spec.observation.fields)) == (factory == "HasMasksToo")
+    env.reset(1)
+    assert read_states(env) == b""
 
 
 @pytest.mark.parametrize(
@@ -430,6 +452,7 @@ def test_an_environment_that_has_any_attribute_is_no_vector() -> None:
         ("OfSeveralAgents", "several agents"),
         ("OfDmEnv", "dm_env's interface"),
         ("OfNoBase", "no gymnasium.Env"),
+        ("IsOnlyAProxy", "IsOnlyAProxy; it must return a gymnasium.Env"),
         ("gives_a_class", r"returned the class Given: return one of its objects, Given\(...\)"),
     ],
 )
