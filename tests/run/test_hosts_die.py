@@ -139,6 +139,7 @@ def test_hosts_of_which_all_ranks_die_are_left_out_until_none_has_a_rollout(tmp_
 def test_a_host_whose_keeper_dies_too_often_leaves_the_job(tmp_path: Path) -> None:
     with Job(tmp_path, "rollout.restarts=0") as job:
         job.kill(["ddrl keeper 2"])
+        wait_until(lambda: any("host 2 has died" in text for text in job.alarms()), "the host is not missed")
         job.goes_on([1])
         said = job.stop()
     assert "host 2 leaves the job" in said
