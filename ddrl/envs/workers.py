@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,7 +30,7 @@ from ddrl.envs.spaces import environment_seeds
 from ddrl.envs.states import load_states, read_states
 
 HELLO, RESET, STEP, FIGURES, READ, LOAD, ERROR = b"hrsfgle"
-CLOSE_SECONDS = 5.0  # for an environment to close
+CLOSE_SECONDS = 5.0  # for all environments of a vector to close
 
 
 class _Hello(msgspec.Struct):
@@ -82,21 +83,26 @@ class Worker:
         error = msgspec.msgpack.decode(data[1:], type=_Error)
         raise error_of(error.kind, error.text) if error.kind else ForeignError(error.text)
 
-    def close(self) -> None:
-        """Let it close its environments and end; kill it where that takes too long."""
+    def hang_up(self) -> None:
+        """Let it close its environments and end."""
         self._connection.close()
+
+    def end(self, seconds: float) -> bool:
+        """Wait until it has ended, and kill it where that takes too long; whether it ended by itself."""
         if not self.pid:
-            return
+            return True
         ended = os.pidfd_open(self.pid)
         try:
             waiting = select.poll()
             waiting.register(ended, select.POLLIN)
-            if not waiting.poll(CLOSE_SECONDS * 1000.0):
+            in_time = bool(waiting.poll(seconds * 1000.0))
+            if not in_time:
                 os.kill(self.pid, signal.SIGKILL)
         finally:
             os.close(ended)
         os.waitpid(self.pid, 0)
         self.pid = 0
+        return in_time
 
 
 class WorkersVectorEnv:
@@ -105,6 +111,7 @@ class WorkersVectorEnv:
     def __init__(self, env_id: str, workers: int, count: int, make: Callable[[int, int], VectorEnv]) -> None:
         """`make(n, first)`: a vector of n environments, the first of which is number `first`."""
         self.num_envs = count
+        self._where = f"env.id = {env_id}"
         counts = [count // workers + (place < count % workers) for place in range(workers)]
         firsts = [0, *accumulate(counts)]
         self._parts = [slice(begin, end) for begin, end in pairwise(firsts)]
@@ -121,7 +128,7 @@ class WorkersVectorEnv:
         self._reads_info = hellos[0].figures
         if any(hello.spec != self.spec for hello in hellos):
             self.close()
-            raise EnvError(f"env.id = {env_id}: its environments differ; all of one run must have the same spaces")
+            raise EnvError(f"{self._where}: its environments differ; all of one run must have the same spaces")
         observation = self.spec.observation
         self._arrays: list[tuple[tuple[int, ...], np.dtype[Any]]] = [
             (observation.shape, observation.numpy),
@@ -169,10 +176,15 @@ class WorkersVectorEnv:
             worker.receive()
 
     def close(self) -> None:
-        """Close all environments."""
+        """Close all environments, at once. Those that never return end nothing: their processes are killed."""
         for worker in self._workers:
-            worker.close()
+            worker.hang_up()
+        end = time.monotonic() + CLOSE_SECONDS
+        in_time = [worker.end(max(end - time.monotonic(), 0.0)) for worker in self._workers]
         self._workers = []
+        if killed := in_time.count(False):
+            words = f"its close does not return, which ends nothing: {killed} of {len(in_time)} processes (env.workers)"
+            print(f"ddrl: {self._where}: {words} were killed", file=sys.stderr, flush=True)
 
     def _ask(self, letter: int, body: bytes = b"") -> list[bytes]:
         for worker in self._workers:

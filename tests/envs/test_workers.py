@@ -137,6 +137,36 @@ def test_all_processes_step_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     env.close()
 
 
+class ClosesWithOthers(Random):
+    def close(self) -> None:
+        MEETING.wait(PATIENCE)
+
+
+class NeverCloses(Random):
+    def close(self) -> None:
+        while True:
+            signal.pause()
+
+
+def test_all_processes_close_at_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(globals(), "MEETING", multiprocessing.get_context("fork").Barrier(3))
+    monkeypatch.setattr("ddrl.envs.workers.CLOSE_SECONDS", PATIENCE)
+    monkeypatch.setattr("ddrl.envs.vectors.CLOSE_SECONDS", PATIENCE)
+    make_vector_env(EnvConfig(f"{HERE}:ClosesWithOthers", 3, 3)).close()
+    assert capfd.readouterr().err == ""
+    assert children() == []
+
+
+def test_processes_whose_close_does_not_return_are_killed_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddrl.envs.workers.CLOSE_SECONDS", 0.01)
+    make_vector_env(EnvConfig(f"{HERE}:NeverCloses", 5, 2)).close()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.endswith("its close does not return, which ends nothing: 2 of 2 processes (env.workers) were killed")
+    assert children() == []
+
+
 @pytest.mark.parametrize(
     ("fails", "kind", "words"),
     [
