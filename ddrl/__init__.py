@@ -54,6 +54,9 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.serve.__main__": "ddrl.admix.serving",  # python -m ddrl.serve
     "ddrl.serve": "ddrl.admix",
     "ddrl.retrain": "ddrl.admix.retrain",
+    "ddrl.envs.partial": "ddrl.envs.making",
+    "ddrl.video": "ddrl.evaluate",
+    "ddrl.core.algorithm": "ddrl.core.specs",
     "ddrl.pool." + "policy": "ddrl.pool.policies",
     **{
         f"ddrl.balance.{old}": f"ddrl.balance.{new}"

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     import pandas
 
     from ddrl.acting.policy_file import SavedPolicy
+    from ddrl.evaluate import Film
     from ddrl.rollout.evaluation import EvaluationResult
-    from ddrl.video import Film
 
 
 _numbers = itertools.count(1)  # runs started in one second by one process need different names
@@ -351,10 +351,10 @@ def play(run: AnyRun, *, episodes: int = 1, seed: int = 0, trust: bool = False) 
 
     Raises as `ddrl.evaluate --video`: DdrlError where there is no policy yet, its environment cannot be drawn, or it
     names code that the user has not trusted; `trust` does."""
-    from ddrl.video import NAME, Film, record
+    from ddrl.evaluate import FILM_NAME, Film, record
 
     path = _path_of(run)
-    return Film(path / NAME, record(policy(path, trust=trust).saved, path / NAME, episodes, seed))
+    return Film(path / FILM_NAME, record(policy(path, trust=trust).saved, path / FILM_NAME, episodes, seed))
 
 
 class Panel:

@@ -471,7 +471,7 @@ TOMLS = {
     "8 MB of text": f"[env.kwargs]\na = '{'x' * (8 << 20)}'\n",
     "a module of Gymnasium's": "[env]\nid = 'gift.evil:CartPole-v1'\n",
     "names in arguments": "[env]\nkwargs = {autoreset = 'gift.evil:X', render_mode = 'gift.evil:X'}\n",
-    "ddrl's own factory": "[env]\nid = 'ddrl.envs.partial:partly_observed'\nkwargs = {id = 'gift.evil:X'}\n",
+    "ddrl's own factory": "[env]\nid = 'ddrl.envs.making:partly_observed'\nkwargs = {id = 'gift.evil:X'}\n",
     "a function of ddrl": "[env]\nid = 'ddrl.core.plugins:load_object'\nkwargs = {name = 'gift.evil:X'}\n",
     "the environment's own loader": "[env]\nid = 'gymnasium:make'\nkwargs = {id = 'gift.evil:X'}\n",
     "a table of exploration": "[rollout]\nby_rollout = [{exploration = nan}, {exploration = 1e308}]\n",

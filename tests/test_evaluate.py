@@ -13,9 +13,8 @@ import pytest
 from ddrl.acting.policy_file import save_policy
 from ddrl.core.config import EnvConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.evaluate import main
+from ddrl.evaluate import _Gif, main
 from ddrl.telemetry.directory import find_film
-from ddrl.video import _Gif
 from tests.acting.networks import make_mlp, random_vector
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
@@ -192,7 +191,7 @@ def test_a_film_that_cannot_be_made_is_one_clear_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ddrl.video.MOST_FRAMES", 20)
+    monkeypatch.setattr("ddrl.evaluate.MOST_FRAMES", 20)
     assert main([str(run), *options]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.channels.area import SampleArea
-from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.files import replacement
 from ddrl.core.rows import RowKind, RowSchema, TransitionBuilder
+from ddrl.core.specs import Experience
 from ddrl.replay.batches import Transitions, as_transitions
 from ddrl.replay.sources import AreaSource
 

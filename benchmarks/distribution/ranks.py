@@ -31,8 +31,8 @@ from ddrl.distribution.membership import Membership
 from ddrl.distribution.models import PaceWatch
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.relay import LocalHost, Relay, host_relay, readers_needed, root_relay, slots_needed
+from ddrl.distribution.requests import wait
 from ddrl.distribution.schemes import Choice, Situation, choose_best
-from ddrl.distribution.waits import wait
 
 ROW = np.dtype([("payload", np.uint8, (64,))])
 CONNECT_TAG = 99

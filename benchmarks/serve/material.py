@@ -26,7 +26,7 @@ def make_run(run: Path, seed: int = 0) -> None:
     import torch
     from torch import nn
 
-    from ddrl.core.algorithm import Declaration
+    from ddrl.core.specs import Declaration
     from ddrl.learner.algorithm import Acting
     from ddrl.learner.export import export_model
     from ddrl.learner.part import named_tensors

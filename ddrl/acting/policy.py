@@ -17,9 +17,8 @@ import numpy as np
 from ddrl.acting.choosers import chooser_class
 from ddrl.acting.graph import MAX_RUN_SECONDS, Graph
 from ddrl.acting.policy_file import ActingModel
-from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import NetworkError
-from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, Bytes, Flags, allowed_actions
+from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ActingInput, Array, Bytes, Flags, allowed_actions
 
 _KEPT_BINDINGS = 16  # more than a mailbox has slots
 

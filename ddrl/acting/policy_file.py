@@ -24,7 +24,6 @@ import msgspec
 import numpy as np
 import safetensors.numpy
 
-from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import (
@@ -38,7 +37,7 @@ from ddrl.core.files import (
     write_atomically,
 )
 from ddrl.core.rows import ParameterLayout
-from ddrl.core.specs import ArraySpec, Bytes, EnvSpec
+from ddrl.core.specs import ActingInput, ArraySpec, Bytes, EnvSpec
 from ddrl.core.trust import check_trust, foreign_code
 
 FORMAT = "ddrl policy 2"
@@ -65,7 +64,7 @@ class ActingModel(msgspec.Struct, frozen=True):
     chooser: str  # a plug-in of ddrl.acting.choosers
     inputs: tuple[ActingInput, ...] = ()
     settings: dict[str, Any] = {}  # of the chooser
-    states: bytes = b""  # of environments, to begin with (ddrl.envs.states)
+    states: bytes = b""  # of environments, to begin with (ddrl.envs.making)
 
     def to_bytes(self) -> bytes:
         """Serialized for a host's blob."""

@@ -41,7 +41,7 @@ from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed, MessageError
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.waits import nothing
+from ddrl.distribution.requests import nothing
 
 if TYPE_CHECKING:
     from mpi4py import MPI

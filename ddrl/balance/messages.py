@@ -20,8 +20,7 @@ from ddrl.channels import Doorbell
 from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import Segment
 from ddrl.channels.wire import Wire
-from ddrl.distribution.requests import MpiEnd
-from ddrl.distribution.waits import rest
+from ddrl.distribution.requests import MpiEnd, rest
 
 if TYPE_CHECKING:
     from mpi4py import MPI

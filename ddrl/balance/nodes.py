@@ -31,11 +31,11 @@ from ddrl.balance.messages import (
 )
 from ddrl.balance.sizes import Observation
 from ddrl.channels.board import Command, CounterRow
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, DdrlError, JobFailed, MessageError, NetworkError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Assignment, Role
+from ddrl.core.specs import Declaration
 from ddrl.run.keeper import report_stacks
 from ddrl.run.process import flush_denormals, set_torch_threads, spare_collector
 from ddrl.run.topology import START_TIMEOUT, HostChannels, Topology, describe, read_failure

@@ -23,10 +23,9 @@ import numpy as np
 from ddrl.channels.mailbox import Mailbox
 from ddrl.distribution.executor import Executor, Inbox
 from ddrl.distribution.plan import Plan
-from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard
+from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard, rest
 from ddrl.distribution.schemes import make_plan
 from ddrl.distribution.simulator import Network
-from ddrl.distribution.waits import rest
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.distribution.requests import Exchange, MpiEnd, Part, withdraw
-from ddrl.distribution.waits import nothing, wait
+from ddrl.distribution.requests import Exchange, MpiEnd, Part, nothing, wait, withdraw
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -38,7 +38,7 @@ from ddrl.distribution.flows import (
 from ddrl.distribution.links import Links
 from ddrl.distribution.membership import Membership, Message
 from ddrl.distribution.models import ModelReceiver, ModelSender, bases_kept
-from ddrl.distribution.waits import Events, rest_seconds
+from ddrl.distribution.requests import Events, rest_seconds
 
 UPLINK_BLOCK_BYTES = 1 << 18  # most experience that a relay sends to the root in one message
 COUNT_PERIOD = 0.25  # between updates of the relay's own counters [s]

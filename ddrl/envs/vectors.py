@@ -59,7 +59,7 @@ class CheckedVectorEnv:
         """`actions`: what the environments call each action, where they have other numbers (`action_table`)."""
         self.num_envs = num_envs
         self.spec = spec
-        self.holders: list[Any] = []  # the environments, which may keep a state between episodes (ddrl.envs.states)
+        self.holders: list[Any] = []  # the environments, which may keep a state between episodes
         self._where = f"env.id = {env_id}"
         self._actions = actions
         self._reward_clip = reward_clip

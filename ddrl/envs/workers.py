@@ -26,8 +26,8 @@ from ddrl.core.errors import DdrlError, EnvError, ForeignError, ProcessEnded, er
 from ddrl.core.forks import die_with, ignore_interrupts
 from ddrl.core.generators import seed_generators
 from ddrl.core.specs import Array, EnvSpec, EnvStep, VectorEnv
+from ddrl.envs.making import load_states, read_states
 from ddrl.envs.spaces import environment_seeds
-from ddrl.envs.states import load_states, read_states
 
 HELLO, RESET, STEP, FIGURES, READ, LOAD, ERROR = b"hrsfgle"
 CLOSE_SECONDS = 5.0  # for all environments of a vector to close
@@ -162,12 +162,12 @@ class WorkersVectorEnv:
         return EnvStep(observation, reward, terminated, truncated, raw, columns)
 
     def read_states(self) -> bytes:
-        """As `ddrl.envs.states.read_states`."""
+        """As `ddrl.envs.making.read_states`."""
         given = [msgspec.msgpack.decode(data) for data in self._ask(READ) if data]
         return msgspec.msgpack.encode([*chain.from_iterable(given)]) if given else b""
 
     def load_states(self, data: bytes, frozen: bool) -> None:
-        """As `ddrl.envs.states.load_states`."""
+        """As `ddrl.envs.making.load_states`."""
         states: list[Any] = msgspec.msgpack.decode(data)
         for worker, part in zip(self._workers, self._parts, strict=True):
             own = [states[place % len(states)] for place in range(part.start, part.stop)]

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from ddrl.acting.choosers import Chooser, chooser_class
 from ddrl.core import plugins
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.metrics import info_figure
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import SMALLEST_SCREEN, ArraySpec, Column, ColumnRole, EnvSpec, Image
+from ddrl.core.specs import SMALLEST_SCREEN, ArraySpec, Column, ColumnRole, Declaration, EnvSpec, Image
 
 if TYPE_CHECKING:
     import torch

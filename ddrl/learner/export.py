@@ -27,10 +27,9 @@ from torch import nn
 from torch.onnx import symbolic_helper
 
 from ddrl.acting.policy_file import ActingModel
-from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import MAX_WORDS, NetworkError, first_line, is_of_user, user_error
 from ddrl.core.rows import ParameterLayout
-from ddrl.core.specs import FORBIDDEN, ArraySpec, EnvSpec
+from ddrl.core.specs import FORBIDDEN, ActingInput, ArraySpec, Declaration, EnvSpec
 from ddrl.learner.algorithm import Acting
 from ddrl.learner.part import layout_of, named_tensors
 

@@ -22,11 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 from ddrl.acting.policy_file import ActingModel
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
 from ddrl.learner.devices import (

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.channels.area import SampleArea
-from ddrl.core import algorithm, plugins
+from ddrl.core import plugins, specs
 from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.files import DAMAGE, new_file, opened
@@ -102,7 +102,7 @@ class Experience(Protocol):
 
 
 def make_source(
-    config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
+    config: Config, schema: RowSchema, experience: specs.Experience, areas: Sequence[SampleArea] = ()
 ) -> Experience:
     """The source that replay.source names; auto: the one that an algorithm's declaration asks for."""
     name = config.replay.source
@@ -119,7 +119,7 @@ CHECKED_BATCH = 8  # draws of a batch of `small_source`
 CHECKED_CAPACITY = 10_000  # records of `small_source` at most
 
 
-def small_source(config: Config, schema: RowSchema, experience: algorithm.Experience) -> Experience | None:
+def small_source(config: Config, schema: RowSchema, experience: specs.Experience) -> Experience | None:
     """An empty source of the run's kind whose batches have `CHECKED_BATCH` draws, for checks before the run; None where
     replay.source is the user's own."""
     if ":" in config.replay.source:
@@ -148,7 +148,7 @@ class ReplaySource(Experience):
     each of its positions in use."""
 
     def __init__(
-        self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
+        self, config: Config, schema: RowSchema, experience: specs.Experience, areas: Sequence[SampleArea] = ()
     ) -> None:
         settings = config.replay
         self._config = config
@@ -327,7 +327,7 @@ class TrajectorySource(Experience):
     recorded and again when it would be handed out. It is its own pacing."""
 
     def __init__(
-        self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea] = ()
+        self, config: Config, schema: RowSchema, experience: specs.Experience, areas: Sequence[SampleArea] = ()
     ) -> None:
         if experience.length < 1:
             raise ConfigError(f"a trajectory's length ({experience.length}) must be at least 1")
@@ -511,7 +511,7 @@ class AreaSource(Experience):
     spare_blocks: ClassVar[int] = 1
 
     def __init__(
-        self, config: Config, schema: RowSchema, experience: algorithm.Experience, areas: Sequence[SampleArea]
+        self, config: Config, schema: RowSchema, experience: specs.Experience, areas: Sequence[SampleArea]
     ) -> None:
         if experience.source != "replay" or experience.pick_len > 1:
             raise ConfigError(

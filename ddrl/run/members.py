@@ -30,7 +30,7 @@ from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
-from ddrl.envs.states import load_states, read_states
+from ddrl.envs.making import load_states, read_states
 from ddrl.rollout.evaluation import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.keeper import ENVIRONMENT_FAILED

@@ -37,8 +37,7 @@ from ddrl.core.forks import SIGNALS, die_with, is_orphan
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
-from ddrl.distribution.requests import MpiEnd
-from ddrl.distribution.waits import nothing, rest, wait
+from ddrl.distribution.requests import MpiEnd, nothing, rest, wait
 from ddrl.run import slot
 from ddrl.run.cli import parse
 from ddrl.run.keeper import report_stacks

@@ -26,14 +26,13 @@ from ddrl.channels.lane import Lane, MessageLane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
 from ddrl.core import plugins
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, DdrlError, user_error, user_frame
 from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema, transition_columns
 from ddrl.core.settings import config_from_toml, config_to_toml
-from ddrl.core.specs import Column, EnvSpec
+from ddrl.core.specs import Column, Declaration, EnvSpec
 from ddrl.distribution.membership import RELAYS, Message
 
 MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones

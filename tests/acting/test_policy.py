@@ -12,11 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel
-from ddrl.core.algorithm import ActingInput
 from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.forks import forbid_torch
 from ddrl.core.rows import ParameterLayout
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ActingInput, ArraySpec, EnvSpec
 from tests.acting.networks import make_mlp, mlp_values, random_vector
 
 SPEC = EnvSpec("test", ArraySpec((3,), "float32"), 4)

@@ -18,10 +18,9 @@ import pytest
 import safetensors.numpy
 
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.core.algorithm import ActingInput
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, RunDirError
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ActingInput, ArraySpec, EnvSpec
 from tests.acting.networks import make_mlp, random_vector
 from tests.sources import environment
 

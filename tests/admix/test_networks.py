@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from ddrl.admix.networks import QueueActor, QueueCritics
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, LearnerConfig
 from ddrl.core.errors import ConfigError
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
 from ddrl.learner.actor_critic import make_actor, make_critics
 from ddrl.learner.algorithm import Acting, Loss
 from ddrl.learner.algorithms.d4pg import D4PG, D4PGSettings

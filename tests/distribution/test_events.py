@@ -8,8 +8,8 @@ import time
 import pytest
 
 from ddrl.channels.board import Board
-from ddrl.distribution import waits as events
-from ddrl.distribution.waits import Events
+from ddrl.distribution import requests as events
+from ddrl.distribution.requests import Events
 
 LONG = 30.0  # s, which no test waits
 

@@ -18,8 +18,7 @@ from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_error, user
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import vectors
-from ddrl.envs.making import make_vector_env, probe_spec
-from ddrl.envs.states import read_states
+from ddrl.envs.making import make_vector_env, probe_spec, read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
 from ddrl.learner.own_networks import own_network
 from ddrl.rollout.evaluation import evaluation_envs

@@ -9,8 +9,7 @@ import pytest
 import ddrl
 from ddrl.core.errors import EnvError
 from ddrl.core.settings import load_config
-from ddrl.envs.making import make_vector_env
-from ddrl.envs.partial import partly_observed
+from ddrl.envs.making import make_vector_env, partly_observed
 
 TASK = Path(ddrl.__file__).parent / "tasks" / "cartpole_positions.toml"
 

@@ -19,7 +19,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError, ForeignError, ProcessEnded
 from ddrl.core.settings import load_config
 from ddrl.envs import make_vector_env
-from ddrl.envs.states import load_states, read_states
+from ddrl.envs.making import load_states, read_states
 from ddrl.envs.workers import WorkersVectorEnv
 from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.members import exit_status

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import row_schema
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.algorithm import SHARED, Acting, Evaluation, Loss, algorithm_class
 from ddrl.learner.algorithms.dqn import DQN

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.errors import NetworkError
+from ddrl.core.specs import ActingInput, Declaration
 from ddrl.learner.algorithm import Acting
 from ddrl.learner.export import export_model
 from ddrl.learner.part import FlatParameters

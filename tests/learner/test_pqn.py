@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from ddrl.acting.policy import ActingPolicy
-from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, EnvSpec, Experience
 from ddrl.learner import Learner, describe
 from ddrl.learner.algorithms.pqn import lambda_returns
 from ddrl.replay.sources import Trajectories, TrajectorySource

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.choosers import EpsilonGreedy
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import TD_ERROR, Metric
-from ddrl.core.specs import Column, EnvSpec
+from ddrl.core.specs import Column, Declaration, EnvSpec
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
 

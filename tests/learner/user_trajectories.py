@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.core.algorithm import Declaration, Experience
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import Metric
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Declaration, EnvSpec, Experience
 from ddrl.learner.algorithm import Acting, Evaluation, Loss
 
 

@@ -7,7 +7,7 @@ from tests.mutations.named import Fault
 _COMMUTES = "max and min of two numbers do not depend on their order"
 
 _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of the faulty line): why
-    ("ddrl/distribution/waits.py", "swapped arguments", "max(share *"): _COMMUTES,
+    ("ddrl/distribution/requests.py", "swapped arguments", "max(share *"): _COMMUTES,
     ("ddrl/pool/page.py", "swapped arguments", "max(one.parameters, one.ready)"): _COMMUTES,
     ("ddrl/pool/rounds.py", "swapped arguments", "max(sent.start"): _COMMUTES,
     ("ddrl/balance/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (

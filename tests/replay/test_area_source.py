@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.admix.sources import RandomPool
 from ddrl.channels import AreaWriter, SampleArea
-from ddrl.core.algorithm import Experience
 from ddrl.core.config import AreasConfig, Config, LearnerConfig, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.rows import RowKind, transition_columns
+from ddrl.core.specs import Experience
 from ddrl.replay.sources import AreaSource, make_source
 from tests.replay.test_sources import SCHEMA, episode
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddrl.core.algorithm import Experience
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.rows import RowKind, RowSchema, row_schema
-from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec
+from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec, Experience
 from ddrl.replay.sources import ReplaySource, TrajectorySource, make_source
 
 SPEC = EnvSpec("x", ArraySpec((2,), "float32"), 2)

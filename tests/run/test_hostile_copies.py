@@ -79,13 +79,13 @@ def two_colons(run: Path) -> None:
 
 
 def own_factory(run: Path) -> None:
-    table = '"ddrl.envs.partial:partly_observed"'
+    table = '"ddrl.envs.making:partly_observed"'
     edit_config(run, "env", f"id = {table}")
     edit_config(run, "env", 'kwargs = {id = "gift.evil:Env-v0", keep = [0]}')
     edit_manifest(
         run,
         lambda document: document["env"].update(  # type: ignore[attr-defined]
-            id="ddrl.envs.partial:partly_observed", kwargs={"id": "gift.evil:Env-v0", "keep": [0]}
+            id="ddrl.envs.making:partly_observed", kwargs={"id": "gift.evil:Env-v0", "keep": [0]}
         ),
     )
 

@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 from ddrl.channels.segment import SHM, Segment, segment_name
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.errors import EnvError, KeeperError
 from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner.algorithms.dqn import DQN
 from ddrl.run.keeper import MAX_WORDS, Child, Ended, Keeper, Place, without_launcher
 from ddrl.run.preparation import probe_in_fork

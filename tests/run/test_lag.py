@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddrl.core.algorithm import Experience
 from ddrl.core.errors import ConfigError
 from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, EnvSpec, Experience
 from ddrl.replay.sources import make_source
 from ddrl.run.lag import PENDING, RECENT, LagBound, LagMeter, Recent
 from ddrl.run.serial import SerialRun

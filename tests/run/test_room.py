@@ -6,7 +6,7 @@ import pytest
 
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
-from ddrl.run import room
+from ddrl.run import preparation
 from ddrl.run.local import local_ranks
 from ddrl.run.preparation import describe_environment
 from ddrl.run.topology import Topology
@@ -31,12 +31,14 @@ def topology_of(*settings):
 )
 def test_what_a_run_surely_fills_is_refused_with_the_setting_to_lower(settings, free, named, monkeypatch):
     place = {"memory": GIB, "disk": 100 * GIB, "shared": 100 * GIB} | {free: GIB / 8}
-    monkeypatch.setattr(room, "free_memory", lambda: place["memory"] if free != "shared" else 1e15)
+    monkeypatch.setattr(preparation, "free_memory", lambda: place["memory"] if free != "shared" else 1e15)
     monkeypatch.setattr(
-        room, "free_disk", lambda folder: place["shared"] if folder == room.SHARED_MEMORY else place["disk"]
+        preparation,
+        "free_disk",
+        lambda folder: place["shared"] if folder == preparation.SHARED_MEMORY else place["disk"],
     )
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")) as refusal:
-        room.check_room(topology_of("run.max_env_steps=1000000000", *settings), Path("/nowhere/run"))
+        preparation.check_room(topology_of("run.max_env_steps=1000000000", *settings), Path("/nowhere/run"))
     assert "are needed" in str(refusal.value)
     assert "free" in str(refusal.value)
     assert len(str(refusal.value)) < 300
@@ -44,10 +46,10 @@ def test_what_a_run_surely_fills_is_refused_with_the_setting_to_lower(settings, 
 
 @pytest.mark.parametrize("steps", [1_000, 100_000])
 def test_what_a_short_run_will_not_fill_is_a_line(steps, monkeypatch):
-    monkeypatch.setattr(room, "free_memory", lambda: GIB)
-    monkeypatch.setattr(room, "free_disk", lambda folder: 100 * GIB)
+    monkeypatch.setattr(preparation, "free_memory", lambda: GIB)
+    monkeypatch.setattr(preparation, "free_disk", lambda folder: 100 * GIB)
     topology = topology_of("replay.capacity=500000000", f"run.max_env_steps={steps}", "run.checkpoint_period=0")
-    (line,) = room.check_room(topology, Path("/nowhere/run"))
+    (line,) = preparation.check_room(topology, Path("/nowhere/run"))
     assert "replay.capacity = 500,000,000" in line
     assert "MiB free" in line
 
@@ -66,18 +68,18 @@ def test_what_a_short_run_will_not_fill_is_a_line(steps, monkeypatch):
 def test_the_process_that_may_take_the_trainers_place_counts(settings, has_spare, lines, monkeypatch):
     spare = 200e6
     topology = topology_of("run.max_env_steps=1000000", "run.checkpoint_period=0", *settings)
-    taken = sum(need.sure for need in room.needs_of(topology, Path("/nowhere/run"), has_spare))
-    monkeypatch.setattr(room, "free_disk", lambda folder: 100 * GIB)
-    monkeypatch.setattr(room, "free_memory", lambda: taken + spare + 1)
-    assert room.check_room(topology, Path("/nowhere/run"), has_spare=has_spare) == []
-    monkeypatch.setattr(room, "free_memory", lambda: taken + spare - 1)
-    found = room.check_room(topology, Path("/nowhere/run"), has_spare=has_spare)
+    taken = sum(need.sure for need in preparation.needs_of(topology, Path("/nowhere/run"), has_spare))
+    monkeypatch.setattr(preparation, "free_disk", lambda folder: 100 * GIB)
+    monkeypatch.setattr(preparation, "free_memory", lambda: taken + spare + 1)
+    assert preparation.check_room(topology, Path("/nowhere/run"), has_spare=has_spare) == []
+    monkeypatch.setattr(preparation, "free_memory", lambda: taken + spare - 1)
+    found = preparation.check_room(topology, Path("/nowhere/run"), has_spare=has_spare)
     assert len(found) == lines
     assert all("190.7 MiB" in line and "lower rollout.restarts to 0, or" in line for line in found)
 
 
 def test_what_has_room_is_not_mentioned(tmp_path):
-    assert room.check_room(topology_of("run.max_env_steps=1000"), tmp_path / "run") == []
+    assert preparation.check_room(topology_of("run.max_env_steps=1000"), tmp_path / "run") == []
 
 
 def group(proc, groups, own, limits):
@@ -105,4 +107,4 @@ def group(proc, groups, own, limits):
 )
 def test_control_groups_of_both_versions_and_their_parents_count(own, limits, free, tmp_path):
     group(tmp_path / "proc", tmp_path / "groups", own, limits)
-    assert room.free_memory(tmp_path / "proc", tmp_path / "groups") == free
+    assert preparation.free_memory(tmp_path / "proc", tmp_path / "groups") == free

@@ -19,7 +19,7 @@ from ddrl.acting.policy_file import load_policy
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, EnvError
 from ddrl.envs import make_vector_env
-from ddrl.envs.states import load_states, read_states
+from ddrl.envs.making import load_states, read_states
 from ddrl.evaluate import evaluate
 from ddrl.run.checkpoint import newest_checkpoint
 from ddrl.run.cli import parse

@@ -4,9 +4,8 @@ import pytest
 
 from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import unlink_run
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import ChannelConfig, Config, EnvConfig, ReplayConfig
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
 from ddrl.run.topology import LANE_ROWS, Topology, board_name, read_failure, report_failure
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)

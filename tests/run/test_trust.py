@@ -146,12 +146,12 @@ def test_a_shipped_tasks_factory_asks_nothing_and_another_argument_does() -> Non
     for path in tasks().values():
         assert foreign_code(tomllib.loads(path.read_text()), RUN) == {}
     part: dict[str, Any] = {
-        "id": "ddrl.envs.partial:partly_observed",
+        "id": "ddrl.envs.making:partly_observed",
         "by_rollout": [{"id": "mine:World-v0"}],
         "kwargs": {"id": "a:B-v1"},
     }
     assert foreign_code({"env": part}, RUN) == {
-        "env.id": "ddrl.envs.partial:partly_observed",
+        "env.id": "ddrl.envs.making:partly_observed",
         "env.by_rollout.0.id": "mine:World-v0",
         "env.kwargs.id": "a:B-v1",
     }

@@ -225,7 +225,7 @@ def test_a_started_run_says_what_its_directory_and_its_process_say(tmp_path, mon
 def test_episodes_and_seed_reach_those_who_play(tmp_path, monkeypatch):
     monkeypatch.setattr("ddrl.notebook.policy", lambda *_, **__: SimpleNamespace(saved="the policy"))
     played = []
-    monkeypatch.setattr("ddrl.video.record", lambda *given: played.append(given))
+    monkeypatch.setattr("ddrl.evaluate.record", lambda *given: played.append(given))
     monkeypatch.setattr("ddrl.evaluate.evaluate", lambda *given: played.append(given))
     film = play(tmp_path, episodes=2, seed=3)
     StartedRun(tmp_path, tmp_path, None, under_mpirun=False).evaluate(4, seed=5)

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddrl.core.algorithm import ActingInput, Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Q_MEAN, SUPPORT_ENDS
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import ActingInput, Declaration, EnvSpec
 from ddrl.learner.algorithm import (
     Acting,
     Loss,

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config
 from ddrl.core.metrics import FIGURES
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner.algorithm import Acting, Loss, ValueAlgorithm, require_discrete
 
 if TYPE_CHECKING:

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.core.algorithm import Declaration, Experience
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Declaration, EnvSpec, Experience
 from ddrl.learner.algorithm import Acting, Evaluation, Loss, ValueAlgorithm
 
 if TYPE_CHECKING:

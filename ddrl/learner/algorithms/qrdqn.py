@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner.algorithm import Acting, Loss, ValueAlgorithm, require_discrete, require_linear_dueling
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddrl.core.algorithm import ActingInput, Declaration, Experience
 from ddrl.core.config import Config, setting
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import EnvSpec
+from ddrl.core.specs import ActingInput, Declaration, EnvSpec, Experience
 from ddrl.learner.algorithm import Acting, Evaluation, Loss, ValueAlgorithm, require_discrete
 
 if TYPE_CHECKING:

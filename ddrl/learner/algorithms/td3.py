@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddrl.core.algorithm import Declaration
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
-from ddrl.core.specs import NETWORKS, EnvSpec
+from ddrl.core.specs import NETWORKS, Declaration, EnvSpec
 from ddrl.learner.algorithm import ActorCriticAlgorithm, Evaluation, Loss
 
 if TYPE_CHECKING:
