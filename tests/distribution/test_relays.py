@@ -270,7 +270,7 @@ def test_blocks_of_experience_hold_no_more_rows_than_the_lanes_that_they_drain()
 
 def test_a_root_that_takes_no_block_has_producers_wait_after_three_times_their_lanes():
     root, sender = run(2, "untaken", program="uplink_ranks.py")
-    assert sender["sent"] == 2 * 16
+    assert sender["figures"] == {"rows_written": 3 * 16, "rows_forwarded": 2 * 16, "bytes_sent": 2 * 16 * 56}
     assert sender["pushed"] == 3 * 16  # two blocks on their way, and full lanes
     assert root["blocks"] == [16, 16, 16]  # and none is lost
 

@@ -76,14 +76,15 @@ def capped():
 
 def untaken():
     """The root takes no block before the other's producers are refused."""
-    pushed = sent = 0
+    pushed = 0
+    figures = {}
     if RANK == 1:
         lanes = [Lane.create(None, ROW, 8) for _ in range(2)]
         sender = RowsUp(Alone(), LaneSet(lanes), ROW, 1 << 20, period=NEVER)
         while room := sum(lane.push(np.zeros(8, ROW), timeout=0) for lane in lanes):
             pushed += room
             sender.progress()
-        sent = sender.rows
+        figures = sender.figures()
     WORLD.Barrier()
     blocks = []
     if RANK == 0:
@@ -94,7 +95,7 @@ def untaken():
             sender.progress()
         sender.close()
         end()
-    report(blocks=blocks, pushed=pushed, sent=sent)
+    report(blocks=blocks, pushed=pushed, figures=figures)
 
 
 if __name__ == "__main__":
