@@ -70,6 +70,7 @@ def test_an_area_is_read_from_its_threshold_on_and_nobody_waits_for_the_others()
         source.sample()
         assert source.drawn == [0, 1, 0]
         assert source.figures()["areas_readable"] == 1
+        assert source.figures()["replay_size"] == blocks * BLOCK
 
 
 def test_a_draw_waits_for_an_explorer_that_has_written_over_the_area_since_it_was_ready(monkeypatch) -> None:

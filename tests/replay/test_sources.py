@@ -62,6 +62,7 @@ def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last
     for stream in range(3):
         assert source.record(episode(SCHEMA, stream, 10, version=5), 5) == 10
     assert source.pacing.ready()
+    assert source.figures()["replay_size"] == 30
     batch = source.sample()
     assert batch.length.tolist() == [4, 4, 2, 4, 4, 2, 4, 4]
     assert batch.terminated.tolist() == [False, False, True, False, False, True, False, False]
