@@ -13,12 +13,21 @@ from ddrl.channels.board import LEFT, TAKEN, Board, Counters
 from ddrl.channels.lane import Lane
 from ddrl.core.config import NEVER
 from ddrl.core.errors import ConfigError
+from ddrl.distribution.membership import PLANS, PlanInForce
 from ddrl.replay.sources import ReplaySource
 from ddrl.run.checkpoint import TrainingState
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
-from ddrl.run.task import MAX_PROBABILITIES, Ledger, Outcome, Reason, _record_probabilities, seconds_of_last_evaluation
+from ddrl.run.task import (
+    MAX_PROBABILITIES,
+    Ledger,
+    Outcome,
+    PlanWatch,
+    Reason,
+    _record_probabilities,
+    seconds_of_last_evaluation,
+)
 from ddrl.run.training import MAX_UPDATES
 from ddrl.telemetry import Run
 from ddrl.telemetry.ledger import LEDGER
@@ -202,3 +211,20 @@ def test_probabilities_of_picks_are_recorded_from_the_highest_to_the_lowest(pick
     assert len(found) == min(picks, MAX_PROBABILITIES)
     assert (found[0], found[-1]) == ((picks - 1) / picks, 0.0)
     assert (np.diff(found) < 0).all()
+
+
+def test_the_plan_in_force_is_said_once_with_its_units() -> None:
+    topology: Any = SimpleNamespace(config=None, hosts=4, has_relays=True)
+    channels: Any = SimpleNamespace(board=Board.create(None))
+    said: list[tuple[str, str, dict[str, Any]]] = []
+    watch = PlanWatch(topology, channels, 400_000, lambda kind, text, **fields: said.append((kind, text, fields)))
+    channels.board.plan.write(PLANS.encode(PlanInForce(1, "tree", 2, [0, 0, 1], 65_500, 0.012)).tobytes())
+    watch.look(0.0)
+    watch.look(1.0)
+    ((kind, text, fields),) = said
+    assert kind == "plan"
+    assert text == (
+        "tree: the root sends to 2 of 3 hosts, 65.5 kB at a time of a model of 400 kB; "
+        "bound 12 ms by the links measured"
+    )
+    assert (fields["sources"], fields["hosts"], fields["bound_seconds"]) == ([0, 0, 1], 3, 0.012)

@@ -153,6 +153,16 @@ def test_a_silent_rank_comes_first_whatever_else_is_slow():
     assert find_causes(silent, Config())[0].kind == "learner"
 
 
+def test_the_host_whose_rollouts_wait_most_at_full_lanes_is_named():
+    moments = frames(rollout={"wait_seconds": 0.3})
+    moments.values[:, 2:4, COLUMNS.index("host")] = 1
+    moments.values[:, 4:, COLUMNS.index("host")] = 2
+    moments.values[:, 2:4, COLUMNS.index("wait_seconds")] *= 2.0
+    found = find_causes(moments, Config())[0]
+    assert (found.kind, found.share) == ("network", pytest.approx(0.6))
+    assert "rollouts of host 1 wait 60% of theirs at full lanes" in found.sentence
+
+
 def test_states_come_before_shares_and_nothing_is_claimed_too_early():
     assert find_causes(frames(), Config(), state="paused")[0].kind == "paused"
     assert find_causes(frames(), Config(), state="ending")[0].kind == "evaluation"
