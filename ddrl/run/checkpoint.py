@@ -70,7 +70,7 @@ class TrainingState(msgspec.Struct, forbid_unknown_fields=True):
     policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
     wall_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     cuts: Count = 0  # checkpoints taken; each one cuts running episodes and seeds the next ones
-    # What became of rows, over all jobs of the run (ddrl.telemetry.ledger); env_steps counts the steps recorded.
+    # What became of rows, over all jobs of the run (ddrl.telemetry.summary); env_steps counts the steps recorded.
     rows_taken: Count = 0  # out of lanes
     rows_ended: Count = 0  # of these: recorded ends of episodes
     rows_too_old: Count = 0  # left out for rollout.max_policy_lag

@@ -49,7 +49,7 @@ from ddrl.run.lag import LagBound
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import TrainerEnds, Training
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
-from ddrl.telemetry.ledger import LEDGER
+from ddrl.telemetry.summary import LEDGER
 
 if TYPE_CHECKING:
     from ddrl.acting.policy_file import ActingModel
@@ -164,7 +164,7 @@ LEDGER_PERIOD = 1.0  # [s] between two entries
 
 
 class Ledger:
-    """What became of each row, in the telemetry (ddrl.telemetry.ledger)."""
+    """What became of each row, in the telemetry (ddrl.telemetry.summary)."""
 
     def __init__(self, topology: Topology, channels: HostChannels, source: Experience, state: TrainingState) -> None:
         self._channels = channels

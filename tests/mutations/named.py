@@ -727,7 +727,7 @@ _NAMED = {
             "wire = send_seconds[holder]",
         ),
     ),
-    "telemetry/alerts.py": (
+    "telemetry/recorder.py": (
         (
             "space: looked for once",
             "self._space_due = record.wall_seconds + SPACE_PERIOD",

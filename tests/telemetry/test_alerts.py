@@ -13,7 +13,7 @@ import pytest
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.trust import foreign_code
 from ddrl.telemetry import Recorder, Run
-from ddrl.telemetry.alerts import DIVERGED, MIN_FREE, MIN_VALUES, MISSING, SPACE_PERIOD, Alerts
+from ddrl.telemetry.recorder import DIVERGED, MIN_FREE, MIN_VALUES, MISSING, SPACE_PERIOD, Alerts
 from ddrl.telemetry.series import COLUMN, Event, Record
 from tests.telemetry.feeding import CONFIG, FakeCluster, Feed
 from tests.telemetry.test_causes import BUSY, frames
@@ -79,7 +79,7 @@ def test_checkpoints_are_an_alert_where_they_limit_the_run_and_not_where_they_on
 
 
 def test_a_full_disk_is_an_alert(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddrl.telemetry.alerts.MIN_FREE", 1 << 70)
+    monkeypatch.setattr("ddrl.telemetry.recorder.MIN_FREE", 1 << 70)
     assert raised(tmp_path, records()) == [("space", None, 0)]
 
 
