@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddrl import __version__
+from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.facts import Facts, describe, facts_of, list_facts
@@ -87,4 +88,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_streams(patience=None)
+    sys.exit(checked_output(main()))

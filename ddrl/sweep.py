@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddrl import __version__
+from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.files import open_to_append
 from ddrl.run.cli import parse
@@ -208,4 +209,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

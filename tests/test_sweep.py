@@ -47,6 +47,16 @@ def test_a_log_that_cannot_be_written_fails_its_run_alone(tmp_path, capsys):
     assert run_status(folder / "seed=2").reason == "run.max_env_steps reached"
 
 
+def test_a_sweep_goes_on_where_its_lines_cannot_be_written(tmp_path):
+    words = ["cartpole", "--folder", str(tmp_path), "--seeds", "2", "--serial", *TINY]
+    words += settings("run.max_env_steps=200", "evaluation.period=0")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "ddrl.sweep", *words]
+        done = subprocess.run(command, env=environment(), stdout=full, timeout=PATIENCE, check=False)
+    assert done.returncode == 0
+    assert [run_status(tmp_path / f"seed={seed}").reason for seed in (1, 2)] == ["run.max_env_steps reached"] * 2
+
+
 def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
     folder = tmp_path / "s"
     command = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ddrl.admix.environment import make_book
 from ddrl.admix.mixer import REASONS
 from ddrl.admix.rules import outputs_of
 from ddrl.admix.serving import requests_of
-from ddrl.core.errors import CheckpointError, ConfigError, MessageError, NetworkError
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError
 from tests.admix.material import SMALL, afresh, env_config, linear_policy, request_of, small_mixer
 
 
@@ -426,6 +427,24 @@ def test_counters_that_cannot_be_are_refused(place: tuple[Any, ...], value: Any,
     with pytest.raises(CheckpointError, match="--new-day"):
         snapshot.restore(tmp_path / "state", mixer)
     assert snapshot.encode(mixer) == before
+
+
+@pytest.mark.parametrize("kind", ["a hole", "a device", "a fifo"])
+def test_counters_that_are_no_file_are_neither_read_nor_written(kind: str, tmp_path: Path) -> None:
+    mixer = small_mixer()
+    state = tmp_path / "state"
+    if kind == "a fifo":
+        os.mkfifo(state)
+    elif kind == "a device":
+        state.symlink_to("/dev/zero")
+    else:
+        with state.open("wb") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(CheckpointError, match="--new-day"):
+        snapshot.restore(state, mixer)
+    if kind != "a hole":  # which is a file, and is replaced
+        with pytest.raises(DdrlError, match="state"):
+            snapshot.save(state, snapshot.encode(mixer))
 
 
 def test_no_flipped_bit_of_the_counters_is_other_counters(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -17,6 +20,7 @@ from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import parse
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.facts import facts_at, facts_of
+from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
 RETURNS = [1.0, 50.0, *[2.0] * 40, 7.0]  # the best one is the second of many
@@ -131,6 +135,20 @@ def test_everything_about_one_run(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "limit" in text
     assert "Small-v0" in text
+
+
+def test_names_that_the_terminal_has_no_letters_for_are_escaped(tmp_path):
+    store(tmp_path / "Läufe" / os.fsdecode(b"\xc3\xa4\xff"), state="failed")
+    for words in (["Läufe"], ["Läufe", "--json"], [os.fsdecode(b"L\xc3\xa4ufe/\xc3\xa4\xff")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ddrl.runs", *words],
+            cwd=tmp_path,
+            env=environment() | {"PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert b"Small-v0" in done.stdout
 
 
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path, capsys):

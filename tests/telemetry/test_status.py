@@ -6,7 +6,7 @@ import threading
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
-from ddrl.telemetry.directory import note_death
+from ddrl.telemetry.directory import find_film, note_death
 from ddrl.telemetry.series import Snapshot
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
@@ -118,3 +118,15 @@ def test_a_damaged_status_is_replaced_by_what_else_is_known(tmp_path):
     for data in (b"", b"\xff", b'{"state": "happy"}', b"[" * 100_000):
         (tmp_path / "status.json").write_bytes(data)
         assert run_status(tmp_path).state == "ended"
+
+
+def test_a_film_that_is_a_link_or_no_file_is_shown_to_nobody(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "private").write_bytes(b"private")
+    (run / "agent.mp4").symlink_to(tmp_path / "private")
+    os.mkfifo(run / "agent.gif")
+    assert find_film(run) is None
+    (run / "agent.mp4").unlink()
+    (run / "agent.mp4").write_bytes(b"")
+    assert find_film(run) == run / "agent.mp4"
