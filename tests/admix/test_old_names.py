@@ -22,6 +22,9 @@ SERVER = ".".join(("ddrl", "serve"))
 
 def test_a_module_has_one_object_by_both_names() -> None:
     present = {
+        ".".join(("ddrl", "core", "algorithm")): "ddrl.core.specs",
+        ".".join(("ddrl", "envs", "partial")): "ddrl.envs.making",
+        ".".join(("ddrl", "video")): "ddrl.evaluate",
         ENVIRONMENTS: "ddrl.admix",
         SERVER: "ddrl.admix",
         SERVING: "ddrl.admix.serving",
