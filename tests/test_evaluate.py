@@ -16,6 +16,7 @@ from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.evaluate import _Gif, main
 from ddrl.telemetry.directory import find_film
 from tests.acting.networks import make_mlp, random_vector
+from tests.waiting import PATIENCE
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
@@ -80,6 +81,25 @@ def test_an_environment_that_ends_the_process_is_named_and_the_status_is_1(run: 
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("ddrl: env.id = leaves:E: its process exited with status 0 before its work was done;")
+
+
+@pytest.mark.long
+def test_a_film_is_whole_where_the_close_of_the_environment_does_not_return(run: Path, tmp_path: Path) -> None:
+    lines = [
+        "import threading",
+        "from gymnasium.envs.classic_control import CartPoleEnv",
+        "class E(CartPoleEnv):",
+        "    def __init__(self, max_episode_steps, render_mode): super().__init__(render_mode=render_mode)",
+        "    def close(self): threading.Event().wait()",
+    ]
+    (tmp_path / "stays.py").write_text("\n".join(lines))
+    film = tmp_path / "film.gif"
+    command = [sys.executable, "-m", "ddrl.evaluate", str(run), "--video", str(film), "--set", "env.id=stays:E"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "ddrl: env.id = stays:E: its close does not return, which ends nothing: left after" in done.stderr
+    assert f"film: {film}" in done.stdout
+    assert film.read_bytes()[:3] == b"GIF"
 
 
 def test_the_same_seed_gives_the_same_returns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddrl.telemetry.facts import list_facts
-from tests.run.launch import UNTIL_STOPPED, segments_of, settings
+from tests.run.launch import MPI_ENVIRONMENT, UNTIL_STOPPED, mpirun_command, segments_of, settings
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -48,12 +48,13 @@ class Base(gymnasium.Env):
 """
 
 
-def start(tmp_path, text, *arguments):
+def start(tmp_path, text, *arguments, ranks=0):
     (tmp_path / "own_env.py").write_text(BASE + textwrap.dedent(text))
-    variables = environment()
+    variables = environment(**(MPI_ENVIRONMENT if ranks else {}))
     variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{tmp_path}"
+    words = [*SHORT, "--set", f"run.dir={tmp_path / 'run'}", *arguments]
     return subprocess.Popen(
-        [sys.executable, "-m", "ddrl.run", *SHORT, "--set", f"run.dir={tmp_path / 'run'}", *arguments],
+        [*(mpirun_command(ranks) if ranks else [sys.executable, "-m", "ddrl.run"]), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -217,3 +218,32 @@ def test_a_serial_run_whose_environment_ends_its_process_says_so_and_leaves_noth
     assert segments_of(tmp_path / "run") == []
     (facts,) = list_facts(tmp_path)
     assert (facts.state, facts.reason) == ("failed", line.removeprefix("ddrl: "))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [0, 5])
+def test_a_rollout_s_close_that_cannot_even_be_left_ends_no_run_of_several_processes(ranks, tmp_path):
+    job = start(
+        tmp_path,
+        """
+        class E(Base):
+            steps = 0  # of this process: the one that only looks at an environment is let go
+
+            def step(self, action):
+                E.steps += 1
+                return super().step(action)
+
+            def close(self):
+                while E.steps > 100:
+                    try: time.sleep(9)
+                    except BaseException: pass
+        """,
+        *settings("run.max_env_steps=1000"),
+        ranks=ranks,
+    )
+    out, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, errors
+    assert "run.max_env_steps reached after" in out
+    said = "".join(path.read_text() for path in (tmp_path / "run" / "output").iterdir())
+    assert "its close does not return, which ends nothing, and cannot be left: its process ends here" in said
+    assert segments_of(tmp_path / "run") == []
