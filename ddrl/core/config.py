@@ -44,6 +44,9 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+MOST_INT = (1 << 63) - 1  # of a setting: what the kernel, NumPy and SQLite can hold
+
+
 def check_ranges(component: str, values: Any) -> None:
     """Raise ConfigError where a field of a component is out of its range, or names no plug-in."""
     for item in fields(values):
@@ -54,6 +57,8 @@ def check_ranges(component: str, values: Any) -> None:
             plugins.check_name(name, meta["plugin"], value)
         if meta["choices"] and value not in meta["choices"]:
             raise ConfigError(f"{name} ({value!r}) must be one of {', '.join(meta['choices'])}")
+        if isinstance(value, int) and value > MOST_INT:
+            raise ConfigError(f"{name} must be at most {MOST_INT}")  # Python may refuse to write so many digits
         for bound, holds, words in (
             ("ge", operator.ge, "at least"),
             ("gt", operator.gt, "above"),
@@ -126,6 +131,7 @@ class RolloutConfig:
         "alpha in epsilon ** (1 + alpha i / (n - 1)) for rollout i of n (Horgan et al. 2018, eq. 1); "
         "0: the same for all.",
         ge=0,
+        le=1e6,
     )
     by_rollout: list[dict[str, float]] = setting(
         [],

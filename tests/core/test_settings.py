@@ -42,6 +42,9 @@ def test_every_default_is_printed():
         ("replay.min_size=2000000", "exceeds replay.capacity"),
         ("run.max_env_steps=1.5", "run.max_env_steps"),
         ("learner.hidden=[]", "learner.hidden"),
+        (f"run.max_env_steps=1{5000 * '0'}", "run.max_env_steps: Expected `int`"),  # Python refuses to read it
+        (f"rollout.epsilon_decay_steps=1{400 * '0'}", "epsilon_decay_steps must be at most 9223372036854775807"),
+        ("rollout.epsilon_spread=inf", "rollout.epsilon_spread (inf) must be at most"),
         ("rollout.epsilon_end=0.9 ", None),
         ("lr", "section.name=value"),
     ],
