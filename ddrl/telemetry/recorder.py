@@ -87,7 +87,7 @@ class Recorder:
             base = {**(base or {}), "wall_seconds": seconds}
         self._columns = tuple(metric.name for metric in metrics)
         totals = {**store.totals, **(base or {})}
-        self.base = None if base is None else {"episodes": totals.get("episodes", 0.0), **base}  # of the summary
+        self.base = None if base is None else {**totals}  # of the summary
         before = {
             name: totals.get(name, 0.0) - store.job_totals.get(name, 0.0) for name in ("env_steps", "rows_too_old")
         }

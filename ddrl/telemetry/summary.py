@@ -59,17 +59,19 @@ def summarize(
     rollouts = role_rows(table, Role.ROLLOUT)
     elapsed = wall_seconds - base.get("wall_seconds", 0.0)
 
-    def count(rows: Floats, name: str, add: str = "") -> float | None:
+    def count(rows: Floats, name: str, before: float | None = None) -> float | None:
         values = rows[:, COLUMN[name]]
         values = values[~np.isnan(values)]
-        total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)
+        total = float(values.sum()) + (before or 0.0) if values.size else before
         return None if total is None else _number(total)
 
-    steps = count(
-        trainer, "env_steps", "env_steps"
-    )  # what the trainer has recorded; rollouts are ahead by what is in the lanes
+    def whole(rows: Floats, name: str) -> float | None:
+        """Of the whole run."""
+        return count(rows, name, base.get(name))
+
+    steps = whole(trainer, "env_steps")  # recorded; rollouts are ahead by what is in the lanes
     if steps is None:
-        steps = count(rollouts, "env_steps", "env_steps")
+        steps = whole(rollouts, "env_steps")
     lag = policy_lag or {"p50": _last(trainer, "lag_p50"), "p99": _last(trainer, "lag_p99")}
     hosts: list[dict[str, Any]] = []
     for host in np.unique(table[:, COLUMN["host"]][~np.isnan(table[:, COLUMN["host"]])]):
@@ -79,20 +81,20 @@ def summarize(
         )
     return {
         "env_steps": steps or 0,
-        "updates": count(trainer, "updates", "updates") or 0,
+        "updates": whole(trainer, "updates") or 0,
         "wall_seconds": round(wall_seconds, 3),
         "env_steps_per_s": _number(((steps or 0) - base.get("env_steps", 0.0)) / elapsed) if elapsed > 0 else None,
-        "episodes": count(rollouts, "episodes", "episodes"),
+        "episodes": whole(rollouts, "episodes"),
         "evaluation": None
         if evaluation is None
         else {"mean": _number(evaluation.mean), "std": _number(evaluation.std), "episodes": evaluation.episodes},
         "policy_lag": {name: None if value is None else _number(value) for name, value in lag.items()},
-        "publishes": count(trainer, "publishes"),
+        "publishes": whole(trainer, "publishes"),
         "model_nbytes": count(trainer, "model_nbytes"),
-        "checksum_failures": count(table, "checksum_failures") or 0,
-        "rows_dropped": count(rollouts, "rows_dropped") or 0,
-        "restarts": count(table, "restarts") or 0,
-        "episodes_cut": count(table, "episodes_cut") or 0,
+        "checksum_failures": whole(table, "checksum_failures") or 0,
+        "rows_dropped": whole(rollouts, "rows_dropped") or 0,
+        "restarts": whole(table, "restarts") or 0,
+        "episodes_cut": whole(table, "episodes_cut") or 0,
         "steps_lost": _lost(
             count(rollouts, "env_steps"), counted_before, *(count(trainer, name) for name in _RECORDED)
         ),

@@ -325,6 +325,9 @@ def trainer_was_restarted(run: Path, done: subprocess.CompletedProcess[str], num
     with Run(run) as finished:
         versions = finished.evaluations()["policy_version"]
         assert np.nanmax(finished.latest().column("incarnation")) == 1.0
+        counts = finished.series(["episodes", "publishes", "restarts"])
+    for name in ("episodes", "publishes", "restarts"):
+        assert summary(run)[name] == counts[name][-1], name
     assert len(set(versions[:-1])) == len(versions[:-1])  # the last one is of the trainer itself
 
 

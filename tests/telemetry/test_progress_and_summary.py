@@ -220,11 +220,10 @@ def test_the_summary_of_a_resumed_run_adds_what_came_before_once():
     cluster = FakeCluster()
     cluster.advance(10.0)
     alone = summarize(cluster.table(), wall_seconds=10.0)
-    before = {"env_steps": 1000.0, "updates": 50.0, "episodes": 7.0, "wall_seconds": 100.0}
-    resumed = summarize(cluster.table(), wall_seconds=110.0, base=before)
-    assert resumed["episodes"] == alone["episodes"] + 7
-    assert resumed["env_steps"] == alone["env_steps"] + 1000
-    assert resumed["updates"] == alone["updates"] + 50
+    counts = ("env_steps", "updates", "episodes", "publishes", "checksum_failures", "rows_dropped", "restarts")
+    before = {name: 100.0 + number for number, name in enumerate((*counts, "episodes_cut"))}
+    resumed = summarize(cluster.table(), wall_seconds=110.0, base={**before, "wall_seconds": 100.0})
+    assert {name: resumed[name] - (alone[name] or 0) for name in before} == before
     assert resumed["trainer_shares"] == alone["trainer_shares"]
     assert resumed["env_steps_per_s"] == alone["env_steps_per_s"]
 
