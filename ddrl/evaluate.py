@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         dest="overrides",
-        metavar="env.FILM_NAME=VALUE",
+        metavar="env.NAME=VALUE",
         help="play in another environment of the same observations and actions: env.id=..., env.kwargs.length=2.0",
     )
     parser.add_argument(

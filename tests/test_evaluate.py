@@ -38,6 +38,12 @@ def saved(tmp_path: Path, limit: int) -> Path:
     return tmp_path
 
 
+def test_help_names_what_can_be_set(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "--set env.NAME=VALUE" in capsys.readouterr().out
+
+
 def test_the_command_plays_and_prints_one_json_object_without_loading_torch(run: Path) -> None:
     code = (
         "import sys; from ddrl.evaluate import main; status = main(sys.argv[1:]); assert 'torch' not in sys.modules "

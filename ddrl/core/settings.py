@@ -290,7 +290,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
     _check_names({section: tree}, f"--set {override}")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+    except ValueError:  # no TOML, or a number of more digits than Python reads
         value = text  # an unquoted string: --set env.id=CartPole-v1
     if isinstance(value, float) and value.is_integer() and _is_integer_setting(name):
         value = int(value)  # --set run.max_env_steps=2e6
