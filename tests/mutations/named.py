@@ -470,8 +470,8 @@ _NAMED = {
         ),
         (
             "a resumed run forgets what it did",
-            "total = float(values.sum()) + base.get(add, 0.0) if values.size else base.get(add)",
-            "total = float(values.sum()) if values.size else base.get(add)",
+            "total = float(values.sum()) + (before or 0.0) if values.size else before",
+            "total = float(values.sum()) if values.size else before",
         ),
     ),
     "telemetry/causes.py": (
