@@ -22,9 +22,10 @@ from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import Command, parse
+from ddrl.run.hosts import HostKeeper
 from ddrl.run.preparation import Preparation, Probe, announce, describe_environment, planned_config
 from ddrl.run.process import Interrupts, interrupts_ignored, set_torch_threads
-from ddrl.run.processes import HostKeeper, Job, KeepHost, Made, Ranks, Result, run_host
+from ddrl.run.processes import Job, KeepHost, Made, Ranks, Result, run_host
 from ddrl.run.slot import PRINT_ONLY
 from ddrl.run.topology import HostChannels, board_name, describe, places_of_host, read_failure
 

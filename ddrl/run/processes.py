@@ -4,28 +4,21 @@ The keeper starts the trainer at once, for importing torch takes longest; meanwh
 prepares the run, makes the channels and forks the members. `Link` joins keeper and trainer: the run's records go down,
 notes for the user too; the summary, or the error that ended training, comes back.
 
-Without mpirun the keeper is the process that the user has started. Else it is a program beside a relay, or beside a
-pool's task that trains itself (`HostKeeper`): in a session of its own and without the launcher's variables, so that the
-launcher neither signals nor waits for what it starts. What these processes print goes to their parent through pipes;
-keeper and parent notice each other's end."""
+Without mpirun the keeper is the process that the user has started; else a program of its own (`hosts`)."""
 
 from __future__ import annotations
 
 import math
 import os
-import select
 import shlex
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,10 +30,9 @@ from ddrl.channels.board import KEEPER, PROCESSES, Board, Command, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import adopt_run, unlink_run
 from ddrl.channels.wire import SocketEnd, Wire
-from ddrl.core.background import keep_streams
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, DdrlError, JobFailed, KeeperError
-from ddrl.core.forks import GRACE, SIGNALS, ignore_interrupts, is_stopped, own_signals
+from ddrl.core.errors import ChannelError, JobFailed, KeeperError
+from ddrl.core.forks import GRACE, SIGNALS, own_signals
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
@@ -50,7 +42,6 @@ from ddrl.run.keeper import (
     HOST,
     LOOK_PERIOD,
     MEMBERS,
-    MIN_WORK,
     RANK,
     ROLE,
     STATES,
@@ -66,16 +57,13 @@ from ddrl.run.keeper import (
     end_stranger,
     import_for_members,
     process_name,
-    report_stacks,
-    without_launcher,
     work_done,
 )
-from ddrl.run.process import interrupts_held_back, name_process
+from ddrl.run.process import interrupts_held_back
 from ddrl.run.topology import (
     HostChannels,
     Topology,
     board_name,
-    describe,
     read_failure,
     report_failure,
     rollouts_of_host,
@@ -83,7 +71,6 @@ from ddrl.run.topology import (
 
 if TYPE_CHECKING:
     from ddrl.run.preparation import Preparation, Probe
-    from ddrl.run.task import Duty
 
 GOING = (Command.RUN, Command.PAUSE)
 TRAINER = 0  # place of the trainer's program; a member's place is its rank, which is never 0
@@ -195,6 +182,11 @@ class Parent:
             self.inbox.remove(found)
         return found
 
+    def print_error(self, text: str) -> None:
+        """Write to its standard error, where it cannot pass on what this process prints."""
+        with suppress(OSError), open(f"/proc/{self.pid}/fd/2", "w") as stream:
+            stream.write(f"ddrl: {text}\n")
+
 
 class Job:
     """The processes of one host. Use as a context: whatever happens inside, none of them and no segment is left."""
@@ -283,26 +275,6 @@ class Job:
         self._trainer = child
         self._link = link
         self.keeper.watch(link.fileno(), self._hear_trainer)
-
-    def await_ranks(self, limit: float) -> Ranks:
-        """The ranks of a job under mpirun, which the parent sends once MPI has started. JobFailed after `limit` [s]."""
-        assert self._parent is not None
-        deadline = time.monotonic() + limit
-        while (ranks := self._parent.take(Ranks)) is None:
-            self.look(LOOK_PERIOD)
-            self.check_interrupts()
-            if self._parent.link.closed:
-                raise KeyboardInterrupt  # rank 0 has found that the job cannot start, and has said why
-            if time.monotonic() > deadline:
-                stuck = f"process {self._parent.pid} on {socket.gethostname()}"
-                text = (
-                    f"MPI has not started within {limit:g} s (run.start_limit): rank 0 ({stuck}) waits in MPI_Init for "
-                    f"{absent_ranks(self._parent.pid)}"
-                )
-                self._write_to_parent(text)
-                end_stranger(self._parent.pid)
-                raise JobFailed(text)
-        return ranks
 
     def open(self, topology: Topology, cores: Sequence[Sequence[int]] = (), *, takes_over: bool = False) -> None:
         """Make the host's channels and start its members: the evaluator and rollouts; where learning goes in rounds,
@@ -732,12 +704,6 @@ class Job:
         elif self._trainer_pidfd < 0 and self.board.command in GOING:
             self.board.command = Command.STOP
 
-    def _write_to_parent(self, text: str) -> None:
-        """Write to the standard error of a parent that cannot pass on what this process prints."""
-        assert self._parent is not None
-        with suppress(OSError), open(f"/proc/{self._parent.pid}/fd/2", "w") as stream:
-            stream.write(f"ddrl: {text}\n")
-
     # -- silence
 
     def _note_silence(self, silent: Silent) -> None:
@@ -767,7 +733,7 @@ class Job:
         elif silent.host == self.host and silent.pid > 0 and silent.role in (Role.TRAINER, Role.RELAY):
             text = f"process {silent.pid} on {socket.gethostname()}: {text}"
             if self._parent is not None and silent.pid == self._parent.pid:
-                self._write_to_parent(text)  # it cannot say what has ended the job
+                self._parent.print_error(text)  # it cannot say what has ended the job
             else:
                 print(f"ddrl: {text}", file=sys.stderr, flush=True)
             end_stranger(silent.pid)
@@ -873,50 +839,6 @@ def _below(words: str) -> str:
 Prepare = Callable[["Probe"], "Preparation"]
 
 
-def absent_ranks(first: int) -> str:
-    """The ranks for which rank 0 (process `first`) waits in MPI_Init, in words: those of this machine that do not run,
-    are stopped or have not loaded MPI. Open MPI's variables in the processes' environments say who is which rank; with
-    another MPI nobody can be named."""
-    host = socket.gethostname()
-    variables = _variables(first)
-    job = variables.get("PMIX_NAMESPACE")
-    if job is None or "OMPI_COMM_WORLD_LOCAL_SIZE" not in variables:
-        return "a rank that has not come"
-    reasons: dict[int, dict[int, str]] = {}  # by rank and process: why it has not started MPI; "": it may have
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        of_process = _variables(pid)
-        if of_process.get("PMIX_NAMESPACE") == job:
-            with suppress(OSError):  # it has ended meanwhile
-                reasons.setdefault(int(of_process["PMIX_RANK"]), {})[pid] = _reason_without_mpi(folder)
-    found: list[str] = []
-    for rank, processes in sorted(reasons.items()):
-        if all(processes.values()):
-            pid, reason = processes.popitem()
-            found.append(f"rank {rank} (process {pid} on {host}): {reason}")
-    here = int(variables["OMPI_COMM_WORLD_LOCAL_SIZE"])
-    if len(reasons) < here:
-        found.append(f"{here - len(reasons)} of {here} ranks of {host}: they do not run")
-    elsewhere = "" if here == int(variables["OMPI_COMM_WORLD_SIZE"]) else ", or have not come from other machines"
-    return "; ".join(found) or f"ranks that hang in it, though all {here} of {host} have loaded MPI{elsewhere}"
-
-
-def _reason_without_mpi(folder: Path) -> str:
-    """Why the process of this folder of /proc cannot have started MPI; "" where it may have."""
-    if is_stopped(int(folder.name)):
-        return "it is stopped"
-    return "" if "libmpi" in (folder / "maps").read_text() else "it has not loaded MPI"
-
-
-def _variables(pid: int) -> dict[str, str]:
-    """The environment with which a process was started; empty where it cannot be read."""
-    try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return {}
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
 def run_host(
     job: Job, prepare: Prepare, ranks_of: Callable[[Config], Ranks], made: Callable[[Made], object] = lambda made: None
 ) -> dict[str, Any] | None:
@@ -939,263 +861,3 @@ def run_host(
         message = job.hand_over(records)
     made(Made(topology.to_bytes(), message))
     return job.run() if job.has_trainer else None
-
-
-# -- the keeper as a program -------------------------------------------------------------------------------------------
-
-
-class HostKeeper:
-    """The keeper of a host as a program, `python -m ddrl.run.processes RUN_ID HOST LINK OUTPUT ERRORS`, seen from its
-    parent. One that shows no sign of life for `silence_limit` [s] is killed."""
-
-    def __init__(self, run_id: str, host: int, silence_limit: float, inherited: int = -1) -> None:
-        """inherited: a descriptor that it has too; -1 for none."""
-        self.made: Made | None = None
-        self.result: Result | None = None
-        self._run_id = run_id
-        self._host = host
-        self._silence_limit = silence_limit
-        self._inherited = inherited
-        self._orders: KeepHost | None = None
-        self._deaths = 0  # in a row
-        self._threads: list[threading.Thread] = []
-        self._start()
-
-    def _start(self) -> None:
-        self._link, theirs = Link.pair(JOB)
-        output = os.pipe()
-        errors = os.pipe()
-        descriptors = [theirs.fileno(), output[0], errors[0]]
-        with interrupts_held_back():
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "ddrl.run.processes", self._run_id, str(self._host), *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                stdout=output[1],
-                stderr=errors[1],
-                pass_fds=descriptors if self._inherited < 0 else [*descriptors, self._inherited],
-                env=without_launcher(os.environ),
-                start_new_session=True,
-            )
-        theirs.close()
-        for (reading, writing), to in ((output, 1), (errors, 2)):
-            os.close(writing)
-            self._threads.append(threading.Thread(target=_pass_on, args=(reading, to), daemon=True))
-            self._threads[-1].start()
-        self._started_at = self._lived_at = self._next_look = time.monotonic()
-        self._switches = ""  # of the kernel's from and to it
-        self._hang = ""  # it was killed for its silence: in words
-
-    def start_again(self, limit: int) -> bool:
-        """In place of one that was killed, start one that takes over its host's channels; False where it ended
-        otherwise, and where this is more than the limit of deaths in a row, each within MIN_WORK of the start."""
-        if self._orders is None or self.result is not None or self._process.returncode >= 0:
-            return False
-        self._deaths = 1 if time.monotonic() - self._started_at > MIN_WORK else self._deaths + 1
-        if self._deaths > limit:
-            return False
-        adopt_run(self._run_id, self._host)  # until the next one does
-        self._link.close()
-        self._start()
-        self.send(self._orders)
-        return True
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-        return f"the keeper of host {self._host} (process {self._process.pid} on {socket.gethostname()})"
-
-    def send(self, message: Message) -> None:
-        """Send it a message."""
-        if isinstance(message, KeepHost):
-            self._orders = msgspec.structs.replace(message, takes_over=True)
-        self._link.send(message)
-
-    def signal(self, number: int) -> None:
-        """Pass a signal on to it."""
-        self._process.send_signal(number)
-
-    def receive(self, kind: type[Received]) -> Received:
-        """Wait for its `Made` or its `Result`. JobFailed where it has ended without, or gives a result first."""
-        while True:
-            found = self.made if kind is Made else self.result
-            if found is not None:
-                return found  # pyright: ignore[reportReturnType]
-            if self.result is not None:
-                raise JobFailed(self.result.error)
-            self.check()
-            select.select([self._link], [], [], LOOK_PERIOD)
-            self._read()
-
-    def take_collectors_end(self) -> int:
-        """After `Made`: the descriptor of the socket that orders the host's collectors."""
-        descriptor = self._link.take_descriptor()
-        assert descriptor is not None, "learning does not go in rounds"
-        return descriptor
-
-    def result_now(self) -> Result | None:
-        """Its `Result`, if it is there. JobFailed where it has ended without one."""
-        self._read()
-        self.check()
-        return self.result
-
-    def check(self) -> None:
-        """JobFailed where it has ended before the job."""
-        status = self._process.poll()
-        if status is None:
-            self._watch()
-            return
-        self._read()
-        if self.result is None:
-            how = self._hang or Ended(status, "", 0.0, 0.0).how
-            raise JobFailed(f"{self.name} {how}, and with it the host's rollouts")
-        if self._host and self.result.error:
-            raise JobFailed(self.result.error)
-
-    def _watch(self) -> None:
-        """Kill it where the kernel has not switched to it for the limit; it wakes at least once in LOOK_PERIOD."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return
-        if now - self._next_look > LOOK_PERIOD:
-            self._lived_at = now  # this process did not run either
-        self._next_look = now + LOOK_PERIOD
-        switches = ""
-        with suppress(OSError):
-            status = Path(f"/proc/{self._process.pid}/status").read_text()
-            switches = status.partition("voluntary_ctxt_switches:")[2]
-        if switches != self._switches or not switches:
-            self._switches = switches
-            self._lived_at = now
-        if now - self._lived_at > self._silence_limit:
-            self._hang = f"has shown no sign of life for {self._silence_limit:g} s (run.silence_limit) and was killed"
-            self._process.kill()
-
-    def raise_error(self) -> None:
-        """JobFailed with the error that has ended it, where it has sent one: the cause of what its parent misses."""
-        self._read()
-        if self.result is not None and self.result.error:
-            raise JobFailed(self.result.error)
-
-    def duty(self) -> Duty:
-        """Checks it beside training."""
-        from ddrl.run.task import Duty
-
-        return Duty(LOOK_PERIOD, lambda now: self.check())
-
-    def end(self, timeout: float = 2 * STOP_TIMEOUT) -> None:
-        """Let it end its processes and wait for that; kill it after `timeout` [s]."""
-        self._link.end()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._process.returncode and self._host:  # it failed; on the trainer's host the trainer saves, then sweeps
-            unlink_run(self._run_id, self._host)
-        for thread in self._threads:
-            thread.join(1.0)  # what a process that lives on prints is not awaited
-        self._link.close()
-
-    def _read(self) -> None:
-        for message in self._link.receive():
-            if isinstance(message, Made):
-                self.made = message
-            elif isinstance(message, Result):
-                self.result = message
-
-
-def _pass_on(reading: int, to: int) -> None:
-    """In a thread: write what a keeper's processes print to this process's own output."""
-    while data := os.read(reading, MAX_OUTPUT):
-        with suppress(OSError):  # the launcher has ended
-            os.write(to, data)
-    os.close(reading)
-
-
-def main() -> int:
-    """Keep the host that the command line names; the process's exit status."""
-    run_id, host, descriptor, *output = sys.argv[1:]
-    name_process(f"ddrl keeper {host}")
-    report_stacks(2)
-    parent = Parent(Link.of(int(descriptor), JOB), list(map(int, output)))
-    parent.inbox = parent.link.receive(wait=True)
-    orders = parent.inbox.pop(0) if parent.inbox else None
-    if isinstance(orders, LeadHost):
-        return _lead(run_id, parent, orders)
-    return _keep(run_id, int(host), parent, orders) if isinstance(orders, KeepHost) else 1
-
-
-def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
-    """Under mpirun, on the trainer's host."""
-    from ddrl.run.cli import parse
-    from ddrl.run.preparation import Preparation
-
-    command = parse(orders.arguments)
-    path = None if orders.path is None else Path(orders.path)
-    if orders.errors >= 0:
-        os.set_inheritable(orders.errors, False)
-    job = Job(run_id, 0, parent=parent)
-    with job.interrupts_passed_on(), job:
-        job.launcher = orders.launcher
-        result: Result | None = None
-        try:
-            if orders.has_trainer:
-                job.start_trainer()
-            document = run_host(
-                job,
-                lambda probe: Preparation(command, run_id, path, probe),
-                lambda config: job.await_ranks(config.run.start_limit),
-                parent.link.send,
-            )
-            result = None if document is None else Result(document, directory=job.directory)
-        except KeyboardInterrupt:
-            result = Result(None, directory=job.directory)
-            job.fail("ended by an interrupt")
-        except BaseException as error:
-            if command.traceback:
-                import traceback
-
-                traceback.print_exception(error)
-            text = str(error) if isinstance(error, DdrlError) else describe(error, "the keeper of host 0")
-            result = Result(None, text, job.directory)
-            job.fail(text)
-        if result is not None:
-            parent.link.send(result)
-        job.serve()
-        if job.parent_has_ended and result is not None and not result.error:  # who would have said it
-            saved = f"saved; go on: python -m ddrl.run --resume {shlex.quote(job.directory)}"
-            nothing = "ended before training began; nothing was lost"
-            tell_user(orders.errors, nothing if result.document is None else saved)
-    return 0
-
-
-def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
-    """On another host, or beside a pool's task."""
-    ignore_interrupts()
-    import_for_members()
-    try:
-        board = Board.attach(board_name(run_id, host)) if orders.has_board or orders.takes_over else None
-        with Job(run_id, host, board, parent) as job:
-            try:
-                job.open(Topology.from_bytes(orders.topology), orders.cores, takes_over=orders.takes_over)
-                job.send_made(Made(orders.topology, None))
-                job.serve()
-            except BaseException as error:  # before `close` ends what the parent hears of otherwise
-                parent.link.send(Result(None, describe(error, f"the keeper of host {host}")))
-                return 1
-    except BaseException as error:
-        parent.link.send(Result(None, describe(error, f"the keeper of host {host}")))
-        return 1
-    return 0
-
-
-def tell_user(errors: int, text: str) -> None:
-    """Write to where the launcher of a job wrote its errors, a descriptor: one that has ended no longer passes on what
-    its ranks print."""
-    with suppress(OSError):  # not seen from here, or closed
-        os.write(errors, f"ddrl: {text}\n".encode())
-
-
-if __name__ == "__main__":
-    keep_streams()
-    sys.exit(main())

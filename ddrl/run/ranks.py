@@ -40,6 +40,7 @@ from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.distribution.requests import MpiEnd, nothing, rest, wait
 from ddrl.run import slot
 from ddrl.run.cli import parse
+from ddrl.run.hosts import HostKeeper, tell_user
 from ddrl.run.keeper import report_stacks
 from ddrl.run.local import asked_by, complain, conclude, is_of_pool, print_only
 from ddrl.run.preparation import announce, planned_config
@@ -51,7 +52,7 @@ from ddrl.run.process import (
     set_torch_threads,
     sweep_open_mpi,
 )
-from ddrl.run.processes import HostKeeper, KeepHost, LeadHost, Made, Ranks, Records, Result, tell_user
+from ddrl.run.processes import KeepHost, LeadHost, Made, Ranks, Records, Result
 from ddrl.run.topology import HostChannels, Topology, describe, report_failure, rollouts_of_host
 
 if TYPE_CHECKING:

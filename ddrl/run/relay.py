@@ -27,7 +27,7 @@ from ddrl.run.topology import START_TIMEOUT, HostChannels, Topology, read_failur
 from ddrl.telemetry import HostSampler
 
 if TYPE_CHECKING:
-    from ddrl.run.processes import HostKeeper
+    from ddrl.run.hosts import HostKeeper
     from ddrl.run.training import CollectorStarter
 
 LOOK_PERIOD = 0.1  # [s]

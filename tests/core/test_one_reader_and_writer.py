@@ -40,6 +40,7 @@ ELSEWHERE = {
     "pool/leases.py": "/dev/shm",
     "pool/devices.py": "/sys/fs/cgroup, /proc",
     "pool/collectors.py": "/proc",
+    "run/hosts.py": "/proc",
     "run/keeper.py": "/proc, /dev/null",
     "run/process.py": "/proc",
     "run/processes.py": "/proc, the terminal",

@@ -129,7 +129,7 @@ def keeper_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
     for one in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # a collector that has just ended
             words = one.cmdline()
-            if "ddrl.run.processes" in words and words[4] == "1" and one.children():
+            if "ddrl.run.hosts" in words and words[4] == "1" and one.children():
                 return one
     return None
 

@@ -190,7 +190,7 @@ def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_
 
         def equip(task: Task, counts: set[int] = counts, mode: str = mode) -> None:
             starter = next(
-                child for child in psutil.Process().children() if "ddrl.run.processes" in " ".join(child.cmdline())
+                child for child in psutil.Process().children() if "ddrl.run.hosts" in " ".join(child.cmdline())
             )
             compute = task.training.learner.gradient
 

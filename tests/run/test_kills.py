@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.run.processes import absent_ranks
+from ddrl.run.hosts import absent_ranks
 from ddrl.telemetry import Run
 from ddrl.telemetry.summary import LEDGER, accounts
 from tests.run.launch import (
