@@ -6,26 +6,29 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from ddrl import __version__
 from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.files import open_to_append
+from ddrl.core.forks import die_with, own_signals
 from ddrl.run.cli import parse
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.store import FILE_NAME
 
 POLL_PERIOD = 0.2  # [s] between looks at the runs
-GRACE = 120.0  # [s] in which runs save after Ctrl-C
+GRACE = 120.0  # [s] in which runs save after a stop
 
 
 @dataclass(frozen=True)
@@ -117,15 +120,19 @@ class Sweep:
         self.failed: list[Point] = []
 
     def run(self) -> bool:
-        """All of it; False where somebody interrupted it, once the runs under way have saved."""
+        """All of it; False where somebody interrupted it, once the runs under way have saved. SIGTERM, and SIGHUP of a
+        terminal that was closed, interrupt as Ctrl-C does."""
+        for number in own_signals():
+            signal.signal(number, _interrupt)
         try:
             while self._waiting or self._running:
                 self._start_next()
                 time.sleep(POLL_PERIOD)
                 self._collect()
         except KeyboardInterrupt:
-            self._stop()
             return False
+        finally:
+            self._stop()
         return True
 
     def _start_next(self) -> None:
@@ -140,9 +147,13 @@ class Sweep:
                 print(f"{point.path.name}: not started, its log cannot be written: {error}", flush=True)
                 continue
             with output:
-                # A session of its own: Ctrl-C is passed on once, by `_stop`.
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C is passed on, by `_stop`
+                    preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
                 )
             self._running.append((point, process))
             print(f"{point.path.name}: {'goes on' if '--resume' in command else 'begins'}", flush=True)
@@ -160,12 +171,26 @@ class Sweep:
                 print(f"{point.path.name}: {run_status(point.path).reason or 'ended'}", flush=True)
 
     def _stop(self) -> None:
-        for _, process in self._running:
-            process.send_signal(signal.SIGINT)
+        """Let the runs under way save; at a further interrupt they end at once."""
         deadline = time.monotonic() + GRACE
-        for _, process in self._running:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0.1))
+        while True:
+            try:
+                for _, process in self._alive():
+                    process.send_signal(signal.SIGINT)
+                while self._alive() and time.monotonic() < deadline:
+                    time.sleep(POLL_PERIOD)
+                for point, process in self._alive():
+                    print(f"{point.path.name}: process {process.pid} still saves after {GRACE:g} s", flush=True)
+                return
+            except KeyboardInterrupt:
+                continue
+
+    def _alive(self) -> list[tuple[Point, subprocess.Popen[bytes]]]:
+        return [(point, process) for point, process in self._running if process.poll() is None]
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _checked(task: str, words: Sequence[str], points: Sequence[Point]) -> Iterator[Point]:
@@ -198,13 +223,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, RunDirError) as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{len(points)} runs in {folder}; compare them: python -m ddrl.dashboard {shlex.quote(str(folder))}")
+    quoted = shlex.quote(str(folder))
+    print(f"{len(points)} runs in {folder}; compare them: python -m ddrl.dashboard {quoted}")
     sweep = Sweep(points, options.task, words, options.parallel)
     if not sweep.run():
         print("interrupted: the same command goes on with what is left")
         return 130
     over = sum(point.is_over for point in points)
-    print(f"{over} of {len(points)} runs have ended, {len(sweep.failed)} failed; python -m ddrl.runs {folder}")
+    print(f"{over} of {len(points)} runs have ended, {len(sweep.failed)} failed; python -m ddrl.runs {quoted}")
     return 1 if sweep.failed else 0
 
 

@@ -57,35 +57,74 @@ def test_a_sweep_goes_on_where_its_lines_cannot_be_written(tmp_path):
     assert [run_status(tmp_path / f"seed={seed}").reason for seed in (1, 2)] == ["run.max_env_steps reached"] * 2
 
 
-def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
+def endless(tmp_path):
+    """A sweep of two runs that take minutes until the file `quick` is there, and its folder."""
     folder = tmp_path / "s"
-    command = [
-        sys.executable,
-        "-m",
-        "ddrl.sweep",
-        "cartpole",
-        "--over",
-        "learner.lr=1e-3,2e-3",
-        "--folder",
-        str(folder),
-    ]
-    command += ["--parallel", "2", "--serial", *TINY]
-    quick = tmp_path / "quick"  # without it the runs take minutes, so that they are interrupted before their end
+    command = [sys.executable, "-m", "ddrl.sweep", "cartpole", "--over", "learner.lr=1e-3,2e-3"]
+    command += ["--folder", str(folder), "--parallel", "2", "--serial", *TINY]
     command += settings(
         "env.id=tests.run.environments:walk",
-        f"env.kwargs={{pause = 0.02, until = '{quick}'}}",
+        f"env.kwargs={{pause = 0.02, until = '{tmp_path / 'quick'}'}}",
         "run.max_env_steps=10000",
         "run.checkpoint_period=100",
         "evaluation.period=0",
     )
-    first = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
+    return command, folder
+
+
+def begun(command, folder):
+    """The sweep, once both of its runs have saved a checkpoint."""
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     wait_until(lambda: len(find_runs(folder)) == 2, "both runs")
     wait_until(lambda: all(any(run.glob("checkpoints/*")) for run in find_runs(folder)), "a checkpoint of each")
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_the_runs_of_a_sweep_that_is_ended_save_and_end_too(tmp_path, number):
+    command, folder = endless(tmp_path)
+    process = begun(command, folder)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=PATIENCE)
+    if number == signal.SIGKILL:
+        wait_until(lambda: all(run_status(path).state == "ended" for path in find_runs(folder)), "the end of both runs")
+    else:
+        assert process.returncode == 130
+        assert "goes on with what is left" in said
+    assert {(one.state, one.reason) for one in map(run_status, find_runs(folder))} == {("ended", "interrupted")}
+
+
+def test_a_further_interrupt_reaches_the_runs_that_still_save(tmp_path):
+    class Saving:
+        """Ends at the second signal, which the user sends while the sweep waits."""
+
+        pid = 1
+        signals = 0
+        has_waited = False
+
+        def poll(self):
+            if self.signals == 1 and not self.has_waited:
+                self.has_waited = True
+                raise KeyboardInterrupt
+            return 0 if self.signals == 2 else None
+
+        def send_signal(self, number):
+            self.signals += 1
+
+    runs = sweep.Sweep([], "cartpole", [], 1)
+    runs._running.append((sweep.Point(tmp_path, ()), Saving()))
+    runs._stop()
+    assert not runs._alive()
+
+
+def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):
+    command, folder = endless(tmp_path)
+    first = begun(command, folder)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=PATIENCE)
     assert first.returncode == 130, said
     assert "goes on with what is left" in said
-    quick.touch()
+    (tmp_path / "quick").touch()
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "goes on" in done.stdout
