@@ -360,8 +360,8 @@ def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -
 
 def test_a_trainer_that_always_dies_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=1", "run.checkpoint_period=500")
-    moment = ("Training._record", 1000, CRASH)
+    more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=1", "run.checkpoint_period=50")
+    moment = ("Training._record", 60, CRASH)  # long before MIN_WORK, after which the row of deaths begins anew
     variables = dying_trainer(run, "0 trainer", moment, once=False)
     done = subprocess.run(
         [*DDRL, *TINY, *UNTIL_STOPPED, *more], capture_output=True, text=True, timeout=PATIENCE, env=variables
