@@ -85,9 +85,9 @@ class SerialRun:
         self._worker.release()
         with self._environments_torch():  # nothing is learned any more
             document = self.task.finish(lambda: self._evaluator, stop=stop)
-        self._evaluator.close()
-        self._worker.env.close()  # after the last evaluation: pygame quits for a whole process
         self._channels.close()
+        self._evaluator.close()  # a close may never return: all is on disk
+        self._worker.env.close()  # after the last evaluation: pygame quits for a whole process
         return document
 
     def abandon(self, error: BaseException) -> None:

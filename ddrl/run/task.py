@@ -646,7 +646,8 @@ class Task:
 
         `settle`: wait for experience that is under way. `evaluator` plays with the last policy, and confirms the best
         one; not after an interrupt, which should end soon, nor on where `stop` says yes meanwhile: episodes may have no
-        end. RunDirError at the very end where something is not on disk.
+        end. Whoever gives it closes it afterwards, when all is on disk: a close may never return. RunDirError at the
+        very end where something is not on disk.
         """
         assert self.reason is not None, "a task that has not ended cannot be finished"
         self.ledger.look()
@@ -732,8 +733,6 @@ class Task:
         except InterruptedError as error:
             why = "the run was interrupted" if stop() else f"run.max_seconds was over {granted:g} s ago"
             self.recorder.record_event("alarm", f"the last {error}: {why}")
-        finally:
-            evaluator.close()
 
     def _settle(self) -> None:
         """Record what is still on its way, until every relay has sent its last row and its last counters."""

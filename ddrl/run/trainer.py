@@ -50,6 +50,12 @@ def drive(
     from ddrl.run.members import Evaluator
     from ddrl.run.task import Outcome, Reason
 
+    evaluators: list[Evaluator] = []
+
+    def last_evaluator() -> Evaluator:
+        evaluators.append(Evaluator(task.config, task.model, task.states))
+        return evaluators[-1]
+
     try:
         spare_collector()
         flush_denormals()
@@ -63,7 +69,7 @@ def drive(
                 task.wait(WAIT)
         saved = interrupts.terminated and save_elsewhere(task)
         return task.finish(
-            lambda: Evaluator(task.config, task.model, task.states),
+            last_evaluator,
             stop=lambda: interrupts.requested,
             settle=not interrupts.terminated,
             saved=saved,
@@ -71,6 +77,9 @@ def drive(
     except BaseException as error:
         task.abandon(error)
         raise
+    finally:
+        for evaluator in evaluators:
+            evaluator.close()
 
 
 def await_records(run_id: str, link: Link, parent: int, *, is_spare: bool) -> Sequence[Message]:

@@ -220,6 +220,33 @@ def test_a_serial_run_whose_environment_ends_its_process_says_so_and_leaves_noth
     assert (facts.state, facts.reason) == ("failed", line.removeprefix("ddrl: "))
 
 
+@pytest.mark.parametrize("mode", [["--serial"], []])
+def test_the_process_that_learns_closes_its_environments_when_the_summary_is_written(mode, tmp_path):
+    """A close that nothing can leave ends the process."""
+    job = start(
+        tmp_path,
+        f"""
+        class E(Base):
+            steps = 0  # of this process: the one that only looks at an environment is let go
+
+            def step(self, action):
+                E.steps += 1
+                return super().step(action)
+
+            def close(self):
+                if E.steps > 100 and "torch" in sys.modules:
+                    written = pathlib.Path({str(tmp_path / "run" / "summary.json")!r}).exists()
+                    with open({str(tmp_path / "closed")!r}, "a") as file:
+                        print(written, file=file)
+        """,
+        *mode,
+        *settings("evaluation.period=200", "evaluation.episodes=20"),
+    )
+    _, errors = job.communicate(timeout=PATIENCE)
+    assert job.returncode == 0, errors
+    assert set((tmp_path / "closed").read_text().split()) == {"True"}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [0, 5])
 def test_a_rollout_s_close_that_cannot_even_be_left_ends_no_run_of_several_processes(ranks, tmp_path):
