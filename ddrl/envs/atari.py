@@ -21,6 +21,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import Array, ArraySpec, Bytes, EnvSpec, EnvStep
 from ddrl.envs.spaces import environment_seeds
+from ddrl.envs.vectors import close_all
 
 ale_py.ALEInterface.setLoggerMode(cast(Any, ale_py).LoggerMode.Error)  # no banner from each of hundreds of processes
 cv2.setNumThreads(1)  # a screen is small, and a host runs one rollout for each core already
@@ -152,8 +153,7 @@ class AtariVectorEnv:
 
     def close(self) -> None:
         """Close every game."""
-        for game in self._games:
-            game.close()
+        close_all(f"env.id = {self.spec.env_id}", self._games)
 
     def _begin(self, index: int, seed: int | None = None) -> None:
         frames = self._stack[index]

@@ -381,12 +381,12 @@ class _Part(NamedTuple):
         """Its entry `key`."""
         return _Part(self.env_id, _joined(self.entry, key))
 
-    def refuse(self, given: str, declared: str) -> NoReturn:
-        """It is `given`, and its space is `declared`."""
+    def refuse(self, given: str, declared: str, how: str = "") -> NoReturn:
+        """It is `given`, and its space is `declared`; `how` they come to agree."""
         where = f"the entry {self.entry} of an observation" if self.entry else "an observation"
         raise EnvError(
             f"env.id = {self.env_id}: the environment gave {where} of {given} but its observation_space declares "
-            f"{declared}; make them agree"
+            f"{declared}; make them agree{how}"
         )
 
 
@@ -411,6 +411,7 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
     shape = space.shape
     dtype = space.dtype
     declared = f"an array of {dtype} {shape}"
+    how = f", as by np.asarray(observation, np.{dtype})"
     low = space.low
     high = space.high
     bounded = dtype.kind in "iu" and bool((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any())
@@ -419,7 +420,10 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
         if not is_array(observation) and hasattr(observation, "__array__"):
             observation = np.asarray(observation)  # numpy's scalars, arrays of jax, tensors
         if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
-            at.refuse(kind_of(observation), declared)
+            of_other_kind = isinstance(observation, list | tuple) or (
+                is_array(observation) and observation.dtype != dtype
+            )
+            at.refuse(kind_of(observation), declared, how if of_other_kind else "")
         if bounded and not ((observation >= low) & (observation <= high)).all():
             outside = observation[(observation < low) | (observation > high)].flat[0]
             at.refuse(f"{dtype} with {outside} in it", f"integers from {low.min()} to {high.max()}")

@@ -47,6 +47,19 @@ FIGURE_EPISODES = 100  # that a figure of info is a mean of
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
 
+def close_all(where: str, holders: list[Any]) -> None:
+    """Close each of `holders` once, also where they are closed again. What one raises there is said, and ends nothing:
+    what was learned is whole. Nor does one that never returns: it, and those after it, end with the process."""
+    with limited(CLOSE_SECONDS, f"{where}: its close does not return, which ends nothing"):
+        while holders:
+            env = holders.pop(0)
+            try:
+                env.close()
+            except Exception as error:
+                words = user_error(error, f"{where}: its close fails, which ends nothing: ")
+                print(f"ddrl: {words}", file=sys.stderr, flush=True)
+
+
 class CheckedVectorEnv:
     """N environments in ddrl's protocol, and the check of each step that is the same for all kinds: a subclass takes
     the step and copies its observations, by `observation_writer`, which checks them.
@@ -83,16 +96,8 @@ class CheckedVectorEnv:
         return step
 
     def close(self) -> None:
-        """Close every environment. What one raises there is said, and ends nothing: what was learned is whole. Nor does
-        one that never returns: it, and those after it, end with the process."""
-        with limited(CLOSE_SECONDS, f"{self._where}: its close does not return, which ends nothing"):
-            while self.holders:  # each once, also where it is closed again
-                env = self.holders.pop(0)
-                try:
-                    env.close()
-                except Exception as error:
-                    words = user_error(error, f"{self._where}: its close fails, which ends nothing: ")
-                    print(f"ddrl: {words}", file=sys.stderr, flush=True)
+        """Close every environment (`close_all`)."""
+        close_all(self._where, self.holders)
 
     def _begin_all(self, seed: int) -> Array:
         raise NotImplementedError
@@ -138,8 +143,8 @@ class CheckedVectorEnv:
         number = as_number(reward)
         if number is None:
             raise EnvError(
-                f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: add its "
-                "numbers up in a wrapper (several are for a VectorEnv with spec.reward_shape)"
+                f"{self._where}: step gave the reward {shown(reward)} ({kind_of(reward)}), not one number: give one; "
+                "a wrapper adds several up (or a VectorEnv with spec.reward_shape gives them)"
             )
         return number
 
@@ -253,7 +258,7 @@ class LoopVectorEnv(CheckedVectorEnv):
             terminations[index] = terminated
             truncations[index] = truncated
             if type(info) is not dict and not is_mapping(info):
-                raise EnvError(f"{self._where}: step gave info = {shown(info)} ({kind_of(info)}): give a dict")
+                self._refuse_info("step", info, "give a dict")
             if not masked and self._looks_for_masks and ACTION_MASK in info:
                 self._refuse_mask_of_info()
             if self._recent and (terminated or truncated):
@@ -284,8 +289,10 @@ class LoopVectorEnv(CheckedVectorEnv):
 
     def _begin(self, env: Any, result: Any, row: Array) -> None:
         """Write the observation of what reset returned."""
-        if isinstance(cast(object, result), tuple) and len(result) == 2 and is_mapping(result[1]):
+        if isinstance(cast(object, result), tuple) and len(result) == 2:
             observation, info = result
+            if not is_mapping(info):
+                self._refuse_info("reset", info, "return (observation, {})")
             if self._mask is not None:
                 self._write_masked(env, observation, info, row)
                 return
@@ -298,6 +305,9 @@ class LoopVectorEnv(CheckedVectorEnv):
             f"{self._where}: reset returned {given}, but Gymnasium's reset returns (observation, info); "
             "an environment of the old package gym needs a wrapper, such as shimmy's"
         )
+
+    def _refuse_info(self, method: str, info: Any, remedy: str) -> NoReturn:
+        raise EnvError(f"{self._where}: {method} gave info = {shown(info)} ({kind_of(info)}): {remedy}")
 
     def _refuse_mask_of_info(self) -> NoReturn:
         raise EnvError(

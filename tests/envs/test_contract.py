@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from ddrl.core.errors import DdrlError, EnvError, NetworkError, user_error, user
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import vectors
+from ddrl.envs.atari import AtariVectorEnv
 from ddrl.envs.making import make_vector_env, probe_spec, read_states
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
 from ddrl.learner.own_networks import own_network
@@ -156,7 +158,7 @@ def test_a_reward_of_one_number_counts_in_whatever_array_it_is(reward: Any) -> N
 def test_a_reward_that_is_no_number_is_named_with_its_value(reward: Any) -> None:
     env = LoopVectorEnv("given", [Given(FLOATS, np.zeros(2, np.float32), reward)])
     env.reset(1)
-    with pytest.raises(EnvError, match="not one number") as refusal:
+    with pytest.raises(EnvError, match="not one number: give one; ") as refusal:
         env.step(np.zeros(1, np.int64))
     assert repr(reward)[:20] in str(refusal.value)
     assert len(str(refusal.value)) < MAX_MESSAGE
@@ -170,6 +172,17 @@ class NoSpace(Given):
 class OldReset(Given):
     def reset(self, **_: Any) -> Any:
         return self.value
+
+
+class BeginsWith(Given):
+    """Gives what it is made with as the info of reset."""
+
+    def __init__(self, info: Any) -> None:
+        super().__init__(FLOATS, np.zeros(2, np.float32))
+        self.begin = info
+
+    def reset(self, **_: Any) -> Any:
+        return self.value, self.begin
 
 
 class OldStep(Given):
@@ -218,6 +231,11 @@ def play_made(make: Callable[[], Any]) -> None:
         (lambda: Given(spaces.Dict(a=FLOATS, w=Words(None, None)), {}), "the entry w of the observation"),
         (lambda: Given(spaces.Dict(s=spaces.Sequence(FLOATS)), {}), "env.max_lengths"),
         (lambda: OldReset(FLOATS, ZEROS), "reset returned float32 (2,)"),
+        (lambda: BeginsWith(None), "reset gave info = None (a NoneType): return (observation, {})"),
+        (lambda: BeginsWith(3), "reset gave info = 3"),
+        (lambda: Given(FLOATS, ZEROS.astype(float)), "agree, as by np.asarray(observation, np.float32)"),
+        (lambda: Given(FLOATS, [0.0, 0.0]), "agree, as by np.asarray(observation, np.float32)"),
+        (lambda: Given(spaces.Dict(a=LEVELS), {"a": (2, 3, 3)}), "agree, as by np.asarray(observation, np.int64)"),
         (lambda: OldStep(FLOATS, ZEROS), "step returned 4 values"),
         (lambda: Given(spaces.Dict(a=FLOATS, b=FLOATS), {"a": ZEROS}), "a dict without b"),
         (lambda: Given(spaces.Dict(a=FLOATS), {"a": ZEROS, "c": ZEROS}), "a dict with c too"),
@@ -520,17 +538,30 @@ def test_a_simulator_that_may_exist_once_in_a_process_is_made_once() -> None:
 
 class NeverCloses(Given):
     def close(self) -> None:
-        threading.Event().wait()
+        threading.Event().wait(60)
 
 
+def own_vector(games: list[Any]) -> OwnVectorEnv:
+    vector: Any = Chain()
+    vector.close = games[0].close
+    return OwnVectorEnv(vector, "stuck")
+
+
+def atari_vector(games: list[Any]) -> AtariVectorEnv:
+    for game in games:
+        game.actions = [0]
+    return AtariVectorEnv(games, EnvConfig(id="stuck"))
+
+
+@pytest.mark.parametrize("vector", [partial(LoopVectorEnv, "stuck"), own_vector, atari_vector])
 def test_a_close_that_does_not_return_is_left_with_its_place(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    vector: Callable[[list[Any]], Any], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vectors, "CLOSE_SECONDS", 0.05)
-    LoopVectorEnv("stuck", [NeverCloses(FLOATS, ZEROS) for _ in range(3)]).close()
+    vector([NeverCloses(FLOATS, ZEROS) for _ in range(3)]).close()
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("ddrl: env.id = stuck: its close does not return, which ends nothing: left after 0.05 s (")
-    assert "in close: threading.Event().wait())" in line
+    assert "in close: threading.Event().wait(60))" in line
 
 
 class Drawn(Given):
