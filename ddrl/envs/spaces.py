@@ -306,7 +306,11 @@ def describe_array(env_id: str, space: spaces.Space[Any], entry: str = "") -> Ar
         except (NotImplementedError, ValueError):
             remedy = "wrap the environment so that it gives a Box"
             if isinstance(space, spaces.Sequence) and entry:
+                is_of_dict = "." not in entry and not entry.isdigit()
                 remedy = f"set env.observation = named and env.max_lengths.{entry}"
+                remedy = (
+                    remedy if is_of_dict else "let a factory give it beside the other entries, in one Dict, or a Box"
+                )
             elif entry:
                 remedy = "leave it out, by gymnasium.wrappers.FilterObservation in a factory, or give a Box there"
             raise EnvError(f"{where}: values of {shown(space)} have no fixed size; {remedy}") from None
@@ -420,10 +424,9 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
         if not is_array(observation) and hasattr(observation, "__array__"):
             observation = np.asarray(observation)  # numpy's scalars, arrays of jax, tensors
         if not is_array(observation) or observation.shape != shape or observation.dtype != dtype:
-            of_other_kind = isinstance(observation, list | tuple) or (
-                is_array(observation) and observation.dtype != dtype
-            )
-            at.refuse(kind_of(observation), declared, how if of_other_kind else "")
+            given = cast(object, observation)
+            converts = isinstance(given, list | tuple) or getattr(given, "dtype", dtype) != dtype
+            at.refuse(kind_of(observation), declared, how if converts else "")
         if bounded and not ((observation >= low) & (observation <= high)).all():
             outside = observation[(observation < low) | (observation > high)].flat[0]
             at.refuse(f"{dtype} with {outside} in it", f"integers from {low.min()} to {high.max()}")

@@ -4,6 +4,7 @@ adapter of Gymnasium's vectors, and one of a user's own. `CheckedVectorEnv` is w
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -77,10 +78,12 @@ class CheckedVectorEnv:
         self._actions = actions
         self._reward_clip = reward_clip
         self._over: Flags | None = None  # episodes that the last step ended; None before the first reset
+        self._process = 0  # that has reset it
 
     def reset(self, seed: int) -> Array:
         """Begin new episodes everywhere. Returns [N, *observation.shape]."""
         self._over = np.zeros(self.num_envs, np.bool_)
+        self._process = os.getpid()
         return self._begin_all(seed)
 
     def step(self, action: Array) -> EnvStep:
@@ -90,6 +93,8 @@ class CheckedVectorEnv:
             raise EnvError(f"{self._where}: step before reset; call reset(seed) first")
         # Environments may write into what they are given, and the row keeps what was chosen.
         step = self._take(action.copy() if self._actions is None else self._actions[action], over)
+        if os.getpid() != self._process:
+            self._end_fork()
         if np.count_nonzero(over):
             self._check_resets(step, over)
         self._over = step.terminated | step.truncated
@@ -98,6 +103,12 @@ class CheckedVectorEnv:
     def close(self) -> None:
         """Close every environment (`close_all`)."""
         close_all(self._where, self.holders)
+
+    def _end_fork(self) -> NoReturn:
+        """A copy of the process in which an environment's step has returned would train as well."""
+        words = f"{self._where}: a fork that its step has made returns too, and ends here: os._exit(0) ends it there"
+        print(f"ddrl: {words}", file=sys.stderr, flush=True)
+        os._exit(1)
 
     def _begin_all(self, seed: int) -> Array:
         raise NotImplementedError

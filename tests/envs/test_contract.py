@@ -3,6 +3,7 @@ each refusal says in one short line what is wrong, where, with which value, and 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -229,7 +230,9 @@ def play_made(make: Callable[[], Any]) -> None:
         (lambda: Given("Box(2)", ZEROS), "observation_space is a builtins.str"),
         (lambda: Given(FLOATS, ZEROS, action="two"), "action_space is a builtins.str"),
         (lambda: Given(spaces.Dict(a=FLOATS, w=Words(None, None)), {}), "the entry w of the observation"),
-        (lambda: Given(spaces.Dict(s=spaces.Sequence(FLOATS)), {}), "env.max_lengths"),
+        (lambda: Given(spaces.Dict(s=spaces.Sequence(FLOATS)), {}), "env.max_lengths.s"),
+        (lambda: Given(spaces.Dict(deep=spaces.Dict(s=spaces.Sequence(FLOATS))), {}), "size; let a factory give it"),
+        (lambda: Given(spaces.Tuple((spaces.Sequence(FLOATS),)), ()), "size; let a factory give it beside"),
         (lambda: OldReset(FLOATS, ZEROS), "reset returned float32 (2,)"),
         (lambda: BeginsWith(None), "reset gave info = None (a NoneType): return (observation, {})"),
         (lambda: BeginsWith(3), "reset gave info = 3"),
@@ -562,6 +565,31 @@ def test_a_close_that_does_not_return_is_left_with_its_place(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("ddrl: env.id = stuck: its close does not return, which ends nothing: left after 0.05 s (")
     assert "in close: threading.Event().wait(60))" in line
+
+
+class ForksOnce(Given):
+    """Its first step forks, and both processes return."""
+
+    fork = -1
+
+    def step(self, action: Any) -> Any:
+        if self.fork < 0:
+            self.fork = os.fork()
+        return super().step(action)
+
+
+def test_a_fork_of_an_environment_s_process_that_returns_steps_no_further(capfd: pytest.CaptureFixture[str]) -> None:
+    env = ForksOnce(FLOATS, ZEROS)
+    vector = LoopVectorEnv("forks", [env])
+    vector.reset(0)
+    process = os.getpid()
+    vector.step(np.zeros(1, np.int64))
+    if os.getpid() != process:
+        os._exit(0)  # which is not to happen
+    assert os.waitstatus_to_exitcode(os.waitpid(env.fork, 0)[1]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("ddrl: env.id = forks: a fork that its step has made returns too, and ends here")
+    vector.step(np.zeros(1, np.int64))
 
 
 class Drawn(Given):
