@@ -64,9 +64,14 @@ def check_trust(run: Path, code: Mapping[str, str], *, trust: bool) -> None:
     unknown = {setting: name for setting, name in code.items() if not is_trusted(run, name)}
     if unknown and not trust:
         named = ", ".join(f"{setting} = {name!r}" for setting, name in unknown.items())
+        names = f"the run {run} names code of its own ({shortened(named)}), which"
+        if any(map(_is_nowhere, unknown.values())):  # also where the user has started the run, in another folder
+            raise RunDirError(
+                f"{names} is not found from here: start in the folder of that code, set PYTHONPATH to it, or install it"
+            )
         raise RunDirError(
-            f"the run {run} names code of its own ({shortened(named)}), which would be used with your rights, and was "
-            "not started by you on this machine: look at that code, then say --trust once (in Python trust=True)"
+            f"{names} would be used with your rights, and was not started by you on this machine: look at that code, "
+            "then say --trust once (in Python trust=True)"
         )
     remember_trust(run, unknown)
     use_code(run, code.values())
@@ -183,6 +188,11 @@ def _lies_in(run: Path, name: str) -> bool:
     """Whether code of the run directory is executed where the name is imported."""
     code = plugins.code_name(name)
     return code is not None and any(_is_inside(Path(origin), run) for origin in _origins(code.module))
+
+
+def _is_nowhere(name: str) -> bool:
+    code = plugins.code_name(name)
+    return code is not None and not name.startswith("cells_") and not _origins(code.module)
 
 
 def _content(run: Path) -> str:

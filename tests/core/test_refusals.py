@@ -538,7 +538,8 @@ def trusted_files(folder: Path) -> Iterator[Callable[[], Any]]:
     file = folder / "section.toml"
     file.write_text("learner = 3")
     yield partial(load_config, file)
-    yield partial(check_trust, folder, {"env.id": "mine:make"}, trust=False)
+    for name in ("mine:make", "tests.run.environments:walk"):
+        yield partial(check_trust, folder, {"env.id": name}, trust=False)
     yield partial(own_secret, Path("/proc/ddrl"), "key", lambda: b"secret")
     yield partial(RunLock, Path("/proc/self"))
     (folder / "cells").mkdir()

@@ -106,6 +106,21 @@ def test_another_file_of_the_same_name_is_asked_for_again(tmp_path: Path, monkey
         check_trust(tmp_path, code, trust=False)
 
 
+def test_of_code_that_is_not_here_it_is_not_said_that_another_has_started_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    code = {"env.id": "own_world:make"}
+    with monkeypatch.context() as patch:
+        (tmp_path / "own_world.py").write_text("")
+        patch.syspath_prepend(str(tmp_path))
+        remember_trust(tmp_path, code)
+        check_trust(tmp_path, code, trust=False)
+    with pytest.raises(RunDirError, match="is not found from here: start in the folder") as refusal:
+        check_trust(tmp_path, code, trust=False)
+    assert "not started by you" not in str(refusal.value)
+
+
 RUN = Path("/run")
 
 
