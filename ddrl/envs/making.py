@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import metadata
 from typing import Any, cast
 
 import gymnasium
@@ -168,6 +169,8 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
         )
     ):
         register()  # some packages leave it to the user
+    if name not in gymnasium.registry and name not in members:
+        _call_entry_points(module_name)
     if name in gymnasium.registry:
         return gymnasium.registry[name]
     factory = getattr(module, name, None)
@@ -189,6 +192,14 @@ def _find(env_id: str) -> Registered | Callable[..., Any]:
             "function or class"
         )
     return factory
+
+
+def _call_entry_points(module_name: str) -> None:
+    """Register what a module's package has told its installer to have registered, which Gymnasium 1 does not read."""
+    package = module_name.partition(".")[0]
+    for point in metadata.entry_points(group="gymnasium.envs"):
+        if point.module.partition(".")[0] == package:
+            point.load()()
 
 
 def _registered_by(module_name: str) -> list[str]:

@@ -291,6 +291,24 @@ def test_ids_are_looked_up_after_a_package_has_registered_them(tmp_path: Path, m
         gymnasium.registry.pop("Late/Corridor-v0", None)
 
 
+def test_ids_that_only_a_package_s_installer_knows_how_to_register_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As minatar's, whose `register_envs` is in another module than the one that people name."""
+    (tmp_path / "told_package").mkdir()
+    (tmp_path / "told_package" / "__init__.py").write_text("")
+    (tmp_path / "told_package" / "gym.py").write_text(LATE.replace("Late/", "Told/"))
+    (tmp_path / "told_package-1.0.dist-info").mkdir()
+    points = "[gymnasium.envs]\nTold = told_package.gym:register_envs\n"
+    (tmp_path / "told_package-1.0.dist-info" / "entry_points.txt").write_text(points)
+    (tmp_path / "told_package-1.0.dist-info" / "METADATA").write_text("Name: told_package\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        make_vector_env(EnvConfig(id="told_package:Told/Corridor-v0"), 2).close()
+    finally:
+        gymnasium.registry.pop("Told/Corridor-v0", None)
+
+
 @pytest.mark.parametrize("attribute", ["env_specs", ""])
 def test_an_id_of_the_old_package_gym_is_named_as_such(
     attribute: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
