@@ -340,11 +340,9 @@ def _make(config: EnvConfig, registered: Registered, **overrides: Any) -> gymnas
     except TypeError as error:
         if "argument" not in str(error):
             raise
-        raise EnvError(
-            f"env.kwargs = {config.kwargs}: {str(error).partition(' was raised from')[0]} ({config.id}): leave it "
-            "out, or "
-            "correct it"
-        ) from error
+        words = str(error).partition(" was raised from")[0]
+        remedy = "give it there, or let a factory give it" if " missing " in words else "leave it out, or correct it"
+        raise EnvError(f"env.kwargs = {config.kwargs}: {words} ({config.id}): {remedy}") from error
 
 
 def _native(config: EnvConfig, registered: Registered, count: int) -> NativeVectorEnv | None:

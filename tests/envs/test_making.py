@@ -186,6 +186,21 @@ def test_what_cannot_be_made_is_refused_in_one_line_that_says_why(config: EnvCon
 
 
 @pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [({}, "'table'.*: give it there, or let a factory"), ({"size": 3}, "'size'.*: leave it out, or")],
+)
+def test_an_argument_is_to_be_given_where_it_is_missing_and_left_out_where_it_is_not_taken(
+    kwargs: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs(table: Any) -> Any:
+        raise NotImplementedError
+
+    monkeypatch.setitem(gymnasium.registry, "Needs-v0", gymnasium.envs.registration.EnvSpec("Needs-v0", needs))
+    with pytest.raises(EnvError, match=words):
+        make_vector_env(EnvConfig(id="Needs-v0", kwargs=kwargs))
+
+
+@pytest.mark.parametrize(
     ("env_id", "module", "extra"),
     [
         ("LunarLander-v3", "Box2D", "box2d"),
