@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -346,6 +347,21 @@ def panel_html(run: Run) -> str:
     return f"<div>{head}{sentence}</div><table><tr>{cells}</tr></table>{curve}"
 
 
+def learning_rate(run: Run) -> float:
+    """The learner.lr in force: as commands have set it since the run was started or resumed, or as it is configured."""
+    for fields in reversed(run.events(kinds=["start", "command"])["fields"]):
+        match fields:
+            case {"live": {"lr": float(rate)}}:  # that a checkpoint had kept
+                return rate
+            case {"live": _}:
+                break
+            case {"command": "set", "ok": True, "arguments": {"name": "learner.lr", "value": int(rate) | float(rate)}}:
+                return rate
+            case _:
+                continue
+    return run.config.learner.lr
+
+
 def play(run: AnyRun, *, episodes: int = 1, seed: int = 0, trust: bool = False) -> Film:
     """A film of a run's best policy at play, kept as agent.gif in the run directory; the last line of a cell shows it.
 
@@ -381,6 +397,7 @@ class Panel:
         self._html = ipywidgets.HTML()
         self._said = ipywidgets.Label()
         self._film = ipywidgets.HTML()
+        self._rate = math.nan  # in force, as it was seen last
         self._lr = ipywidgets.FloatText(description="learner.lr", step=1e-4, layout={"width": "190px"})
         commands = [
             button(name, partial(self.command, name.lower())) for name in ("Pause", "Resume", "Checkpoint", "Stop")
@@ -400,7 +417,9 @@ class Panel:
         """Draw the newest state; whether the run is still under way."""
         try:
             with Run(self.path) as run:
-                self._lr.value = self._lr.value or run.config.learner.lr
+                rate = learning_rate(run)
+                if rate != self._rate:  # else what the user has typed stays until it is set
+                    self._rate = self._lr.value = rate
                 self._html.value = panel_html(run)
         except DdrlError as error:
             self._html.value = f"<div>{escape(str(error))}</div>"

@@ -532,7 +532,8 @@ class Task:
         state = self.training.state
         machines = self.topology.machines if self.topology.hosts > 1 else []
         words = "resumed" if state.cuts else "began"
-        self.recorder.record_event("start", words, env_steps=state.env_steps, machines=machines)
+        live = msgspec.to_builtins(self.training.live)
+        self.recorder.record_event("start", words, env_steps=state.env_steps, machines=machines, live=live)
         if self.steering.paused:
             self.recorder.record_event("command", "pause: of before", command="pause", ok=True)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddrl.core.messages import Evaluation, Returns
+from ddrl.notebook import learning_rate
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
@@ -96,6 +97,10 @@ def test_a_live_change_of_the_ratio_owes_nothing_after_a_resume(tmp_path: Path) 
     assert last.task.training.live.lr is None  # what is set now comes before what was set live
     assert last.task.config.learner.lr == 0.5
     stop(last)
+    with Run(tmp_path / "run") as tables:
+        starts = tables.events(kinds=["start"])["fields"]
+        assert [fields["live"]["lr"] for fields in starts] == [None, 1e-5, None], "what is in force from each start on"
+        assert learning_rate(tables) == 0.5, "not what was set live before"
     assert "lr = 0.5" in (tmp_path / "run" / "config.toml").read_text()
 
 

@@ -20,7 +20,19 @@ from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.core.specs import ArraySpec
-from ddrl.notebook import Panel, Policy, StartedRun, _mpirun, _reason, _toml, panel_html, play, start, watch
+from ddrl.notebook import (
+    Panel,
+    Policy,
+    StartedRun,
+    _mpirun,
+    _reason,
+    _toml,
+    learning_rate,
+    panel_html,
+    play,
+    start,
+    watch,
+)
 from ddrl.plots.runs import headline, sketch
 from ddrl.telemetry import Recorder, Run, causes_of
 from ddrl.telemetry.causes import Cause
@@ -156,6 +168,10 @@ def test_each_button_of_the_panel_does_what_it_says(tmp_path):
         press("Checkpoint", lambda: any((run.path / "checkpoints").iterdir()))
         panel._lr.value = 0.00123
         press("Set", lambda: "0.00123" in panel._said.value)
+        panel._lr.value = 0.5  # typed, and not set
+        with run.attach() as control:
+            control.set("learner.lr", 5e-4)
+        wait_until(lambda: panel._lr.value == 5e-4, "the rate that was set elsewhere")
         wait_until((run.path / "policy.json").exists, "the first policy")
         press("Play", lambda: "<img" in panel._film.value)
         wait_until(lambda: panel._said.value.startswith("return "), "what the episode returned")
@@ -168,7 +184,7 @@ def test_each_button_of_the_panel_does_what_it_says(tmp_path):
         assert run.wait(PATIENCE) == "ended"
         with run.open() as tables:
             given = [fields["command"] for fields in tables.events(kinds=["command"])["fields"]]
-        assert given == ["pause", "resume", "checkpoint", "set", "stop"]
+        assert given == ["pause", "resume", "checkpoint", "set", "set", "stop"]
     finally:
         run.stop()
         panel.close()
@@ -199,6 +215,28 @@ def test_a_run_that_failed_shows_what_it_said_last(tmp_path):
     assert "failed (the environment raised)" in panel._html.value
     said = panel._html.value.partition("<pre>")[2].partition("</pre>")[0].splitlines()
     assert said == [*(f"line {k}" for k in range(2, 9)), "ValueError: &lt;bad&gt; action"]
+
+
+def test_the_panels_learning_rate_is_the_one_in_force(tmp_path):
+    config = Config(telemetry=TelemetryConfig(period=1000.0, live=False))
+    (tmp_path / "config.toml").write_text(config_to_toml(config))
+
+    def given(name, value, ok=True):
+        return "command", {"command": "set", "arguments": {"name": name, "value": value}, "ok": ok}
+
+    with Recorder(tmp_path, FakeCluster().table, config) as recorder, Run(tmp_path) as run:
+        for (kind, fields), rate in (
+            (("start", {"live": {"lr": None}}), config.learner.lr),
+            (given("rollout.epsilon", 0.5), config.learner.lr),
+            (given("learner.lr", 0.125), 0.125),
+            (given("learner.lr", 1), 1.0),
+            (given("learner.lr", 2, ok=False), 1.0),
+            (("command", {"command": "set", "arguments": 3, "ok": True}), 1.0),
+            (("start", {"live": {"lr": 0.125}}), 0.125),
+            (("start", {"live": {"lr": None}}), config.learner.lr),
+        ):
+            recorder.record_event(kind, "", **fields)
+            wait_until(lambda rate=rate: learning_rate(run) == rate, f"{rate} after {kind} {fields}")
 
 
 def test_a_started_run_says_what_its_directory_and_its_process_say(tmp_path, monkeypatch):
