@@ -23,8 +23,9 @@ import symtable
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, GenericAlias, ModuleType, UnionType
 from typing import Any, cast
 
 import numpy as np
@@ -111,20 +112,31 @@ class Cells:
     def __init__(self, namespace: Mapping[str, Any], sources: Sequence[str]) -> None:
         self._namespace = namespace
         self._definitions: dict[str, str] = {}  # the newest source by name
+        self._assignments: dict[str, str] = {}  # likewise
         self._imports: dict[str, list[tuple[str, str, str]]] = {}  # by name: (line, module, attribute or "")
         for source in sources:
-            try:
-                tree = ast.parse(source)
-            except SyntaxError:
-                continue  # of a cell that never ran
-            for statement in tree.body:
-                self._note(statement, source)
+            self._read(source)
+
+    def _read(self, source: str) -> None:
+        try:
+            tree = ast.parse(source)
+        except SyntaxError:
+            return  # of a cell that never ran
+        for statement in tree.body:
+            match statement:
+                case ast.Expr(ast.Call(ast.Attribute(attr="run_cell_magic"), [_, _, ast.Constant(str(cell))])):
+                    self._read(cell)  # below %%time and the like
+                case _:
+                    self._note(statement, source)
 
     def _note(self, statement: ast.stmt, source: str) -> None:
         if isinstance(statement, Definition):
             first = min([statement.lineno, *(decorator.lineno for decorator in statement.decorator_list)])
             lines = source.splitlines()[first - 1 : statement.end_lineno]
             self._definitions[statement.name] = "\n".join(lines)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+            self._assignments[ast.unparse(target)] = ast.unparse(statement)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             for alias in statement.names:
                 if isinstance(statement, ast.Import):
@@ -156,8 +168,11 @@ class Cells:
         made.names.add(name)
         if self._import(name, value, made):
             return
-        if isinstance(value, type | FunctionType) and value.__module__ == self._namespace["__name__"]:
+        own = isinstance(value, type | FunctionType) or _wrapped(value)
+        if own and value.__module__ == self._namespace["__name__"]:
             self._define(name, value, user, made)
+        elif _is_type_form(value) and name in self._assignments:
+            self._write(self._assignments[name], name, made)
         elif (literal := _literal(value)) is not None:
             made.constants[name] = literal
         elif isinstance(value, np.ndarray) and not cast(NDArray[Any], value).dtype.hasobject:
@@ -191,15 +206,18 @@ class Cells:
         return False
 
     def _define(self, name: str, value: Any, user: str, made: CellFile) -> None:
-        source = self._definitions.get(value.__name__)
-        if source is None or self._namespace.get(value.__name__) is not value:
+        given = value.__name__  # a decorator's own, where that does not hand names on
+        own = given if self._namespace.get(given) is value else name
+        source = self._definitions.get(own)
+        if source is None or self._namespace.get(own) is not value:
             raise ConfigError(
-                f"{user} uses {name}, which is no definition of a cell as it is now (it was made by a call, typed "
-                "where no source is kept, or defined anew since): write it with def or class, and run its cell again"
+                f"{user} uses {name}, which is no definition of a cell as it is now (it was made by a call or under an "
+                "`if`, typed where no source is kept, or defined anew since): write it with def or class at a cell's "
+                "left margin, and run its cell again"
             )
-        if value.__name__ != name:
-            self._add(value.__name__, value, user, made)
-            made.definitions.append(f"{name} = {value.__name__}")
+        if own != name:
+            self._add(own, value, user, made)
+            made.definitions.append(f"{name} = {own}")
             return
         for base in getattr(value, "__bases__", ()):
             current = self._namespace.get(base.__name__)
@@ -207,12 +225,16 @@ class Cells:
                 raise ConfigError(
                     f"{name} has a base {base.__name__} that was defined anew: run the cell of {name} again"
                 )
+        made.defined[name] = value
+        self._write(source, name, made)
+
+    def _write(self, source: str, name: str, made: CellFile) -> None:
+        """Let the module have a statement, and what that uses."""
         used = list(_names(symtable.symtable(source, "<cell>", "exec"), True))
         for needed, now in used:
             if now:
                 self._need(needed, name, made)
         made.definitions.append(source)
-        made.defined[name] = value
         for needed, _ in used:
             self._need(needed, name, made)
 
@@ -221,6 +243,16 @@ class Cells:
         value = self._namespace.get(needed, builtin)
         if value is not builtin and not needed.startswith("__"):
             self._add(needed, value, user, made)
+
+
+def _wrapped(value: Any) -> Any:
+    """The function beneath an object of functools.lru_cache and the like."""
+    return getattr(value, "__dict__", {}).get("__wrapped__")
+
+
+def _is_type_form(value: Any) -> bool:
+    """Whether it stands for a type, as Union[int, float], list[int] and TypeVar("T") do; it cannot be changed."""
+    return isinstance(value, GenericAlias | UnionType) or type(value).__module__ == "typing"
 
 
 def plain(value: Any) -> Any:
@@ -279,23 +311,32 @@ def code_texts(definitions: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
-def _parts(path: str, value: Any) -> Iterator[tuple[str, str]]:
+def _parts(path: str, value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, str]]:
     members: list[Any] = []
+    if any(value is one for one in above):
+        return  # of a function that calls itself
     if isinstance(value, FunctionType):
         yield path, f"{_text(value.__code__)} {_literal((value.__defaults__, value.__kwdefaults__))}"
         members = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+        members += vars(value).values()
     elif isinstance(value, staticmethod | classmethod):
         members = [cast(Any, value).__func__]
     elif isinstance(value, property):
         members = [value.fget, value.fset, value.fdel]
+    elif isinstance(value, cached_property):
+        members = [cast(Any, value).func]
     elif isinstance(value, type):
         for name, one in vars(value).items():
             if not isinstance(one, type) or one.__qualname__.startswith(value.__qualname__):
                 yield from _parts(f"{path}.{name}", one)
     elif not path.rpartition(".")[2].startswith("__") and (literal := _literal(value)) is not None:
         yield path, literal
+    elif type(value) is dict:  # of functools.singledispatch
+        members = list(cast("dict[Any, Any]", value).values())
+    elif (wrapped := _wrapped(value)) is not None:
+        members = [wrapped]
     for member in members:
-        yield from _parts(path, member)
+        yield from _parts(path, member, (*above, cast(Any, value)))
 
 
 def _is_full(cell: Any) -> bool:

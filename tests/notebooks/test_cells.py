@@ -177,6 +177,53 @@ def test_code_that_draws_in_a_run_needs_no_torch(notebook, tmp_path):
     assert "HIDDEN = 8" in (tmp_path / "run" / "cells" / "network.py").read_text()
 
 
+def test_decorated_functions_names_of_types_and_cells_under_a_magic_are_followed(notebook, tmp_path):
+    book = notebook(
+        """
+        import functools
+        from typing import Callable, Literal, NewType, Optional, TypeAlias, TypeVar, Union
+        """,
+        """
+        T = TypeVar("T")
+        Number = Union[int, float]
+        Pair: TypeAlias = tuple[Number, Number]
+        Either = int | Literal["a"]
+        Meters = NewType("Meters", float)
+
+        def first(pair: Pair, either: Either = 1, call: Optional[Callable[[T], T]] = None) -> Number:
+            return pair[0]
+        """,
+        """
+        def plainly(f):  # without functools.wraps
+            def wrapper(n):
+                return wrapper(n - 1) if n > 10 else f(n)
+            return wrapper
+
+        @functools.lru_cache(maxsize=None)
+        def fibonacci(n):
+            return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+        @plainly
+        def more(n):
+            return n + fibonacci(n)
+        """,
+        """
+        class Env:
+            @functools.cached_property
+            def size(self):
+                return more(12)
+
+            @functools.lru_cache
+            def value(self, x):
+                return first((x, 1)) + Meters(self.size)
+        """,
+    )
+    cell = "def f():\n    return Env().value(2)\n"
+    book.run(cell)
+    book.sources[-1] = f"get_ipython().run_cell_magic('time', '', {cell!r})\n"  # as IPython keeps it
+    assert written(book, tmp_path / "run", "f")() == book["f"]() == 2 + 10 + 55
+
+
 REFUSED = {
     "an instance": ("class A: pass\na = A()\ndef f():\n    return a\n", "f uses a, a A that was made in a cell"),
     "a computed object": ("import io\na = io.StringIO()\ndef f():\n    return a\n", "f uses a, a StringIO"),
@@ -207,7 +254,32 @@ REFUSED = {
     ),
     "a definition that another has replaced": (
         "class g: pass\nf = g\nclass g: pass\n",
-        "env.id uses g, which is no definition of a cell as it is now .*: write it with def or class, and run its",
+        "env.id uses g, which is no definition of a cell as it is now .*: write it with def or class at a cell's",
+    ),
+    "what was registered elsewhere": (
+        "from functools import singledispatch\n@singledispatch\ndef g(x): return 1\n"
+        "@g.register\ndef _(x: int): return 2\ndef f(): return g(3)\n",
+        "g is not what its cell says",
+    ),
+    "an attribute of a function": ("def f(): return f.k\nf.k = 2\n", "f is not what its cell says"),
+    "a cached function that was replaced": (
+        "from functools import lru_cache\n@lru_cache\ndef g(): return 1\ng = lru_cache(lambda: 2)\n"
+        "def f(): return g()\n",
+        "g is not what its cell says",
+    ),
+    "a cached property that was replaced": (
+        "from functools import cached_property\nclass f:\n    @cached_property\n    def size(self): return 1\n"
+        "f.size = cached_property(lambda self: 2)\n",
+        "f.size is not what its cell says",
+    ),
+    "a namespace": (
+        "from types import SimpleNamespace\ng = SimpleNamespace(a=1)\ng.a = 2\ndef f(): return g.a\n",
+        "f uses g, a SimpleNamespace",
+    ),
+    "what a decorator without functools.wraps has counted": (
+        "def counted(of):\n    calls = {'n': 0}\n    def wrapper():\n        calls['n'] += 1\n        return of()\n"
+        "    return wrapper\n@counted\ndef g(): return 1\ng()\ndef f(): return g()\n",
+        "g is not what its cell says",
     ),
     "what a decorator left": ("def g(of): pass\n@g\ndef f(): pass\n", "env.id is a NoneType: give the class"),
 }
