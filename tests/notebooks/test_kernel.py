@@ -29,6 +29,10 @@ run = ddrl.start(settings | {{"evaluation.period": 0, "telemetry.period": 0.2, "
 ddrl.watch(run, period=0.1)"""
 AGAIN = """import ddrl
 ddrl.watch("a_run", period=0.1)"""
+NEEDLESS = {"torch", "pandas", "pyarrow", "onnxruntime", "matplotlib", "scipy", "nbformat"}  # for a panel
+LOOK = f"""import sys
+resident = open("/proc/self/smaps_rollup").read().partition("Rss:")[2].split()[0]
+print(round(int(resident) * 1024 / 1e6), *{NEEDLESS!r} & set(sys.modules))"""
 SLIDE = "import explore\nfrom ddrl import plots\nplots.set_up_notebook()\nexplore.distribution_sliders()"
 
 
@@ -43,6 +47,7 @@ class Frontend:
         self.models: dict[str, dict[str, Any]] = {}
         self.displayed: list[dict[str, Any]] = []  # since the last request
         self.captured: list[dict[str, Any]] = []  # what an Output widget has claimed meanwhile
+        self.kinds: set[str] = set()  # MIME types of all that was displayed
         self.idle: set[str] = set()  # requests after which the kernel was free
 
     def read(self, until: Callable[[], bool], what: str) -> None:
@@ -57,11 +62,13 @@ class Frontend:
 
     def take(self, message: dict[str, Any]) -> None:
         kind, content = message["msg_type"], message["content"]
-        if kind == "comm_open" and content["target_name"] == "jupyter.widget":
+        if kind == "comm_open":
+            assert content["target_name"] == "jupyter.widget", "of no extension"
             self.models[content["comm_id"]] = dict(content["data"]["state"])
         elif kind == "comm_msg" and content["data"].get("method") == "update":
             self.models[content["comm_id"]].update(content["data"]["state"])
         elif kind in ("display_data", "execute_result"):
+            self.kinds |= content["data"].keys()
             request = message["parent_header"]["msg_id"]
             claimed = any(model.get("msg_id") == request for model in self.models.values())
             (self.captured if claimed else self.displayed).append(content["data"])
@@ -77,6 +84,15 @@ class Frontend:
         request = reply["parent_header"]["msg_id"]
         self.read(lambda: request in self.idle, "the end of the cell")
         return self.displayed[-1] if self.displayed else {}
+
+    def look(self) -> tuple[int, set[str]]:
+        """The kernel's resident memory [MB], and what it has loaded of NEEDLESS."""
+        said: list[str] = []
+        self.client.execute_interactive(
+            LOOK, timeout=PATIENCE, output_hook=lambda message: said.append(message["content"].get("text", ""))
+        )
+        megabytes, *loaded = "".join(said).split()
+        return int(megabytes), set(loaded)
 
     def titles(self) -> list[str]:
         """Of the figures that an Output widget has claimed."""
@@ -140,10 +156,17 @@ def test_a_frontend_without_a_browser_steers_a_run_and_attaches_to_it_after_the_
         panel_says(" - running")
         page.press("Stop")
         panel_says(" - ended")
+        megabytes, loaded = page.look()
+        assert megabytes < 150, "with a panel that was open and pressed"
+        assert not loaded
         page.execute(SLIDE)
         assert any(title.startswith("sharded, m = 8, 8 hosts") for title in page.titles())
         page.move(page.find(description="hosts"), 9)
         page.read(lambda: any(title.startswith("sharded, m = 8, 9 hosts") for title in page.titles()), "9 hosts")
+        # What every frontend has: widgets of the standard packages by comm messages, and nothing that runs in the page.
+        assert page.kinds == {VIEW, FIGURE, "text/plain"}
+        modules = {state["_model_module"] for state in page.models.values()}
+        assert modules == {f"@jupyter-widgets/{package}" for package in ("base", "controls", "output")}
     finally:
         page.close()
         if run_status(path).is_active:
