@@ -388,11 +388,13 @@ def test_a_run_started_from_a_plain_script_goes_on_stops_when_told_and_leaves_a_
         "import ddrl, json, sys\n"
         f"settings = {{'env.num_envs': 2, 'run.max_seconds': {ENDLESS}, 'run.max_env_steps': 10**9, "
         "'evaluation.period': 0}\n"
-        f"run = ddrl.start(settings, root={str(tmp_path)!r})\n"
+        f"run = ddrl.start(settings, root={str(tmp_path)!r}, wait={PATIENCE})\n"
         "assert run.state == 'running', run.state\n"
         "state = run.stop()\n"
         "print(json.dumps([state, run.summary is not None, 'torch' in sys.modules]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["ended", True, False]
