@@ -35,7 +35,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.files import new_file, write_atomically
 from ddrl.core.plugins import CELLS, code_name, import_code, mount_cells
 
-CHECK_SECONDS = 120.0  # [s] for a fresh process to import the files
+CHECK_SECONDS = 300.0  # [s] for a fresh process to import the files: on a loaded machine torch takes two minutes
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -268,7 +268,7 @@ def _literal(value: Any) -> str | None:
     if isinstance(value, float):
         return repr(value) if np.isfinite(value) else f"float({str(value)!r})"
     kind = cast(Any, type(value))
-    if value is None or kind in (bool, int, complex, str, bytes):
+    if value is None or kind in (bool, int, complex, str, bytes, range, slice):
         return repr(value)
     if kind not in (tuple, list, set, frozenset, dict):
         return None
@@ -318,7 +318,7 @@ def _parts(path: str, value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple
     if isinstance(value, FunctionType):
         yield path, f"{_text(value.__code__)} {_literal((value.__defaults__, value.__kwdefaults__))}"
         members = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-        members += vars(value).values()
+        members += _attributes(value)
     elif isinstance(value, staticmethod | classmethod):
         members = [cast(Any, value).__func__]
     elif isinstance(value, property):
@@ -333,10 +333,16 @@ def _parts(path: str, value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple
         yield path, literal
     elif type(value) is dict:  # of functools.singledispatch
         members = list(cast("dict[Any, Any]", value).values())
-    elif (wrapped := _wrapped(value)) is not None:
-        members = [wrapped]
+    elif _wrapped(value) is not None:
+        members = _attributes(value)
     for member in members:
         yield from _parts(path, member, (*above, cast(Any, value)))
+
+
+def _attributes(value: Any) -> list[Any]:
+    """What a function or an object that stands for one keeps, with the function beneath it."""
+    kept = cast("dict[str, Any]", vars(value))
+    return [one for name, one in kept.items() if name == "__wrapped__" or not name.startswith("__")]
 
 
 def _is_full(cell: Any) -> bool:

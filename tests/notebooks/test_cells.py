@@ -208,10 +208,25 @@ def test_decorated_functions_names_of_types_and_cells_under_a_magic_are_followed
             return n + fibonacci(n)
         """,
         """
+        class Doubled:
+            def __init__(self, f):
+                functools.update_wrapper(self, f)
+                self.f = f
+
+            def __call__(self):
+                return 2 * self.f()
+
+        @Doubled
+        def nothing():
+            return len(NUMBERS[PART]) - 2
+
+        NUMBERS = range(10)
+        PART = slice(0, 2)
+
         class Env:
             @functools.cached_property
             def size(self):
-                return more(12)
+                return more(12) + nothing()
 
             @functools.lru_cache
             def value(self, x):
@@ -271,6 +286,12 @@ REFUSED = {
         "from functools import cached_property\nclass f:\n    @cached_property\n    def size(self): return 1\n"
         "f.size = cached_property(lambda self: 2)\n",
         "f.size is not what its cell says",
+    ),
+    "what a decorator's object has counted": (
+        "import functools\nclass counted:\n    def __init__(self, of):\n        functools.update_wrapper(self, of)\n"
+        "        self.of, self.calls = of, 0\n    def __call__(self):\n        self.calls += 1\n"
+        "        return self.of()\n@counted\ndef g(): return 1\ng()\ndef f(): return g()\n",
+        "g is not what its cell says",
     ),
     "a namespace": (
         "from types import SimpleNamespace\ng = SimpleNamespace(a=1)\ng.a = 2\ndef f(): return g.a\n",
