@@ -14,7 +14,7 @@ from ddrl import __version__
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry.causes import causes_of
-from ddrl.telemetry.facts import Facts, describe, facts_of, list_facts
+from ddrl.telemetry.facts import BRIEF, Facts, describe, facts_of, list_facts
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.sinks import count_text, duration_text, table_text, value_text
 from ddrl.telemetry.store import FILE_NAME
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not path.is_dir():
         print(f"there is no folder {path}: start a run with `python -m ddrl.run`", file=sys.stderr)
         return 1
-    found = list_facts(path)
+    found = list_facts(path, None if options.json else BRIEF)
     if options.json:
         print(json.dumps([facts.as_json() for facts in found], default=str))
     elif found:

@@ -223,8 +223,10 @@ def _values(value: Any) -> Iterable[Any]:
 def refuse_deep(tree: Any) -> None:
     """ValueError where values are in values, in lists and tables, so deeply that who walks them by recursion fails."""
     level: list[Any] = [tree]
-    for _ in range(MAX_DEPTH):
+    depth = 0
+    while level and depth < MAX_DEPTH:
         level = [inner for value in level for inner in _values(value)]
+        depth += 1
     if level:
         raise ValueError(f"its values are in one another more than {MAX_DEPTH} deep")
 

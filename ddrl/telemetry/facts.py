@@ -59,9 +59,10 @@ class Facts:
 BRIEF = ("env_steps", "updates", "env_steps_per_s", "updates_per_s", "seconds_left")  # series that a table shows
 
 
-def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
-    """The figures of an open run, with the newest values of these series (all). DdrlError where it cannot be read."""
-    status = run.status
+def facts_of(run: Run, series_names: Sequence[str] | None = None, status: Status | None = None) -> Facts:
+    """The figures of an open run, with the newest values of these series (all). `status`: where it was read just now.
+    DdrlError where it cannot be read."""
+    status = status or run.status
     series = run.series(series_names, since=max(run.cursor - LAST, 0))
     newest = {name: last_reported(values) for name, values in series.columns.items()}
     returns = run.evaluations()["mean"]
@@ -83,7 +84,7 @@ def facts_of(run: Run, series_names: Sequence[str] | None = None) -> Facts:
         "updates_per_s": update_speed,
         "wall_seconds": seconds,
         "seconds_left": newest.get("seconds_left", NAN) if status.is_active else NAN,
-        "newest": newest,
+        "newest": newest if series_names is None else {name: newest[name] for name in series_names},
     }
     return _facts(run.path, status, figures)
 
@@ -102,10 +103,9 @@ def figures_to_keep(run: Run) -> dict[str, Any]:
     return {"size": (run.path / FILE_NAME).stat().st_size, **kept}
 
 
-def _kept(path: Path, series_names: Sequence[str] | None) -> Facts | None:
+def _kept(path: Path, status: Status, series_names: Sequence[str] | None) -> Facts | None:
     """The figures that a run has left beside its database; None where it is not over, is an older one's, or its
     database has another size than at its end."""
-    status = run_status(path)
     figures = _numbers(status.figures)
     try:
         if status.is_active or figures.pop("size", None) != (path / FILE_NAME).stat().st_size:
@@ -121,11 +121,12 @@ def _kept(path: Path, series_names: Sequence[str] | None) -> Facts | None:
 def facts_at(path: Path, series_names: Sequence[str] | None = None) -> Facts:
     """The same of a run directory; of one that cannot be read, why not, as its reason."""
     try:
-        kept = _kept(path, series_names)
+        status = run_status(path)
+        kept = _kept(path, status, series_names)
         if kept is not None:
             return kept
         with Run(path) as run:
-            return facts_of(run, series_names)
+            return facts_of(run, series_names, status)
     except Exception as error:  # one run of a table must not take the others down
         reason = str(error) if isinstance(error, DdrlError) else f"{type(error).__name__}: {shortened(error)}"
         return Facts(str(path), plain_line(path.name), "unreadable", reason)
@@ -146,9 +147,9 @@ def describe(path: Path) -> dict[str, Any]:
         }
 
 
-def list_facts(folder: Path) -> list[Facts]:
-    """The figures of every run in a folder, the one begun last first."""
-    return [facts_at(path) for path in find_runs(folder)]
+def list_facts(folder: Path, series_names: Sequence[str] | None = None) -> list[Facts]:
+    """The figures of every run in a folder, the one begun last first, with the newest values of these series (all)."""
+    return [facts_at(path, series_names) for path in find_runs(folder)]
 
 
 def _confirmed(path: Path) -> float:

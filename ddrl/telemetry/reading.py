@@ -31,7 +31,17 @@ from ddrl.core.files import DAMAGE, new_file, opened
 from ddrl.core.specs import Array, Floats, Ints
 from ddrl.telemetry.directory import State, Status, read_config, read_settings, read_summary, run_status
 from ddrl.telemetry.series import SERIES, Series
-from ddrl.telemetry.store import APPLICATION_ID, FILE_NAME, SCHEMA_VERSION, has_own_tables, quoted, spans, unpack_table
+from ddrl.telemetry.store import (
+    APPLICATION_ID,
+    FILE_NAME,
+    MAX_TICK,
+    SCHEMA_VERSION,
+    own_tables,
+    quoted,
+    spans,
+    tables_of,
+    unpack_table,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -102,16 +112,17 @@ class Run:
         with self._plainly():
             self._db = _open_unchanged(file.resolve())
         try:
-            with self._plainly():
+            with self._plainly():  # few statements: a table of runs opens thousands of files
                 (application,) = self._db.execute("PRAGMA application_id").fetchone()
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
-                is_empty = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone() is None
+                tables = tables_of(self._db)
+            is_empty = "events" not in (name for _, name in tables)
             if application == 0 or (application == APPLICATION_ID and is_empty):
                 raise RunDirError(
                     f"{file} is half-written: its run ended before the first record; delete {self.path} or start "
                     "the run again"
                 )
-            if application != APPLICATION_ID or not has_own_tables(self._db):
+            if application != APPLICATION_ID or not own_tables() >= tables:
                 raise RunDirError(f"{file} is a database of another program, not a run of ddrl")
             if version != SCHEMA_VERSION:
                 raise RunDirError(
@@ -195,10 +206,15 @@ class Run:
             "WHERE level = ? AND tick >= ? AND tick < ?"
         )
         rows: list[tuple[Any, ...]] = []
-        with self._plainly(), self._snapshot():
-            end = self._last_tick() + 1
-            for level, begin, stop in spans(since, end, points):
-                rows += self._db.execute(select + " ORDER BY tick", (level, begin, stop)).fetchall()
+        if points is None:  # one statement, which sees one state of the file
+            with self._plainly():
+                rows = self._db.execute(select + " ORDER BY tick", (0, since, MAX_TICK)).fetchall()
+                end = rows[-1][0] + 1 if rows else since
+        else:
+            with self._plainly(), self._snapshot():
+                end = self._last_tick() + 1
+                for level, begin, stop in spans(since, end, points):
+                    rows += self._db.execute(select + " ORDER BY tick", (level, begin, stop)).fetchall()
         with self._plainly():
             data = np.array(rows, dtype=np.float64).reshape(len(rows), 3 + len(wanted))
         columns: dict[str, Array] = {
@@ -252,14 +268,19 @@ class Run:
         `since`: a cursor. `points`: about so many, evenly spread, the newest and the best always among them.
         """
         names = ("id", "time", "wall_seconds", "env_steps", "updates", "mean", "std", "episodes", "policy_version")
-        with self._plainly(), self._snapshot():
-            (last,) = self._db.execute("SELECT max(id) FROM evaluations").fetchone()
-            stride = 1 if points is None or last is None else -(-(last + 1 - since) // max(points, 1))
-            rows = self._db.execute(
-                f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ? AND ((? - id) % ? = 0 OR id = "
-                "(SELECT id FROM evaluations WHERE id >= ? ORDER BY mean DESC LIMIT 1)) ORDER BY id",
-                (since, last, max(stride, 1), since),
-            ).fetchall()
+        select = f"SELECT {', '.join(names)} FROM evaluations WHERE id >= ?"
+        if points is None:
+            with self._plainly():
+                rows = self._db.execute(f"{select} ORDER BY id", (since,)).fetchall()
+        else:
+            with self._plainly(), self._snapshot():
+                (last,) = self._db.execute("SELECT max(id) FROM evaluations").fetchone()
+                stride = 1 if last is None else -(-(last + 1 - since) // max(points, 1))
+                rows = self._db.execute(
+                    f"{select} AND ((? - id) % ? = 0 OR id = "
+                    "(SELECT id FROM evaluations WHERE id >= ? ORDER BY mean DESC LIMIT 1)) ORDER BY id",
+                    (since, last, max(stride, 1), since),
+                ).fetchall()
         with self._plainly():  # values of other types, and ids that are no numbers
             data = np.array(rows, dtype=np.float64).reshape(len(rows), len(names))
             cursor = int(data[-1, 0]) + 1 if len(rows) else since

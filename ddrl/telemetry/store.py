@@ -188,18 +188,22 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
 def has_own_tables(db: sqlite3.Connection, *, empty: bool = False) -> bool:
     """Whether the file holds no more than the tables of `_SCHEMA`, or nothing at all where it is `empty`: a view or a
     trigger of others would be run by who reads or writes these tables."""
-    known = frozenset[tuple[str, str]]() if empty else _own_tables()
-    return known.issuperset(db.execute(_LISTED))
+    return (frozenset[tuple[str, str]]() if empty else own_tables()) >= tables_of(db)
 
 
-_LISTED = "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'"
+def tables_of(db: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+    """(type, name) of all that a file holds, but tables and indexes of SQLite's own."""
+    return frozenset(
+        db.execute("SELECT type, name FROM sqlite_master WHERE name NOT GLOB 'sqlite_*' OR type IN ('view', 'trigger')")
+    )
 
 
 @cache
-def _own_tables() -> frozenset[tuple[str, str]]:
+def own_tables() -> frozenset[tuple[str, str]]:
+    """The same of a file of ours."""
     own = sqlite3.connect(":memory:")
     own.executescript(_SCHEMA)
-    known = frozenset(own.execute(_LISTED))
+    known = tables_of(own)
     own.close()
     return known
 

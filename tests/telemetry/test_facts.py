@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 
+from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__, runs
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
 from ddrl.core.messages import Evaluation as Judged
@@ -18,9 +20,10 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import parse
-from ddrl.telemetry import Recorder, Run
-from ddrl.telemetry.facts import facts_at, facts_of
+from ddrl.telemetry import Recorder, Run, reading
+from ddrl.telemetry.facts import BRIEF, facts_at, facts_of
 from tests.sources import environment
+from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE, wait_until
 
 RETURNS = [1.0, 50.0, *[2.0] * 40, 7.0]  # the best one is the second of many
@@ -94,6 +97,67 @@ def test_an_evaluation_that_is_no_number_is_no_best(tmp_path):
     alone = facts_at(store(tmp_path / "none", state="ended", returns=[]))
     assert math.isnan(alone.best)
     assert alone.evaluations == 0
+
+
+def without_figures(path):
+    """Leave what status.json keeps of the end away, as an earlier ddrl did."""
+    file = path / "status.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "figures": {}}))
+
+
+@pytest.mark.parametrize("kind", ["ended", "failed", "no evaluation", "no record", "resumed", "set aside", "killed"])
+def test_a_run_has_the_same_figures_by_what_it_left_beside_its_store_and_by_the_store(tmp_path, kind):
+    path = tmp_path / "run"
+    if kind == "killed":  # nothing was left
+        cluster = FakeCluster()
+        feed = Feed(cluster, 5)
+        path.mkdir()
+        (path / "config.toml").write_text(config_to_toml(CONFIG))
+        with Recorder(path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock):
+            assert feed.done.wait(PATIENCE)
+            wait_until(lambda: (path / "telemetry.sqlite").exists() and Run(path).cursor >= 5, "five records")
+            shutil.copytree(path, tmp_path / "copy")
+        path = tmp_path / "copy"
+        status = json.loads((path / "status.json").read_text())
+        (path / "status.json").write_text(json.dumps({**status, "pid": 2**22 + 1, "pid_started": 1.0}))
+    elif kind in ("resumed", "set aside"):
+        record_run(path, records=8)
+        if kind == "set aside":
+            (path / "telemetry.sqlite").write_bytes(b"no database" * 100)
+        record_run(path, records=5, base={"env_steps": 100.0, "updates": 7.0, "wall_seconds": 20.0})
+    else:
+        returns = [] if kind == "no evaluation" else [math.nan, *RETURNS, math.nan]
+        store(
+            path,
+            state="failed" if kind == "failed" else "ended",
+            returns=returns,
+            seconds=-1 if kind == "no record" else 20,
+        )
+    kept = facts_at(path)
+    brief = facts_at(path, ["env_steps", "updates"])
+    assert kept.state == {"failed": "failed", "killed": "dead"}.get(kind, "ended")
+    without_figures(path)
+    assert repr(facts_at(path)) == repr(kept)  # NaN is not equal to itself
+    assert repr(facts_at(path, ["env_steps", "updates"])) == repr(brief)
+    with Run(path) as run:
+        assert repr(facts_of(run)) == repr(kept)
+
+
+def test_the_store_of_an_older_run_is_asked_few_times(tmp_path, monkeypatch):
+    """Of a folder of thousands of runs it is the statements that take the time: there were fifteen."""
+    path = store(tmp_path / "small", state="ended")
+    without_figures(path)
+    asked: list[str] = []
+
+    def counted(file):
+        db = open_unchanged(file)
+        db.set_trace_callback(asked.append)
+        return db
+
+    open_unchanged = reading._open_unchanged
+    monkeypatch.setattr(reading, "_open_unchanged", counted)
+    assert facts_at(path, BRIEF).best == 50.0
+    assert 0 < len(asked) <= 8
 
 
 def test_the_table_has_a_line_a_run_and_json_has_no_nan(tmp_path, capsys):

@@ -253,6 +253,19 @@ def test_unusable_run_directories_are_refused_with_what_and_where(tmp_path):
         Run(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["audit", "sqlitexaudit", "sqlite_audit"])
+def test_a_trigger_is_never_taken_for_one_of_sqlites_own_parts(tmp_path, name):
+    record_run(tmp_path, records=2)
+    db = sqlite3.connect(tmp_path / "telemetry.sqlite")
+    db.execute("CREATE TRIGGER audit AFTER INSERT ON series BEGIN DELETE FROM events; END")
+    db.execute("PRAGMA writable_schema = 1")  # names that SQLite keeps for itself can be written so
+    db.execute("UPDATE sqlite_master SET name = ?, sql = replace(sql, 'audit', ?) WHERE type = 'trigger'", (name, name))
+    db.commit()
+    db.close()
+    with pytest.raises(RunDirError, match=r"another program|cannot be read"):
+        Run(tmp_path)
+
+
 def test_the_settings_of_a_run_of_another_version_are_read_as_far_as_they_are_known(tmp_path):
     record_run(tmp_path, records=1)
     path = tmp_path / "config.toml"
