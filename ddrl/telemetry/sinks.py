@@ -10,11 +10,12 @@ import socket
 import struct
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import RunDirError, plain_line
 from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
+from ddrl.core.settings import config_to_toml
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import CauseWatch
 from ddrl.telemetry.directory import State, state_after
@@ -259,10 +261,32 @@ def sink_names(telemetry: TelemetryConfig) -> list[str]:
 
 
 FLUSH_PERIOD = 2.0  # [s] between flushes, each of which waits for the disk
+_RETURNS = ("evaluation/return_mean", "run/return_mean")  # tags beside which settings are shown
+_NOT_LEARNED_WITH = ("telemetry", "run.dir")  # where alerts go is nobody else's matter
+
+
+def hyperparameters(config: Config) -> dict[str, float | str]:
+    """The settings of a run by their full names (learner.c51.atoms), as numbers and words; without those that only say
+    where it writes and tells."""
+    found: dict[str, float | str] = {}
+
+    def add(name: str, value: Any) -> None:
+        if name in _NOT_LEARNED_WITH:
+            return
+        if isinstance(value, dict):
+            for inner, one in cast(dict[str, Any], value).items():
+                add(f"{name}.{inner}" if name else inner, one)
+        else:
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)  # a bool too, which it stays
+            found[name] = value if is_number else str(value)
+
+    add("", tomllib.loads(config_to_toml(config)))
+    return found
 
 
 class TensorBoardFiles:
-    """Writes one event file of scalars; `tensorboard --logdir runs` finds it. Needs tensorboardX.
+    """Writes one event file of scalars; `tensorboard --logdir runs` finds it. Needs tensorboardX. `settings`: by their
+    full names, which TensorBoard shows beside the returns of each run.
 
     A run that is resumed at `resumed_at` environment steps repeats what came after them: earlier files are cut there,
     and a SessionLog START makes a TensorBoard that has read them already forget them."""
@@ -272,9 +296,11 @@ class TensorBoardFiles:
     @classmethod
     def begin(cls, setup: SinkSetup) -> TensorBoardFiles:
         """Those of a run."""
-        return cls(setup.run_dir, setup.resumed_at)
+        return cls(setup.run_dir, setup.resumed_at, hyperparameters(setup.config))
 
-    def __init__(self, run_dir: Path, resumed_at: float | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, resumed_at: float | None = None, settings: Mapping[str, float | str] | None = None
+    ) -> None:
         writing: Any = import_module("tensorboardX.event_file_writer")  # which has no types
         self._events: Any = import_module("tensorboardX.proto.event_pb2")
         folder = run_dir / "tensorboard"
@@ -293,6 +319,10 @@ class TensorBoardFiles:
         if resumed_at is not None:
             start = self._events.SessionLog(status=self._events.SessionLog.START)
             self._writer.write_event(self._events.Event(step=self._step, session_log=start))
+        if settings:
+            summaries: Any = import_module("tensorboardX.summary").hparams(settings, dict.fromkeys(_RETURNS))
+            for summary in summaries[:2]:  # what there is, and its values; the third would say that the run is over
+                self._writer.write_event(self._events.Event(step=self._step, summary=summary))
 
     def record(self, record: Record) -> None:
         """Write every series that was reported."""

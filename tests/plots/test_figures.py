@@ -111,6 +111,49 @@ def test_every_figure_is_made_from_any_run_without_a_warning_and_is_valid_json(w
             assert figure.data or figure.layout.annotations, "an empty figure must say why"
 
 
+TIME = "wall time [s]"
+AXES = {  # x, y, and what a heatmap's colors are
+    "The trainer's time": (TIME, "share of wall time"),
+    "MPI bytes sent by each relay": (TIME, "host (0: root)", "MB/s"),
+    "MPI bytes received by each relay": (TIME, "host (0: root)", "MB/s"),
+    "Version age of every rollout": (TIME, "rank", "versions<br>behind"),
+    "Versions on their way": (TIME, "versions"),
+    "Bytes a version against the bound": ("", "bytes / S"),
+    "From publish to sealed": (TIME, "ms"),
+    "Cores in use": (TIME, "cores"),
+    "Private memory": (TIME, "GiB"),
+    "GPUs": ("", "share"),  # of which there are none
+    "Replay: fill and age": (TIME, "transitions"),
+    "Samples per insert": (TIME, "samples / transition"),
+    "Who waits for whom": (TIME, "share of time"),
+    "Recorded and learned from": (TIME, "transitions / s"),
+    "Since the last sign of life": ("rank", "seconds"),
+}
+UNITS = {  # of the charts on the overview
+    "Loss": "",
+    "Gradient norm": "",
+    "Environment steps per second": "env steps/s",
+    "Updates per second": "updates/s",
+    "Episode length": "env steps",
+    "Age of what is drawn, 99th percentile": "versions",
+    "Age of experience on arrival, 99th percentile": "versions",
+    "Share of random actions": "",
+}
+
+
+def test_the_axes_of_every_figure_say_what_they_show_and_in_which_unit(large):
+    said = {}
+    for figure in all_figures(large):
+        bars = [trace.colorbar.title.text for trace in figure.data if trace.type == "heatmap"]
+        axes = (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text, *bars)
+        said.setdefault(figure.layout.title.text, []).append(axes)
+    assert {title: axes for title, axes in said.items() if title in AXES} == {title: [AXES[title]] for title in AXES}
+    for title, unit in UNITS.items():
+        assert said[title] == [("environment steps", unit), (TIME, unit)], title
+    assert ("environment steps", "return per episode") in said["Return"]
+    assert (TIME, "return per episode") in said["Return"]
+
+
 def test_figures_of_a_run_that_said_nothing_say_so_in_words(silent):
     series, processes = silent.series, silent.processes
     for figure in (

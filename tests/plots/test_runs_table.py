@@ -121,6 +121,8 @@ def test_a_filter_wants_all_of_its_words_anywhere_in_the_row():
 
 PAGE = """
 import sys
+from types import SimpleNamespace
+import streamlit
 from streamlit.testing.v1 import AppTest
 app, runs = sys.argv[1:]
 sys.argv = [app, runs]
@@ -131,6 +133,16 @@ test.run()
 assert not test.exception, test.exception
 (table,) = test.dataframe
 assert table.value["run"].tolist() == ["folder/two"], table.value
+assert test.caption[0].value.startswith("1 of 4 runs."), test.caption[0].value  # the hidden one is counted
+real = streamlit.dataframe
+streamlit.dataframe = lambda *given, **how: SimpleNamespace(selection=SimpleNamespace(rows=[0]))  # a click on the row
+test.run()
+(compare,) = (button for button in test.button if button.label == "Compare the chosen runs (1)")
+compare.click().run()
+assert test.session_state["names"] == ["folder/two"], test.session_state["names"]
+streamlit.dataframe = real
+test.session_state["wanted page"] = "runs"
+test.run()
 test.text_input(key="filter").set_value("").run()
 assert sorted(test.dataframe[0].value["run"]) == ["folder/two", "one", "silent"], test.dataframe[0].value
 test.toggle(key="hidden").set_value(True).run()

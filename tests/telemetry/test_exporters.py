@@ -12,19 +12,20 @@ from typing import ClassVar
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from tensorboardX.record_writer import masked_crc32c
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__
 from ddrl.core import plugins
-from ddrl.core.config import Config, TelemetryConfig
+from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.metrics import COLUMNS, run_metrics
 from ddrl.core.roles import Role
 from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, sinks
 from ddrl.telemetry.devices import process_use
 from ddrl.telemetry.series import SeriesWindow
-from ddrl.telemetry.sinks import PrometheusPage, TensorBoardFiles
+from ddrl.telemetry.sinks import PrometheusPage, SinkSetup, TensorBoardFiles
 from tests.dashboard.webdriver import free_port
 from tests.telemetry.feeding import Feed
 from tests.waiting import PATIENCE, wait_until
@@ -91,6 +92,36 @@ def test_event_files_of_a_resumed_run_have_no_point_past_its_checkpoint(tmp_path
     assert [event.step for event in events if event.HasField("summary")] == [100, 200, 260]
     starts = [event for event in events if event.HasField("session_log")]
     assert [(event.step, event.session_log.status) for event in starts] == [(250, SessionLog.START)]
+
+
+def test_an_event_file_of_a_run_says_what_it_is_learned_with_and_nothing_of_where_alerts_go(tmp_path):
+    config = Config(
+        learner=LearnerConfig(lr=0.125, hidden=[3, 4], normalize=True),
+        telemetry=TelemetryConfig(alert="https://secret"),
+    )
+    given = []
+    for resumed_at in (None, 250.0):
+        files = TensorBoardFiles.begin(SinkSetup(tmp_path, config, run_metrics(), resumed_at))
+        files.close()
+        (written,) = (tmp_path / "tensorboard").glob("events.out.tfevents.[1-9]*")
+        written.rename(written.with_name(written.name.replace(".tfevents.", f".tfevents.0{resumed_at or 0:.0f}.")))
+    for event in read_events(tmp_path / "tensorboard"):
+        for value in event.summary.value:
+            if value.tag.startswith("_hparams_/"):
+                given.append((event.step, value.tag, HParamsPluginData.FromString(value.metadata.plugin_data.content)))
+    assert [(step, tag) for step, tag, _ in given] == [
+        (step, f"_hparams_/{part}") for step in (0, 250) for part in ("experiment", "session_start_info")
+    ]
+    values = given[1][2].session_start_info.hparams
+    assert values["learner.lr"].number_value == 0.125
+    assert values["learner.hidden"].string_value == "[3, 4]"
+    assert values["learner.normalize"].bool_value is True
+    assert values["run.target_return"].string_value == "inf"
+    assert values["env.id"].string_value == "CartPole-v1"
+    assert not any(name.startswith("telemetry") or name == "run.dir" for name in values)
+    shown = given[0][2].experiment
+    assert [one.name.tag for one in shown.metric_infos] == ["evaluation/return_mean", "run/return_mean"]
+    assert {one.name for one in shown.hparam_infos} == set(values)
 
 
 def get(port, path="/metrics"):
