@@ -47,6 +47,12 @@ def test_a_log_that_cannot_be_written_fails_its_run_alone(tmp_path, capsys):
     assert run_status(folder / "seed=2").reason == "run.max_env_steps reached"
 
 
+def test_only_runs_that_have_ended_are_counted_as_ended(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sweep.Sweep, "run", lambda self: True)  # none has been begun, and none has failed
+    assert sweep.main(["cartpole", "--seeds", "3", "--folder", str(tmp_path / "s")]) == 0
+    assert "0 of 3 runs have ended, 0 failed" in capsys.readouterr().out
+
+
 def test_a_sweep_goes_on_where_its_lines_cannot_be_written(tmp_path):
     words = ["cartpole", "--folder", str(tmp_path), "--seeds", "2", "--serial", *TINY]
     words += settings("run.max_env_steps=200", "evaluation.period=0")

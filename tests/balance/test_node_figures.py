@@ -48,6 +48,21 @@ def test_the_causal_oracle_is_surprised_where_the_clairvoyant_is_not():
     np.testing.assert_allclose(plots.clairvoyant_regret(course), [0.0, 1.5])
 
 
+def test_both_regrets_of_the_figure_are_of_the_record_at_which_they_are_drawn():
+    sizes = np.full((3, 2), 50.0)
+    speed = np.array([[100.0, 100.0], [100.0, 25.0], [100.0, 50.0]])
+    course = plots.NodeCourse(np.array([10.0, 20.0, 30.0]), sizes, sizes / speed)
+    for line, regret in zip(
+        plots.regret_over_updates(course).data,
+        (plots.causal_regret(course), plots.clairvoyant_regret(course)[1:]),
+        strict=True,
+    ):
+        assert line.x.tolist() == [20.0, 30.0]
+        np.testing.assert_allclose(line.y, regret)
+        assert f"median {np.median(regret):.0%}" in line.name
+    np.testing.assert_allclose(plots.regret_over_updates(course).data[1].y, [1.5, 0.5])
+
+
 def test_the_table_has_a_row_a_node_with_its_speed():
     table = plots.node_table(processes(4))
     assert table["rank"].tolist() == [6, 7, 8, 9]

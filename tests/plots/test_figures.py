@@ -226,8 +226,10 @@ def test_each_gpu_is_drawn_by_itself(small):
 
 @pytest.mark.parametrize("hosts", [3, 12])
 def test_gpus_are_in_the_order_of_their_hosts(hosts):
-    busy = {f"gpu{index}_utilization": 0.5 for index in range(2)}
+    busy = {f"gpu{index}_utilization": 0.5 for index in range(2)} | {f"gpu{index}_memory": 0.25 for index in range(2)}
     figure = plots.gpu_use(moments([0, 1], [Role.RELAY] * hosts, host=range(hosts), **busy))
+    if figure.data[0].type == "heatmap":
+        assert np.all(np.asarray(figure.data[0].z) == 0.5)  # the time that they compute, not their memory
     names = figure.data[0].y if figure.data[0].type == "heatmap" else [line.name for line in figure.data[::2]]
     assert list(names) == [f"host {host} GPU {index}" for host in range(hosts) for index in range(2)]
 
@@ -549,6 +551,22 @@ def test_bytes_of_the_root_are_those_sent_by_the_versions_that_reached_the_most_
     )
     (bars,) = plots.bytes_against_bound(found).data
     assert dict(zip(bars.x, bars.y, strict=True)) == {"root out": 3, "host 1": 1, "host 2": 1}
+
+
+def test_of_many_hosts_the_least_the_median_and_the_most_bytes_are_named_so():
+    hosts = np.arange(19)
+    received = np.where(hosts > 0, 100.0 * hosts, 0.0)
+    found = moments(
+        [0],
+        [Role.TRAINER, *[Role.RELAY] * 19],
+        host=[0, *hosts],
+        model_nbytes=100,
+        versions_sealed=[np.nan, np.nan, *[1.0] * 18],
+        model_bytes_sent=[np.nan, 700, *[0.0] * 18],
+        model_bytes_received=[np.nan, *received],
+    )
+    (bars,) = plots.bytes_against_bound(found).data
+    assert dict(zip(bars.x, bars.y, strict=True)) == {"root out": 7, "least": 1, "median": 9.5, "most": 18}
 
 
 def test_many_relays_have_the_rows_of_their_hosts_in_order():

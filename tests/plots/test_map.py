@@ -80,6 +80,24 @@ def test_a_line_leads_from_the_host_that_sends_models_as_long_as_no_host_has_lef
     assert lines([0, 1]) == lines([]) == {(0, 1), (0, 2), (0, 3)}
 
 
+def test_a_link_is_as_wide_as_what_it_moves_beside_the_busiest_one_whatever_the_root_moves():
+    rates = {Role.TRAINER: [0.0], Role.RELAY: [90e6, 1e6, 5e6, 2.4e6]}  # of relays 0 to 3; the root's are those of all
+    roles = [role for role, values in rates.items() for _ in values]
+    values = np.full((3, len(roles), len(COLUMNS)), np.nan)
+    for place, role in enumerate(roles):
+        known = {"role": list(Role).index(role), "host": max(place - 1, 0), "rank": place, "policy_version": 1.0}
+        for name, value in known.items():
+            values[:, place, COLUMNS.index(name)] = value
+    sent = np.array([rate for values in rates.values() for rate in values])
+    values[:, :, COLUMNS.index("bytes_sent")] = np.outer(np.arange(3.0) * 2, sent)
+    values[:, :, COLUMNS.index("bytes_received")] = 0.0
+    clock = np.arange(3.0) * 2
+    *links, hosts = plots.cluster_map(Processes(np.arange(3), clock, clock, values, COLUMNS, 3)).data
+    host_at = {(x, y): host for host, (x, y) in enumerate(zip(hosts.x, hosts.y, strict=True))}
+    ends = {host_at[trace.x[place], trace.y[place]]: trace for trace in links for place in range(1, len(trace.x), 3)}
+    assert {host: trace.line.width for host, trace in ends.items()} == {1: 1.0, 2: 5.0, 3: 3.0}  # of five
+
+
 def test_three_hundred_hosts_lie_apart_and_one_host_has_no_map():
     figure = plots.cluster_map(processes_of(602, 300))
     hosts = figure.data[-1]

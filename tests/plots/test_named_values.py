@@ -68,6 +68,8 @@ def test_only_late_and_silent_ranks_are_marked():
     (bars,) = plots.heartbeat_ages(found, 1001.0).data
     marked = {int(rank): bool(shape) for rank, shape in zip(bars.x, bars.marker.pattern.shape, strict=True)}
     assert marked == {0: False, 1: True, 2: False}  # nobody is expected at the last place
+    assert dict(zip(bars.x, bars.customdata, strict=True)) == {0: "trainer", 1: "rollout", 2: "rollout"}
+    assert "rank %{x} (%{customdata}): %{y" in bars.hovertemplate
 
 
 def test_each_column_of_the_command_has_the_figure_that_its_name_says():

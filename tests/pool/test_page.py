@@ -38,8 +38,11 @@ def test_the_end_of_a_pool_is_that_of_its_leases_however_long_it_took_to_save(tm
 
 def test_a_pool_of_many_leases_is_drawn_with_bounded_data(tmp_path):
     write_pool(tmp_path / "p", rounds=300)
-    figure = pool_gantt(read_pool(tmp_path / "p"))
+    record = read_pool(tmp_path / "p")
+    figure = pool_gantt(record)
     assert max(len(trace.x) for trace in figure.data) < 1000
+    drawn = spans(figure, "waits for a device")
+    assert drawn == [(lease.asked, lease.granted) for lease in record.leases[-len(drawn) :]]  # the newest
 
 
 def test_a_wait_counts_for_each_task_that_held_the_device_meanwhile_by_its_seconds(tmp_path):
