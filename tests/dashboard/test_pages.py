@@ -1,0 +1,85 @@
+"""What each page hands to its charts and tables, without a browser: the right figure at each place, the right column
+under each name."""
+
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.telemetry.fake_cluster import FakeCluster
+from ddrl.core.settings import config_to_toml
+from ddrl.telemetry import Recorder
+from tests.sources import ROOT, environment
+from tests.telemetry.feeding import CONFIG, Feed
+from tests.waiting import PATIENCE
+
+PAGES = """
+import sys
+from streamlit.testing.v1 import AppTest
+from ddrl.dashboard import drawing
+app, runs = sys.argv[1:]
+sys.argv = [app, runs]
+drawn = {}
+drawing.draw = lambda place, figure, key: drawn.update({key: figure})
+
+def page(name):
+    drawn.clear()
+    test = AppTest.from_file(app, default_timeout=600)
+    test.session_state["wanted page"] = name
+    test.run()
+    assert not test.exception, test.exception
+    return test
+
+def titles():
+    return {key: figure.layout.title.text for key, figure in drawn.items()}
+
+page("distribution")
+assert titles() == {
+    "map": "Hosts: MB/s, versions behind, who waits",
+    "sent": "MPI bytes sent by each relay",
+    "received": "MPI bytes received by each relay",
+    "flow": "Versions on their way",
+    "bound": "Bytes a version against the bound",
+    "sealed": "From publish to sealed",
+    "ages": "Version age of every rollout",
+}, titles()
+page("devices")
+assert titles() == {"cpu": "Cores in use", "memory": "Private memory"}, titles()
+page("replay")
+assert titles() == {
+    "fill": "Replay: fill and age",
+    "balance": "Samples per insert",
+    "waits": "Who waits for whom",
+    "time": "The trainer's time",
+    "rates": "Recorded and learned from",
+}, titles()
+levels = {line.name: line.y[0] for key in ("fill", "balance") for line in drawn[key].data}
+assert levels["capacity"] == 100_000 and "asked for: 8" in levels, levels
+page("overview")
+assert titles()["return"] == "Return", titles()
+assert titles()["env_steps_per_s"] == "Environment steps per second", titles()
+assert titles()["arrival_lag_p99"] == "Age of experience on arrival, 99th percentile", titles()
+ranks, events = page("ranks").dataframe
+assert set(ranks.value["health"]) == {"reported"}, ranks.value  # at the run's last record, not by today's clock
+assert (ranks.value["seconds silent"] < 1.0).all(), ranks.value
+assert events.value["what"].tolist() == ["third", "second", "first"], events.value
+assert events.value["kind"].tolist() == ["stop", "alarm", "note"], events.value
+assert events.value["after [s]"].is_monotonic_decreasing, events.value
+"""
+
+
+def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_record(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config_to_toml(CONFIG))
+    feed = Feed(FakeCluster(12, 3), 20)
+    with Recorder(run, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
+        assert feed.done.wait(PATIENCE)
+        for kind, text in (("note", "first"), ("alarm", "second"), ("stop", "third")):
+            feed.cluster.now += 1e-3
+            recorder.record_event(kind, text)
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    command = [sys.executable, "-c", PAGES, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
