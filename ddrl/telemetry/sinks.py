@@ -318,7 +318,8 @@ class TensorBoardFiles:
         self._flushed_at = -math.inf
         if resumed_at is not None:
             start = self._events.SessionLog(status=self._events.SessionLog.START)
-            self._writer.write_event(self._events.Event(step=self._step, session_log=start))
+            # It forgets what has this step, too: the evaluation of the checkpoint stays.
+            self._writer.write_event(self._events.Event(step=self._step + 1, session_log=start))
         if settings:
             summaries: Any = import_module("tensorboardX.summary").hparams(settings, dict.fromkeys(_RETURNS))
             for summary in summaries[:2]:  # what there is, and its values; the third would say that the run is over

@@ -4,9 +4,11 @@ under each name."""
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
+from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from tests.sources import ROOT, environment
@@ -66,6 +68,32 @@ assert events.value["what"].tolist() == ["third", "second", "first"], events.val
 assert events.value["kind"].tolist() == ["stop", "alarm", "note"], events.value
 assert events.value["after [s]"].is_monotonic_decreasing, events.value
 """
+
+
+WAITING = """
+import sys
+from streamlit.testing.v1 import AppTest
+app, runs = sys.argv[1:]
+sys.argv = [app, runs]
+test = AppTest.from_file(app, default_timeout=600)
+test.session_state["wanted page"] = "distribution"
+test.run()
+assert not test.exception, test.exception
+assert [one.value for one in test.info] == ["No rank has reported where it is yet."], test.info
+"""
+
+
+def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config_to_toml(CONFIG))
+    with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), CONFIG):
+        pass  # which writes a last record
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    command = [sys.executable, "-c", WAITING, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
 def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_record(tmp_path):

@@ -91,7 +91,7 @@ def test_event_files_of_a_resumed_run_have_no_point_past_its_checkpoint(tmp_path
     events = read_events(tmp_path / "tensorboard")
     assert [event.step for event in events if event.HasField("summary")] == [100, 200, 260]
     starts = [event for event in events if event.HasField("session_log")]
-    assert [(event.step, event.session_log.status) for event in starts] == [(250, SessionLog.START)]
+    assert [(event.step, event.session_log.status) for event in starts] == [(251, SessionLog.START)]
 
 
 def test_an_event_file_of_a_run_says_what_it_is_learned_with_and_nothing_of_where_alerts_go(tmp_path):

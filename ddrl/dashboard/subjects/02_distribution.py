@@ -12,7 +12,11 @@ def charts(runs: watch.Runs) -> None:
     run = next(iter(runs.values()))
     processes = run.processes(points=watch.FRAMES)
     table = run.series(["versions_in_flight", "version_age_p50", "version_age_max"], points=watch.POINTS)
-    if len(processes) and np.nanmax(processes.column("host")[-1], initial=0.0) == 0:
+    hosts = processes.column("host")[-1:]
+    if not np.isfinite(hosts).any():
+        st.info("No rank has reported where it is yet.")
+        return
+    if np.nanmax(hosts) == 0:
         st.info("One host: the trainer writes versions to shared memory, nothing travels between hosts.")
         watch.chart(st, plots.version_flow(table), "flow")
         watch.chart(st, plots.version_age_heatmap(processes).update_layout(height=300), "ages")
