@@ -1,6 +1,8 @@
 """The pictures in docs/pictures, made anew: `python -m tests.dashboard.pictures` starts real runs, one of them under
 mpirun, and photographs every page. `--every FOLDER` photographs every page at 400, 900 and 1440 px, light and dark,
-for somebody to look at. `--film` makes README's moving picture alone: the overview while LunarLander is learned."""
+for somebody to look at. `--states` makes sheets of all pages of a run at work, and of the overview, the ranks and the
+hosts of one that has ended, has crashed, or waits: two widths, light and dark. `--film` makes README's moving picture
+alone: the overview while LunarLander is learned."""
 
 from __future__ import annotations
 
@@ -12,13 +14,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 from PIL import Image
 
 import ddrl
-from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
+from benchmarks.telemetry.fake_cluster import FakeCluster
+from ddrl.core.config import Config, RunConfig, TelemetryConfig
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
+from ddrl.core.settings import config_to_toml
+from ddrl.telemetry import Recorder
+from tests.dashboard.webdriver import Browser, dashboard_of, free_port, missing_browser, serving
 from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +86,84 @@ def photograph(browser: Browser, url: str, page: str, path: Path) -> None:
     print(f"{path.name}: {browser.console_errors()[-1:] or 'no console errors'}", flush=True)
 
 
+STATES = ("ended", "crashed", "waiting")
+WITH_CHARTS = ("overview", "distribution", "devices", "replay", "ranks")
+ERROR = "rank 7 (rollout): ValueError: no such action\nTraceback (most recent call last):\n  File env.py, in step\n"
+
+
+@contextlib.contextmanager
+def runs_in_every_state(folder: Path) -> Generator[None]:
+    """Recorded runs of pretend clusters: one at work, one that waits for its ranks, one that ended and one that
+    crashed a minute after their start."""
+    period = TelemetryConfig(period=0.01, live=False)
+    configs = {"ended": period, "crashed": period, "waiting": TelemetryConfig(), "live": TelemetryConfig()}
+    recorders: dict[str, Recorder] = {}
+    clusters = {name: FakeCluster(24, 4, began=time.time() - 60 * (name != "live")) for name in configs}
+
+    def tables_of(name: str) -> np.ndarray:
+        cluster = clusters[name]
+        if name == "waiting":
+            return np.full_like(cluster.table(), np.nan)
+        passed = max(time.time() - cluster.now, 1e-3)
+        cluster.advance(passed if name == "live" else min(1.0, passed))  # else a minute's records at once
+        return cluster.table()
+
+    with contextlib.ExitStack() as stack:
+        for name, telemetry in configs.items():
+            config = Config(telemetry=telemetry, run=RunConfig(max_env_steps=10**7))
+            (folder / name).mkdir(parents=True)
+            (folder / name / "config.toml").write_text(config_to_toml(config))
+            clock = partial(getattr, clusters[name], "now")
+            times = {} if name in ("waiting", "live") else {"clock": clock, "monotonic": clock}
+            recorders[name] = stack.enter_context(Recorder(folder / name, partial(tables_of, name), config, **times))
+        for name in ("ended", "crashed", "live"):
+            for number in range(6):
+                returns = Returns(60.0 * number, 20.0, 20)
+                recorders[name].record_evaluation(Judged(number, 4e5 * (number + 1), returns), updates=number)
+        for name, kind, text in (("ended", "stop", "reached run.max_env_steps"), ("crashed", "error", ERROR)):
+            wait_until(lambda name=name: clusters[name].now > time.time() - 2, "a minute of records")
+            recorders[name].record_event(kind, text)
+            recorders[name].close()
+        yield
+
+
+def states(driver: str) -> None:
+    """Sheets of all pages: FOLDER/states-WIDTH.png and -dark."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name) / "runs"
+        stack.enter_context(runs_in_every_state(folder))
+        url = stack.enter_context(dashboard_of(Path(name)))
+        wanted = [("live", page) for page in PAGES]
+        wanted += [(state, page) for state in STATES for page in ("overview", "ranks", "distribution")]
+        for width, height, columns, size in ((1440, 1100, 4, 480), (400, 1400, 8, 200)):
+            for dark in (False, True):
+                window = Browser(driver, width=width, height=height, dark=dark)
+                taken = [_shot(window, url, state, page) for state, page in wanted]
+                window.close()
+                images = [Image.open(io.BytesIO(picture)).convert("RGB") for picture in taken]
+                tall = size * images[0].height // images[0].width
+                sheet = Image.new("RGB", (columns * size, -(-len(images) // columns) * tall), "gray")
+                for place, image in enumerate(images):
+                    small = image.resize((size, tall), Image.Resampling.LANCZOS)
+                    sheet.paste(small, (place % columns * size, place // columns * tall))
+                path = FOLDER / f"states-{width}{'-dark' if dark else ''}.png"
+                sheet.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+                print(f"{path.name}: {len(taken)} pages, {path.stat().st_size} bytes", flush=True)
+
+
+def _shot(window: Browser, url: str, state: str, page: str) -> bytes:
+    """One page when all of its charts stand."""
+    window.open(f"{url}/{page}?run={state}")
+    window.wait_for(state)
+    drawn = "const all = [...document.querySelectorAll('.ddrl-chart')]; return all.length > 0 && all.every(one => "
+    drawn += "one.querySelector('.main-svg'))"
+    if page in WITH_CHARTS and (state, page) != ("waiting", "distribution"):
+        wait_until(lambda: window.run(drawn), "every chart")
+    wait_until(lambda: not window.find("[data-testid=stStatusWidget] img"), "the page at rest")
+    time.sleep(2)  # a redraw may be under way
+    return window.picture()
+
+
 def film(driver: str, url: str, path: Path) -> None:
     """The overview from a run's start until its target is reached, a frame for each change, as a GIF."""
     run = ddrl.start("lunarlander", {"run.dir": "runs/lunarlander"})
@@ -106,6 +195,7 @@ def main() -> None:
         raise SystemExit(missing_browser())
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--every", type=Path, metavar="FOLDER")
+    parser.add_argument("--states", action="store_true")
     parser.add_argument("--film", action="store_true")
     arguments = parser.parse_args()
     every = arguments.every.absolute() if arguments.every else None
@@ -122,6 +212,9 @@ def main() -> None:
             serving(["chromedriver", f"--port={driver_port}"], f"{driver}/status", stdout=subprocess.DEVNULL)
         )
 
+        if arguments.states:
+            states(driver)
+            return
         if arguments.film:
             film(driver, url, FOLDER / "dashboard.gif")
             return
