@@ -69,7 +69,7 @@ REMEDIES: dict[Kind, str] = {
     "filling": "A smaller replay.min_size or rollout.warmup_steps, or more rollouts.",
     "pacing": "A larger replay.samples_per_insert uses the trainer's time.",
     "lag": "A larger rollout.max_policy_lag, or more rollouts.",
-    "rank": "Look at that process and its machine; a rollout that is ended is started again.",
+    "rank": "Look at that process and its machine; a rollout that ends is replaced.",
     "evaluation": "Fewer episodes (evaluation.episodes, evaluation.confirm_episodes).",
     "paused": "Resume it: ddrl.attach(RUN).resume().",
     "stuck": "Look at the newest events, and at the stacks of the silent processes in the log.",

@@ -147,6 +147,7 @@ def test_a_silent_rank_comes_first_whatever_else_is_slow():
     found = find_causes(silent, Config())[0]
     assert (found.kind, found.rank) == ("rank", 3)
     assert "no sign of life for 7 s" in found.sentence
+    assert "started again" not in found.remedy  # the words of a restart that has happened
     silent.values[2:, 5, COLUMNS.index("heartbeat")] = 1001.0
     assert [cause.rank for cause in find_causes(silent, Config())[:2]] == [5, 3]  # the longest silence first
     silent.values[4:, (3, 5), COLUMNS.index("ended")] = 1.0
