@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ddrl.cells import plain, write_cells
+from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError, user_error
 from ddrl.core.files import last_lines
 from ddrl.core.plugins import CELLS
@@ -606,4 +607,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

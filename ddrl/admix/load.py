@@ -17,16 +17,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import urlopen
 
 import msgspec
 import numpy as np
 
 from ddrl.admix.mixer import DisplayRequest
-from ddrl.core.errors import ConfigError, DdrlError
+from ddrl.core.background import checked_output, keep_streams
+from ddrl.core.errors import ConfigError, DdrlError, shortened
+from ddrl.core.files import DAMAGE, MAX_DOCUMENT, decode
 
 MIN_WAIT = 0.0005  # [s] below which a request is sent at once
 _PAGE = "https://cdn.example.com/creatives/"
@@ -35,6 +39,10 @@ _PAGE = "https://cdn.example.com/creatives/"
 class _Answer(msgspec.Struct):
     request_id: int
     version: str
+
+
+class _Contract(msgspec.Struct):
+    ad: int
 
 
 @dataclass
@@ -76,9 +84,7 @@ class Generator:
 
     def __init__(self, url: str, bodies: Sequence[bytes], connections: int) -> None:
         """`bodies`: display requests in JSON that begin with their request_id; ConfigError for another URL."""
-        parts = urlsplit(url)
-        if parts.scheme != "http" or not parts.hostname or not parts.port:
-            raise ConfigError(f"{url}: write it as http://127.0.0.1:8700")
+        parts = _parts_of(url)
         self._host = parts.hostname
         self._port = parts.port
         self._count = connections
@@ -120,8 +126,8 @@ class Generator:
                 head = await reader.readuntil(b"\r\n\r\n")
                 size = head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
                 body = await reader.readexactly(int(size))
-            except (asyncio.IncompleteReadError, ConnectionError):
-                self._result.lost += 1
+            except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
+                self._result.lost += 1  # also where what comes is no answer in HTTP
                 break
             self.take(number, at, int(head[9:12]), body)
             if b"\r\nconnection: close" in head:
@@ -134,9 +140,22 @@ class Generator:
         result.latencies.append(time.perf_counter() - due)
         result.statuses[status] += 1
         if status == 200:
-            answer = self._decode(body)
+            try:
+                answer = self._decode(body)
+            except DAMAGE:
+                result.wrong += 1
+                return
             result.versions[answer.version] += 1
             result.wrong += answer.request_id != number
+
+
+def _parts_of(url: str) -> SplitResult:
+    """The server that the address names; ConfigError for any other address."""
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        if url.isascii() and parts.scheme == "http" and parts.hostname and parts.port and parts.path in ("", "/"):
+            return parts
+    raise ConfigError(f"{url}: write it as http://127.0.0.1:8700")
 
 
 def _due_times(requests: int, end: float, rate: float | None, seed: int) -> Iterator[float]:
@@ -200,6 +219,10 @@ def main(arguments: Iterable[str] | None = None) -> int:
     )
     parser.add_argument("--rate", type=float, metavar="R", help="requests per second: open loop (default: closed loop)")
     options = parser.parse_args(None if arguments is None else list(arguments))
+    for name in ("candidates", "connections", "requests", "seconds", "rate"):
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            parser.error(f"--{name} {value}: give a number above 0")
     seconds = 10.0 if options.seconds is None and options.requests is None else options.seconds
     try:
         contracts = _contracts(options.url)
@@ -215,12 +238,18 @@ def main(arguments: Iterable[str] | None = None) -> int:
 
 def _contracts(url: str) -> list[int]:
     """The ids of the server's contracts."""
+    server = f"http://{_parts_of(url).netloc}"
     try:
-        with urlopen(f"{url}/v1/contracts", timeout=30) as answer:
-            return [each["ad"] for each in json.loads(answer.read())]
-    except OSError as error:
-        raise ConfigError(f"no server answers at {url} ({error}): start python -m ddrl.serve first") from None
+        with urlopen(f"{server}/v1/contracts", timeout=30) as answer:
+            data = answer.read(MAX_DOCUMENT)
+    except (OSError, HTTPException) as error:
+        raise ConfigError(
+            f"no server answers at {url} ({shortened(error)}): start python -m ddrl.serve first"
+        ) from None
+    found = decode(data, list[_Contract], ConfigError, f"{url} does not answer as ddrl.serve does")
+    return [each.ad for each in found]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    keep_streams(patience=None)
+    sys.exit(checked_output(main()))

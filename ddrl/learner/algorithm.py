@@ -8,7 +8,6 @@ differentiates, steps, moves the targets, publishes and saves.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -24,6 +23,8 @@ from ddrl.core.specs import SMALLEST_SCREEN, ArraySpec, Column, ColumnRole, Decl
 if TYPE_CHECKING:
     import torch
     from torch import nn
+
+MOST_EXPLORATION = 1e6  # of an entry of rollout.by_rollout
 
 
 # -- algorithm ---------------------------------------------------------------------------------------------------------
@@ -323,9 +324,10 @@ def _check_family(
                 f"rollout.by_rollout, entry {index}: {chooser.name} has no setting {unknown[0]}; choose among "
                 f"{', '.join(names)}"
             )
-        if not 0.0 <= entry.get("exploration", 1.0) < math.inf:
+        if not 0.0 <= entry.get("exploration", 1.0) <= MOST_EXPLORATION:
             raise ConfigError(
-                f"rollout.by_rollout, entry {index}: exploration = {entry['exploration']} must be a factor, 0 or more"
+                f"rollout.by_rollout, entry {index}: exploration = {entry['exploration']} must be a factor from 0 to "
+                f"{MOST_EXPLORATION:g}"
             )
         chooser(spec, 1, 0, {**settings, **entry})
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import socket
+import stat
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -154,8 +155,16 @@ def _run_files(folder: Path, depth: int) -> list[Path]:
 def find_film(run_dir: Path) -> Path | None:
     """The newest film of a run's policy at play (`ddrl.evaluate --video`), named agent.gif or agent.mp4."""
     films = [path for path in run_dir.glob("agent.*") if path.suffix in FILMS]
-    films = [path for path in films if path.is_file() and not path.is_symlink()]  # it is shown to others
+    films = [path for path in films if _is_of_its_own(path)]  # it is shown to others
     return max(films, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _is_of_its_own(path: Path) -> bool:
+    """Whether a regular file has no other name, which could be a private file's."""
+    with contextlib.suppress(OSError):
+        status = path.lstat()
+        return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    return False
 
 
 # -- status.json and live.json -----------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, RunDirError
 from ddrl.core.forks import is_stopped
 from ddrl.core.roles import Role
@@ -228,4 +229,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    keep_streams()
     sys.exit(main())

@@ -115,3 +115,60 @@ def test_no_server_is_one_clear_error() -> None:
     with pytest.raises(ConfigError, match="no server answers at"):
         load.run(load.Generator("http://127.0.0.1:9", [b'{"request_id":1,"x":1}'], 1), 1, None, None)
     assert load.main(["http://127.0.0.1:9"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (b"[1]", "does not answer as ddrl.serve does"),
+        (b"[" * 100_000, "does not answer as ddrl.serve does"),
+        (b"[{'ad': 1}", "does not answer as ddrl.serve does"),
+        (None, "no server answers at"),
+    ],
+)
+def test_a_server_of_another_kind_is_one_clear_error(
+    answer: bytes | None, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Other(_Stalling):
+        def do_GET(self) -> None:
+            if answer is None:
+                self.wfile.write(b"no HTTP\r\n\r\n")
+                self.close_connection = True
+                return
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        assert load.main([f"http://127.0.0.1:{server.server_port}"]) == 1
+        server.shutdown()
+    words = capsys.readouterr().err
+    assert error in words
+    assert words.count("\n") == 1
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{", b'{"request_id":"x","version":"v"}'])
+def test_answers_of_another_kind_are_counted_as_wrong(answer: bytes) -> None:
+    class Other(_Stalling):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        generator = load.Generator(f"http://127.0.0.1:{server.server_port}", [b'{"request_id":0,"x":1}'], 1)
+        result = load.run(generator, 5, None, None)
+        server.shutdown()
+    assert (result.answered, result.wrong) == (5, 5)
+
+
+@pytest.mark.parametrize("words", ["--rate 0", "--rate nan", "--connections 0", "--requests -1", "--seconds inf"])
+def test_numbers_by_which_nothing_is_sent_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load.main(["http://127.0.0.1:9", *words.split()])
+    assert "give a number above 0" in capsys.readouterr().err

@@ -81,3 +81,33 @@ def test_output_that_was_asked_for_and_cannot_be_written_is_said(tmp_path: Path)
             done = subprocess.run([sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, check=False)
         assert done.returncode == status
         assert (b"No space left" in done.stderr) == (status == 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("ddrl.admix.load http://127.0.0.1:9/NAME", 1),
+        ("ddrl.testing.chaos NAME", 1),
+        ("ddrl.notebook --copy NAME", 0),
+    ],
+)
+def test_what_a_command_says_is_written_in_the_letters_that_its_output_has_or_left_out(
+    command: str, status: int, tmp_path: Path
+) -> None:
+    letters = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii:strict"}
+    words = f"{sys.executable} -m {command.replace('NAME', 'Läufe')}"
+    for streams in ("", ">&- 2>&-", ">/dev/full 2>&1"):
+        done = subprocess.run(
+            f"{words} {streams}",
+            shell=True,
+            cwd=tmp_path,
+            env=letters,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        if not streams:
+            assert "L\\xe4ufe" in done.stdout + done.stderr

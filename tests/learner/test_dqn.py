@@ -282,6 +282,8 @@ def test_only_what_may_draw_random_numbers_pays_for_a_state_of_its_own() -> None
     [
         ("[{},{temperature=2.0}]", "entry 1: epsilon_greedy has no setting temperature; choose among exploration"),
         ("[{exploration=-1.0}]", "entry 0: exploration = -1.0 must be a factor"),
+        ("[{exploration=1e308}]", r"entry 0: exploration = 1e\+308 must be a factor from 0 to 1e\+06"),
+        ("[{exploration=nan}]", "entry 0: exploration = nan must be a factor"),
     ],
 )
 def test_a_family_of_policies_that_the_chooser_cannot_have_is_refused(family: str, words: str) -> None:

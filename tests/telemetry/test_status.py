@@ -128,5 +128,8 @@ def test_a_film_that_is_a_link_or_no_file_is_shown_to_nobody(tmp_path):
     os.mkfifo(run / "agent.gif")
     assert find_film(run) is None
     (run / "agent.mp4").unlink()
+    (run / "agent.mp4").hardlink_to(tmp_path / "private")
+    assert find_film(run) is None
+    (run / "agent.mp4").unlink()
     (run / "agent.mp4").write_bytes(b"")
     assert find_film(run) == run / "agent.mp4"
