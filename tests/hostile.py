@@ -5,6 +5,8 @@ folders   copies of a small run in which a giver planted something (names of cod
 whole     files that are whole and wrong: sealed with checksums that are right, by one who knows the formats; runs of
           ad mixing and pools among them, and serving, playing, attaching, sweeping and pages' facts among the readers
 damages   a random damage of a random file of a run: what is read afterwards is the same, or it is said
+machines  whole runs on odd machines: streams that are closed, full or left, limits, disks without room or rights, no
+          /proc, /dev/shm, HOME or loopback, clocks that leap, a run directory that is moved, removed or taken meanwhile
 requests  mutated requests to a living server of ad mixing: a twin that gets only what the first accepted ends alike
 
 Written without the code that they attack. Commands run in forks of this process, which has imported what they need,
@@ -14,6 +16,7 @@ processor time (beyond those of a run that nobody touched) or 150 MiB (or 1.5 of
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import http.client
@@ -45,7 +48,8 @@ from typing import Any
 from benchmarks.harness import ROOT, arguments, save
 from ddrl.core.errors import DdrlError
 
-LONGEST = 60.0  # [s] of a command, which then hangs
+LONGEST = 120.0  # [s] of a command, which then hangs
+IMPOSSIBLE = 99  # status of a command on a machine that cannot be made here
 MOST_SECONDS = 10.0  # of processor time
 MOST_BYTES = 150 << 20  # that a command may take beyond this process
 SETTINGS = (
@@ -66,6 +70,7 @@ MARKET = (
     "replay.min_size=100",
     "run.max_env_steps=200",
 )
+SEEDS = {"cart": 7, "other": 9, "ads": 3}
 CODE = "import os\nopen(os.environ['PLANTED'], 'a').write(__file__)\nX = None\n"
 NAMES = (
     "env.id",
@@ -156,8 +161,14 @@ class Done:
     hung: bool
 
 
-def run_forked(words: list[str], folder: Path, during: Callable[[int, Path], object] | None = None) -> Done:
-    """Run `python -m WORDS` in a fork of this process, in `folder`; `during` gets its process and what it prints."""
+def run_forked(
+    words: list[str],
+    folder: Path,
+    during: Callable[[int, Path], object] | None = None,
+    machine: Callable[[], object] | None = None,
+) -> Done:
+    """Run `python -m WORDS` in a fork of this process, in `folder`; `during` gets its process and what it prints.
+    machine: what is odd there, done in the fork first; status IMPOSSIBLE where it cannot be made so."""
     printed = folder.parent / "printed"
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     printed.write_bytes(b"")
@@ -178,6 +189,11 @@ def run_forked(words: list[str], folder: Path, during: Callable[[int, Path], obj
             sys.argv = list(words)
             warnings.simplefilter("ignore")
             sys.addaudithook(functools.partial(_notice, str(folder)))
+            if machine:
+                try:
+                    machine()
+                except (OSError, subprocess.CalledProcessError):  # not by this user, or not in this container
+                    os._exit(IMPOSSIBLE)
             if words[0] == "-c":
                 exec(compile(words[1], "<command>", "exec"), {"__name__": "__main__"})
             else:
@@ -266,32 +282,34 @@ def contents(folder: Path, skip: str = "") -> dict[str, str]:
 
 
 class Place:
-    """Small real runs, and a folder with a copy of one in which something is planted."""
+    """Small real runs, each made once asked for, and a folder with a copy of one in which something is planted."""
 
     def __init__(self, folder: Path) -> None:
         self.base = folder / "base"
         self.case = folder / "case"
         self.planted = folder / "planted"
         os.environ.update(PLANTED=str(self.planted), XDG_STATE_HOME=str(folder / "state"), NO_COLOR="1", COLUMNS="200")
-        for name, task, settings in (
-            ("cart", "cartpole", SETTINGS),
-            ("other", "cartpole", SETTINGS),
-            ("ads", "admix", MARKET),
-        ):
-            seed = {"cart": 7, "other": 9, "ads": 3}[name]
-            words = [sys.executable, "-m", "ddrl.run", task, "--serial"]
-            for setting in (*settings, f"run.seed={seed}", f"run.dir={self.base / name}"):
-                words += ["--set", setting]
-            subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
-        words = [sys.executable, "-m", "ddrl.run", "--tasks", "cartpole", "acrobot", "--serial"]
-        for setting in (*SETTINGS, "pool.devices=cpu:0", f"run.dir={self.base / 'pool'}"):
-            words += ["--set", setting]
-        subprocess.run(words, check=True, capture_output=True, cwd=ROOT)
+
+    def run(self, name: str) -> Path:
+        """A run, made once: cart and other of CartPole, ads of ad mixing, pool of two tasks."""
+        folder = self.base / name
+        if folder.exists():
+            return folder
+        words = ["ddrl.run", "admix" if name == "ads" else "cartpole", "--serial"]
+        settings = [*(MARKET if name == "ads" else SETTINGS), f"run.dir={folder}"]
+        if name == "pool":
+            words = ["ddrl.run", "--tasks", "cartpole", "acrobot", "--serial"]
+            settings.append("pool.devices=cpu:0")
+        else:
+            settings.append(f"run.seed={SEEDS[name]}")
+        words += [word for setting in settings for word in ("--set", setting)]
+        subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True, cwd=ROOT)
+        return folder
 
     def fresh(self, base: str) -> Path:
         """The copy's directory, as before."""
         shutil.rmtree(self.case, ignore_errors=True)
-        shutil.copytree(self.base / base, self.case / "runs/R")
+        shutil.copytree(self.run(base), self.case / "runs/R")
         (self.case / "outside").mkdir()
         (self.case / "outside/private").write_text("private\n")
         for path in (
@@ -1006,17 +1024,15 @@ def damages(place: Place, count: int, seed: int) -> dict[str, Any]:
         run = place.fresh("cart")
         done = run_forked(READERS[reader].split(), place.case)
         clean[reader] = outcome(reader, done, run), set(_lines(done))
-    names = [
-        path.relative_to(place.base / "cart") for path in sorted((place.base / "cart").rglob("*")) if path.is_file()
-    ]
+    names = [path.relative_to(place.run("cart")) for path in sorted(place.run("cart").rglob("*")) if path.is_file()]
     ends: Counter[str] = Counter()
     found: list[str] = []
     for _ in range(count):
         name = draw.choice(names)
         reader = draw.choice(("resume", "evaluate")) if name.name.startswith("policy") else "resume"
         run = place.fresh("cart")
-        other = place.base / "other" / name
-        foreign = other if other.is_file() else max((place.base / "other").glob(f"**/{name.name}"))
+        other = place.run("other") / name
+        foreign = other if other.is_file() else max(place.run("other").glob(f"**/{name.name}"))
         (run / name).write_bytes(damage((run / name).read_bytes(), draw, foreign.read_bytes()))
         done = run_forked(READERS[reader].split(), place.case)
         wrong = list(troubles(done, place.planted))
@@ -1113,7 +1129,7 @@ class Server:
 
     def __init__(self, place: Place, name: str) -> None:
         self.run = place.base.parent / name
-        shutil.copytree(place.base / "ads", self.run)
+        shutil.copytree(place.run("ads"), self.run)
         words = [sys.executable, "-m", "ddrl.serve", str(self.run), "--port", "0", "--day-seconds", "1e12"]
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
         assert self.process.stdout is not None
@@ -1166,10 +1182,521 @@ def requests(place: Place, count: int, seed: int) -> dict[str, Any]:
     return {"requests": count, "statuses": dict(statuses), "memory": grown, "failures": len(found), "which": found}
 
 
+# -- odd machines ------------------------------------------------------------------------------------------------------
+
+Machine = Callable[[], object]
+During = Callable[[Path, int], object]  # of the folder and the process
+NEW = f"ddrl.run cartpole --serial --set run.seed=7 --set run.dir=new {' '.join(f'--set {one}' for one in SETTINGS)}"
+TRAINED = {
+    "train": NEW,
+    "train long": f"{NEW} --set run.max_env_steps=2000 --set run.checkpoint_period=200",
+    "film": "ddrl.evaluate runs/R --episodes 1 --video out.gif",
+    "help": "ddrl.run --help all",
+    "settings": "ddrl.run cartpole --print-config",
+    "one": "ddrl.runs runs/R --json",
+}
+CLONE = {"mounts": 0x20000, "network": 0x40000000, "names": 0x04000000}
+STREAMS = {1: "stdout", 2: "stderr"}
+USER = 54_321  # of whom the machine knows nothing
+
+
+def _all(*machines: Machine) -> Machine:
+    return lambda: [machine() for machine in machines]
+
+
+def _closed(*numbers: int) -> Machine:
+    def make() -> None:
+        for number in numbers:
+            os.close(number)
+            setattr(sys, STREAMS.get(number, "stdin"), None)
+
+    return make
+
+
+def _streams(file: str, *numbers: int, encoding: str = "utf-8") -> Machine:
+    """Both streams, or those named, go into a file, or stay ("") in strict letters of an encoding."""
+
+    def make() -> None:
+        for number in numbers or (1, 2):
+            if file:
+                os.dup2(os.open(file, os.O_WRONLY), number)
+            stream = io.TextIOWrapper(io.FileIO(number, "w", closefd=False), encoding, "strict", line_buffering=True)
+            setattr(sys, STREAMS[number], stream)
+
+    return make
+
+
+def _left() -> None:
+    """Whoever reads what is printed has left."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    for number in STREAMS:
+        os.dup2(writing, number)
+
+
+def _unread() -> None:
+    """Nobody empties the pipe, which is nearly full."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.read(reading, 100)
+    os.set_blocking(writing, True)
+    for number in STREAMS:
+        os.dup2(writing, number)
+
+
+def _limit(which: int, value: int) -> Machine:
+    def make() -> None:
+        more = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(which, (value + (more if which == resource.RLIMIT_AS else 0),) * 2)
+
+    return make
+
+
+def _own(namespace: str) -> None:
+    """A namespace of its own; its mounts are seen by nobody else."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE[namespace]):
+        raise OSError(ctypes.get_errno(), namespace)
+    if namespace == "mounts":
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True, capture_output=True)
+
+
+def _mounted(place: str, options: str = "", *then: Machine) -> Machine:
+    """Another file system in a place, of memory; "bind": the same one, read only."""
+
+    def make() -> None:
+        _own("mounts")
+        Path(place).mkdir(exist_ok=True)
+        here = os.path.abspath(place)
+        words = [["-t", "tmpfs", *(["-o", options] if options else []), "none", here]]
+        if options == "bind":
+            words = [["--bind", here, here], ["-o", "remount,ro,bind", here]]
+        for each in words:
+            subprocess.run(["mount", *each], check=True, capture_output=True)
+        os.chdir(os.getcwd())  # into what is mounted
+        for machine in then:
+            machine()
+
+    return make
+
+
+def _bound(source: str, place: str) -> Machine:
+    """A folder seen under another name."""
+
+    def make() -> None:
+        _own("mounts")
+        Path(place).mkdir(exist_ok=True)
+        subprocess.run(["mount", "--bind", source, place], check=True, capture_output=True)
+
+    return make
+
+
+def _environment(**values: str | None) -> Machine:
+    def make() -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    return make
+
+
+def _user() -> None:
+    """A user without a name, to whom this folder belongs."""
+    for path in (Path(), *Path().rglob("*")):
+        os.chown(path, USER, USER, follow_symlinks=False)
+    _stranger()
+
+
+def _stranger() -> None:
+    """A user without a name, to whom nothing belongs."""
+    for folder in ("..", "../.."):
+        Path(folder).chmod(0o755)
+    python = Path(sys.base_prefix)
+    closed = next((folder for folder in reversed(python.parents) if not folder.stat().st_mode & 1), None)
+    if closed:  # its modules are in a folder of root's: seen without the rest of that
+        _own("mounts")
+        here = tempfile.mkdtemp()
+        for words in (f"--bind {python} {here}", f"-t tmpfs -o mode=755 none {closed}", f"--bind {here} {python}"):
+            python.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", *words.split()], check=True, capture_output=True)
+    os.setgroups([])
+    os.setresgid(USER, USER, USER)
+    os.setresuid(USER, USER, USER)
+
+
+def _clock(now: Callable[[], float]) -> Machine:
+    def make() -> None:
+        time.time = now
+        time.time_ns = lambda: int(now() * 1e9)
+
+    return make
+
+
+def _gone() -> None:
+    """The working directory is removed."""
+    os.mkdir("gone")
+    os.chdir("gone")
+    os.rmdir("../gone")
+
+
+def _shell(words: str) -> Machine:
+    return lambda: subprocess.run(["sh", "-c", words], check=True, capture_output=True)
+
+
+def _name(name: bytes) -> None:
+    _own("names")
+    socket.sethostname(name)  # type: ignore[arg-type]
+
+
+def _saved(folder: Path, pid: int) -> bool:
+    """Wait for the run's first checkpoint; whether there was one while it lived."""
+    end = time.monotonic() + LONGEST
+    while not _has_ended(pid) and time.monotonic() < end:
+        if list((folder / "new/checkpoints").glob("[0-9]*/state.json")):
+            return True
+        time.sleep(0.003)
+    return False
+
+
+def _meanwhile(words: str) -> During:
+    """A shell's command once the first checkpoint is there; $P is the process."""
+
+    def act(folder: Path, pid: int) -> None:
+        if _saved(folder, pid):
+            subprocess.run(["sh", "-c", words], cwd=folder, env=os.environ | {"P": str(pid)}, check=False)
+
+    return act
+
+
+def _locked(folder: Path, pid: int) -> None:
+    """Another process holds the telemetry's database for some seconds."""
+    if _saved(folder, pid):
+        with contextlib.closing(sqlite3.connect(folder / "new/telemetry.sqlite", isolation_level=None)) as database:
+            with contextlib.suppress(sqlite3.Error):
+                database.execute("PRAGMA locking_mode = EXCLUSIVE")
+                database.execute("BEGIN EXCLUSIVE")
+            time.sleep(2)
+
+
+def _ends_early(seconds: float, *numbers: int) -> During:
+    def act(folder: Path, pid: int) -> None:
+        time.sleep(seconds)
+        for number in numbers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    return act
+
+
+_R = resource
+_AWAY = "rm -f new/{0}; mkfifo new/{0}"
+MACHINES: dict[str, tuple[str, Machine | None, During | None]] = {
+    "nothing is odd": ("train", None, None),
+    # streams
+    "no standard input": ("train", _closed(0), None),
+    "no output": ("train", _closed(1), None),
+    "no errors": ("train", _closed(2), None),
+    "no streams": ("train", _closed(0, 1, 2), None),
+    "no streams, evaluated": ("evaluate", _closed(0, 1, 2), None),
+    "no streams, resumed": ("resume", _closed(0, 1, 2), None),
+    "no output, a table": ("runs", _closed(1), None),
+    "no output, exported": ("export", _closed(1, 2), None),
+    "no streams, filmed": ("film", _closed(0, 1, 2), None),
+    "a full disk beneath the output": ("train", _streams("/dev/full"), None),
+    "a full disk beneath a table": ("runs", _streams("/dev/full"), None),
+    "a full disk beneath settings": ("settings", _streams("/dev/full"), None),
+    "a reader that left": ("train", _left, None),
+    "a reader that left a table": ("one", _left, None),
+    "a reader that left the help": ("help", _left, None),
+    "a reader that left an evaluation": ("evaluate", _left, None),
+    "a pipe that nobody empties": ("train", _unread, None),
+    "a pipe that nobody empties, resumed": ("resume", _unread, None),
+    "an output that is read only": ("train", lambda: os.dup2(os.open("/dev/null", os.O_RDONLY), 1), None),
+    "an output that is a folder": ("train", lambda: os.dup2(os.open(".", os.O_RDONLY), 1), None),
+    "ASCII": ("train", _streams("", encoding="ascii"), None),
+    "ASCII, a table": ("runs", _all(_shell("mv runs/R runs/Läufe"), _streams("", encoding="ascii")), None),
+    "letters of a mainframe": ("evaluate", _streams("", encoding="cp037"), None),
+    # limits
+    "files of no length": ("train", _limit(_R.RLIMIT_FSIZE, 0), None),
+    "files of 40 KB": ("train", _limit(_R.RLIMIT_FSIZE, 40_000), None),
+    "files of 400 KB": ("train long", _limit(_R.RLIMIT_FSIZE, 400_000), None),
+    "files of no length, resumed": ("resume", _limit(_R.RLIMIT_FSIZE, 0), None),
+    "files of no length, exported": ("export", _limit(_R.RLIMIT_FSIZE, 0), None),
+    "files of no length, filmed": ("film", _limit(_R.RLIMIT_FSIZE, 0), None),
+    "10 descriptors": ("train", _limit(_R.RLIMIT_NOFILE, 10), None),
+    "16 descriptors": ("train", _limit(_R.RLIMIT_NOFILE, 16), None),
+    "24 descriptors": ("train", _limit(_R.RLIMIT_NOFILE, 24), None),
+    "10 descriptors, evaluated": ("evaluate", _limit(_R.RLIMIT_NOFILE, 10), None),
+    "6 descriptors, a table": ("runs", _limit(_R.RLIMIT_NOFILE, 6), None),
+    "8 descriptors, resumed": ("resume", _limit(_R.RLIMIT_NOFILE, 8), None),
+    "20 MB more of addresses": ("train", _limit(_R.RLIMIT_AS, 20 << 20), None),
+    "60 MB more of addresses": ("train", _limit(_R.RLIMIT_AS, 60 << 20), None),
+    "5 MB more of addresses, resumed": ("resume", _limit(_R.RLIMIT_AS, 5 << 20), None),
+    "10 MB more of addresses, evaluated": ("evaluate", _limit(_R.RLIMIT_AS, 10 << 20), None),
+    "a stack of 200 KB": ("train", _limit(_R.RLIMIT_STACK, 200 << 10), None),
+    "no locked memory": ("train", _limit(_R.RLIMIT_MEMLOCK, 0), None),
+    "no core, no queues": ("train", _all(_limit(_R.RLIMIT_CORE, 0), _limit(_R.RLIMIT_MSGQUEUE, 0)), None),
+    # users
+    "a user without a name": ("train", _user, None),
+    "one without a home": (
+        "train",
+        _all(_environment(HOME=None, XDG_STATE_HOME=None), _user),
+        None,
+    ),
+    "one without a home resumes": (
+        "resume",
+        _all(_environment(HOME=None, XDG_STATE_HOME=None), _user),
+        None,
+    ),
+    "another user resumes": ("resume", _stranger, None),
+    "another user evaluates": ("evaluate", _stranger, None),
+    "another user trains": ("train", _stranger, None),
+    "another user films": ("film", _stranger, None),
+    "another user lists": ("runs", _all(lambda: os.chmod("runs/R", 0), _stranger), None),
+    "another user exports": ("export", _all(lambda: os.chmod("runs/R/policy.onnx", 0), _stranger), None),
+    # file systems
+    "a disk of 4 KB": ("train", _mounted("new", "size=4k"), None),
+    "a disk of 64 KB": ("train", _mounted("new", "size=64k"), None),
+    "a disk of 800 KB": ("train long", _mounted("new", "size=800k"), None),
+    "a disk without inodes": ("train", _mounted("new", "nr_inodes=6"), None),
+    "a disk full of others": ("train", _mounted("new", "size=1m", _shell("cat /dev/zero >new/x; true")), None),
+    "a disk that fills up": (
+        "train long",
+        _mounted("new", "size=8m"),
+        _meanwhile("cat /dev/zero > /proc/$P/cwd/new/x"),
+    ),
+    "a disk that is read only": ("train", _mounted(".", "bind"), None),
+    "a disk that is read only, resumed": ("resume", _mounted("runs", "bind"), None),
+    "a disk that is read only, evaluated": ("evaluate", _mounted("runs", "bind"), None),
+    "a disk that is read only, listed": ("one", _mounted("runs", "bind"), None),
+    "a disk that is read only, exported": ("export", _mounted(".", "bind"), None),
+    "no shared memory": ("train", _mounted("/dev/shm", "ro"), None),
+    "64 KB of shared memory": ("train", _mounted("/dev/shm", "size=64k"), None),
+    "no /dev": ("train", _mounted("/dev"), None),
+    "no /proc": ("train", _mounted("/proc"), None),
+    "no /proc, resumed": ("resume", _mounted("/proc"), None),
+    "no /proc, listed": ("runs", _mounted("/proc"), None),
+    "no /sys": ("train", _mounted("/sys"), None),
+    "another /proc": (
+        "train",
+        _mounted(
+            "/proc", "", _shell("mkdir /proc/self; echo x >/proc/self/stat; echo x | tee /proc/meminfo /proc/stat")
+        ),
+        None,
+    ),
+    "no /tmp": ("train", _environment(TMPDIR="/nowhere"), None),
+    "a /tmp that is a file": ("film", _environment(TMPDIR="outside/private"), None),
+    "no home": ("train", _environment(HOME=None, XDG_STATE_HOME=None), None),
+    "a home that is missing": ("train", _environment(HOME="/nowhere", XDG_STATE_HOME=None), None),
+    "a home that is a device": ("resume", _environment(HOME="/dev/null", XDG_STATE_HOME=None), None),
+    "a home in /proc": ("train", _environment(HOME="/proc", XDG_STATE_HOME=None), None),
+    "a memory of consent that is a fifo": (
+        "resume",
+        _all(
+            _shell("mkdir -p s/ddrl; mkfifo s/ddrl/trusted"),
+            lambda: _environment(XDG_STATE_HOME=os.path.abspath("s"))(),
+        ),
+        None,
+    ),
+    "a memory of consent that has no end": (
+        "resume",
+        _all(
+            _shell("mkdir -p s/ddrl; ln -s /dev/zero s/ddrl/trusted"),
+            lambda: _environment(XDG_STATE_HOME=os.path.abspath("s"))(),
+        ),
+        None,
+    ),
+    "a memory of consent that is noise": (
+        "train",
+        _all(
+            _shell("mkdir -p s/ddrl; head -c 90000 /dev/urandom >s/ddrl/trusted"),
+            lambda: _environment(XDG_STATE_HOME=os.path.abspath("s"))(),
+        ),
+        None,
+    ),
+    # the run's own place
+    "files for nobody else": ("train", lambda: os.umask(0o077), None),
+    "files for all": ("train", lambda: os.umask(0), None),
+    "files for nobody": ("train", _all(_user, lambda: os.umask(0o777)), None),
+    "a folder that was removed": ("train", _gone, None),
+    "a folder that was removed, listed": ("folder", _gone, None),
+    "a folder that was removed, resumed": ("resume", _gone, None),
+    "a folder that nobody may enter": (
+        "train",
+        _all(lambda: os.chmod("outside", 0), lambda: os.chdir("outside"), _stranger),
+        None,
+    ),
+    "a run that is a link": ("train", _shell("mkdir real; ln -s real new"), None),
+    "a run that is a link to nothing": ("train", _shell("ln -s nowhere new"), None),
+    "a run that is a loop": ("train", _shell("ln -s new new"), None),
+    "a run that is a device": ("train", _shell("ln -s /dev/null new"), None),
+    "a run that is a fifo": ("train", _shell("mkfifo new"), None),
+    "a run that is a file": ("train", _shell("echo x >new"), None),
+    "a run that holds other things": ("train", _shell("mkdir new; echo x >new/config.toml"), None),
+    "a run under another name": ("resume", _bound("runs/R", "runs/S"), None),
+    # meanwhile
+    "it is moved": ("train long", None, _meanwhile("mv new other")),
+    "it is moved, and another put there": ("train long", None, _meanwhile("mv new other; cp -a other new")),
+    "it is moved, and a link put there": ("train long", None, _meanwhile("mv new other; ln -s outside new")),
+    "it is removed": ("train long", None, _meanwhile("rm -rf new")),
+    "it is removed, and a file put there": ("train long", None, _meanwhile("rm -rf new; echo x >new")),
+    "its lock is removed": ("train long", None, _meanwhile("rm new/lock")),
+    "its lock is a link": ("train long", None, _meanwhile("rm new/lock; ln -s ../outside/private new/lock")),
+    "its lock is a fifo": ("train long", None, _meanwhile(_AWAY.format("lock"))),
+    "its lock is a folder": ("train long", None, _meanwhile("rm new/lock; mkdir new/lock")),
+    "its lock is another's": (
+        "train long",
+        None,
+        _meanwhile("rm new/lock; echo x >new/lock; exec flock new/lock sleep 1"),
+    ),
+    "its lock is emptied": ("train long", None, _meanwhile(": >new/lock")),
+    "its checkpoints are removed": ("train long", None, _meanwhile("rm -rf new/checkpoints")),
+    "its checkpoints are a file": ("train long", None, _meanwhile("rm -rf new/checkpoints; echo x >new/checkpoints")),
+    "its checkpoints are a link": (
+        "train long",
+        None,
+        _meanwhile("rm -rf new/checkpoints; ln -s ../outside new/checkpoints"),
+    ),
+    "its telemetry is removed": ("train long", None, _meanwhile("rm -f new/telemetry.sqlite*")),
+    "its telemetry is emptied": ("train long", None, _meanwhile(": >new/telemetry.sqlite")),
+    "its telemetry is a link": (
+        "train long",
+        None,
+        _meanwhile("rm -f new/telemetry.sqlite*; ln -s ../outside/private new/telemetry.sqlite"),
+    ),
+    "its telemetry is noise": (
+        "train long",
+        None,
+        _meanwhile("head -c 20000 /dev/urandom | dd of=new/telemetry.sqlite conv=notrunc bs=4096 seek=1 2>/dev/null"),
+    ),
+    "its telemetry is held": ("train long", None, _locked),
+    "its settings are others": ("train long", None, _meanwhile("echo '[env]' >new/config.toml")),
+    "its settings are removed": ("train long", None, _meanwhile("rm new/config.toml")),
+    "its policy is a fifo": (
+        "train long",
+        None,
+        _meanwhile("; ".join(map(_AWAY.format, ("policy.onnx", "policy.json")))),
+    ),
+    "its policy is a folder": ("train long", None, _meanwhile("rm -f new/policy.*; mkdir new/policy.safetensors")),
+    "its status is a fifo": ("train long", None, _meanwhile(_AWAY.format("status.json"))),
+    "its status is a link": (
+        "train long",
+        None,
+        _meanwhile("rm new/status.json; ln -s ../outside/private new/status.json"),
+    ),
+    "its summary is a link": ("train long", None, _meanwhile("ln -s ../outside/private new/summary.json")),
+    "its keys are removed": ("train long", None, _meanwhile("rm -rf new/keys")),
+    "its disk is read only": (
+        "train long",
+        _mounted("new"),
+        _meanwhile("nsenter -t $P -m sh -c 'mount -o remount,ro /proc/'$P/cwd/new"),
+    ),
+    "its disk is taken away": ("train long", _mounted("new"), _meanwhile("nsenter -t $P -m umount -l $PWD/new")),
+    # signals and names
+    "HUP": ("train long", None, _meanwhile("kill -HUP $P")),
+    "HUP under nohup": ("train long", lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), _meanwhile("kill -HUP $P")),
+    "TERM and TERM again": ("train long", None, _meanwhile("kill -TERM $P; kill -TERM $P")),
+    "INT and TERM": ("train long", None, _meanwhile("kill -INT $P; kill -TERM $P")),
+    "TERM at once": ("train", None, _ends_early(0.02, signal.SIGTERM)),
+    "INT in the middle of the start": ("train", None, _ends_early(0.4, signal.SIGINT)),
+    "PIPE": ("train long", None, _meanwhile("kill -PIPE $P")),
+    "a stop for a while": ("train long", None, _meanwhile("kill -STOP $P; sleep 2; kill -CONT $P")),
+    "children that nobody waits for": ("train", lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), None),
+    "signals that are all blocked": (
+        "train",
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()),
+        None,
+    ),
+    "500 descriptors of others": ("train", lambda: [os.dup(0) for _ in range(500)], None),
+    "no loopback": ("train", lambda: _own("network"), None),
+    "a host without a name": ("train", lambda: _name(b""), None),
+    "a host with an odd name": ("train", lambda: _name(b"a\xc3\xbc\x1b[2J/../x\n"), None),
+    "no name of a zone": ("train", _all(_environment(TZ="../../outside/private"), time.tzset), None),
+    "no columns": ("help", _environment(COLUMNS="0"), None),
+    "columns that are words": ("runs", _environment(COLUMNS="many"), None),
+    "columns below zero": ("runs", _environment(COLUMNS="-5"), None),
+    "columns without end": ("one", _environment(COLUMNS="9" * 30), None),
+    "warnings are errors": ("train", lambda: warnings.simplefilter("error"), None),
+    # clocks
+    "the year 1970": ("train", _clock(lambda: 0.0), None),
+    "the year 1938": ("train", _clock(lambda: -1e9), None),
+    "the year 60000": ("train", _clock(lambda: 1.8e12), None),
+    "a clock that goes back": ("train long", _clock(lambda: 2e9 - 1000 * time.monotonic()), None),
+    "a clock that leaps": ("train long", _clock(lambda: random.uniform(0, 4e9)), None),
+    "no clock": ("train", _clock(lambda: 0.0 if sys._getframe(1).f_code.co_name == "<lambda>" else float("nan")), None),
+    "the year 1970, resumed": ("resume", _clock(lambda: 0.0), None),
+    "the year 60000, resumed": ("resume", _clock(lambda: 1.8e12), None),
+    "the year 60000, listed": ("runs", _clock(lambda: 1.8e12), None),
+    "the year 1938, listed": ("one", _clock(lambda: -1e9), None),
+    "files of the year 2200": ("one", _shell("touch -d 2200-01-01 runs/R/* runs/R/*/* runs/R"), None),
+}
+
+
+def machines(place: Place, count: int, seed: int) -> dict[str, Any]:
+    """Whole runs, and commands on whole runs, on machines that lack or change something."""
+    commands = READERS | TRAINED
+    whole = dict[str, tuple[Done, str, set[str]]]()
+    names = list(MACHINES)
+    random.Random(seed).shuffle(names)
+    found: list[str] = []
+    ends: Counter[str] = Counter()
+    for name in names[:count]:
+        reader, machine, during = MACHINES[name]
+        for odd in (False, True) if reader not in whole else (True,):
+            place.fresh("cart")
+            before = contents(place.case)
+            act = functools.partial(during, place.case) if odd and during else None
+            done = run_forked(
+                commands[reader].split(),
+                place.case,
+                (lambda pid, _, act=act: act(pid)) if act else None,
+                machine if odd else None,
+            )
+            weights = _weights(place.case, reader)
+            if not odd:
+                whole[reader] = done, weights, set(_lines(done))
+        usual, learned, said = whole[reader]
+        if done.status == IMPOSSIBLE:
+            ends["impossible here"] += 1
+            continue
+        may = ("new", "other", "real", "gone", "s", "runs/R/" if reader == "resume" else "out.")
+        after = contents(place.case)
+        changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+        changed = [key for key in changed if not key.startswith((*may, "runs/L"))]
+        wrong = [*troubles(done, place.planted, usual), *([f"changed: {changed[:5]}"] if changed else [])]
+        end = "refused" if done.status else "same" if weights == learned else "said"
+        if end == "said" and not set(_lines(done)) - said:
+            wrong.append("a silent difference")
+        ends[end] += 1
+        for trouble in wrong:
+            found.append(f"{name} | {reader}: {trouble}")
+            print(found[-1][:500], flush=True)
+    return {"machines": min(count, len(MACHINES)), "ends": dict(ends), "failures": len(found), "which": found}
+
+
+def _weights(case: Path, reader: str) -> str:
+    """A digest of the policy that was trained or resumed."""
+    for folder in ("runs/R",) if reader == "resume" else ("new", "other"):
+        with contextlib.suppress(OSError):
+            return hashlib.md5(read_bounded(case / folder / "policy.safetensors")).hexdigest()
+    return ""
+
+
+def read_bounded(path: Path) -> bytes:
+    """The bytes of a regular file; OSError for anything else."""
+    if not path.is_file():
+        raise OSError(path)
+    return path.read_bytes()
+
+
 PARTS = {
     "folders": (folders, 200, 2),
     "whole": (whole, 200, 2),
     "damages": (damages, 2000, 5),
+    "machines": (machines, len(MACHINES), 3),
     "requests": (requests, 100_000, 200),
 }
 

@@ -100,11 +100,10 @@ class Segment:
             segment._fill(initialize)
             _give_name(draft, name)
         except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR):
                 raise
-            raise ChannelError(
-                f"shared memory {name} cannot be made ({SHM}: {error.strerror}): let this user write there"
-            ) from None
+            remedy = "let this user write there" if SHM.is_dir() else "mount it (mount -t tmpfs none /dev/shm)"
+            raise ChannelError(f"shared memory {name} cannot be made ({SHM}: {error.strerror}): {remedy}") from None
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)

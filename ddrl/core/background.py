@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -122,7 +123,9 @@ class Stream(io.TextIOBase):
 
 def keep_streams(patience: float | None = PATIENCE) -> None:
     """Let nothing that this process prints fail it. `patience`: None for a command whose output is what is asked
-    for."""
+    for. Ends of children are heard, though who started this process ignores those of his: else all would be 0."""
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

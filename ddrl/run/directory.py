@@ -491,4 +491,5 @@ def sweep_unfinished(directory: RunDirectory) -> None:
                 shutil.rmtree(path)
     for name in ("config.toml", "run.json", "summary.json"):
         for path in directory.path.glob(f".{name}.*"):
-            path.unlink()
+            if path.is_symlink() or not path.is_dir():  # no file of ours
+                path.unlink()

@@ -68,7 +68,11 @@ def start_authenticator(context: zmq.Context[Any], folder: Path) -> Authenticato
     clients = folder / _KEYS / "clients"
     clients.mkdir(exist_ok=True)
     for path in clients.iterdir():  # whoever has one of these keys would be obeyed
-        path.unlink()
+        try:
+            path.unlink()
+        except OSError as error:  # a folder
+            where = clients.resolve() / path.name
+            raise RunDirError(f"{where} cannot be removed ({error.strerror}), and could hold keys: remove it") from None
     write_atomically(clients / "client.key", f'metadata\ncurve\n    public-key = "{public.decode()}"\n'.encode())
     authenticator: Any = ThreadAuthenticator(context)  # some of its methods have no types
     authenticator.start()

@@ -76,6 +76,18 @@ def test_a_foreign_file_is_refused_and_never_swept(name, content):
     assert (SHM / name()).read_bytes() == content
 
 
+def test_a_segment_is_its_owners_alone_and_is_never_found_through_a_link(name):
+    before = os.umask(0)
+    try:
+        Segment.create(name(), "lane", 64)
+    finally:
+        os.umask(before)
+    assert (SHM / name()).stat().st_mode & 0o777 == 0o600
+    (SHM / name(index=1)).symlink_to(SHM / name())
+    with pytest.raises(ChannelError, match="cannot be opened"):
+        Segment.attach(name(index=1), "lane")
+
+
 def test_another_layout_version_is_refused(name):
     Segment.create(name(), "lane", 64)
     with (SHM / name()).open("r+b") as file:
@@ -255,6 +267,13 @@ def test_a_place_that_is_read_only_is_named(name, monkeypatch):
     monkeypatch.setattr(segment_module.os, "open", refuse)
     with pytest.raises(ChannelError, match=r"cannot be made \(/dev/shm: Read-only file system\): let this user write"):
         Segment.create(name(), "thing", 100)
+
+
+def test_a_place_that_is_missing_is_named(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(segment_module, "SHM", tmp_path / "shm")
+    with pytest.raises(ChannelError, match=r"cannot be made \(.*shm: No such file or directory\): mount it"):
+        Segment.create(name(), "thing", 100)
+    assert sweep_dead() == []
 
 
 def test_a_limit_of_file_sizes_is_named_and_no_disk(name):

@@ -83,6 +83,14 @@ def test_output_that_was_asked_for_and_cannot_be_written_is_said(tmp_path: Path)
         assert (b"No space left" in done.stderr) == (status == 1)
 
 
+def test_a_command_hears_how_its_children_end_where_its_parent_ignores_those_of_its_own() -> None:
+    child = "import subprocess; print(subprocess.call('exit 7', shell=True))"
+    command = [sys.executable, "-c", f"from ddrl.core.background import keep_streams; keep_streams(); {child}"]
+    begin = f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
+    done = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout == "7\n"
+
+
 @pytest.mark.parametrize(
     ("command", "status"),
     [

@@ -362,3 +362,6 @@ def test_keys_that_came_with_a_folder_are_not_obeyed_and_own_ones_are_kept(tmp_p
     with Serving(run):
         pass
     assert [(keys / name).read_bytes() for name in ("server.secret", "client.secret")] == made
+    (keys / "clients" / "folder").mkdir()
+    with pytest.raises(RunDirError, match=rf"{keys}/clients/folder cannot be removed"), Serving(run):
+        pass
