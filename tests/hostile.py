@@ -1186,10 +1186,19 @@ def requests(place: Place, count: int, seed: int) -> dict[str, Any]:
 
 Machine = Callable[[], object]
 During = Callable[[Path, int], object]  # of the folder and the process
-NEW = f"ddrl.run cartpole --serial --set run.seed=7 --set run.dir=new {' '.join(f'--set {one}' for one in SETTINGS)}"
+SMALL = (
+    *SETTINGS,
+    "replay.min_size=100",
+    "rollout.warmup_steps=100",
+    "evaluation.period=150",
+    "run.checkpoint_period=150",
+    "run.seed=7",
+    "run.dir=new",
+)
+NEW = " ".join(("ddrl.run cartpole --serial", *(f"--set {setting}" for setting in SMALL), "--set run.max_env_steps="))
 TRAINED = {
-    "train": NEW,
-    "train long": f"{NEW} --set run.max_env_steps=2000 --set run.checkpoint_period=200",
+    "train": f"{NEW}300",
+    "train long": f"{NEW}900",
     "film": "ddrl.evaluate runs/R --episodes 1 --video out.gif",
     "help": "ddrl.run --help all",
     "settings": "ddrl.run cartpole --print-config",
@@ -1673,7 +1682,7 @@ def machines(place: Place, count: int, seed: int) -> dict[str, Any]:
         ends[end] += 1
         for trouble in wrong:
             found.append(f"{name} | {reader}: {trouble}")
-            print(found[-1][:500], flush=True)
+            print(found[-1][:1500], flush=True)
     return {"machines": min(count, len(MACHINES)), "ends": dict(ends), "failures": len(found), "which": found}
 
 

@@ -180,10 +180,12 @@ def test_what_a_killed_run_left_is_swept_at_the_next_start(tmp_path: Path) -> No
     whole = newest_checkpoint(folder / "checkpoints").path
     (folder / "checkpoints" / ".000000000900.12345").mkdir()
     (folder / ".config.toml.abcdef").write_text("half")
+    (folder / ".run.json.abcdef").mkdir()  # nobody's
     whole.rename(whole.with_name(f".{whole.name}.replaced"))  # killed between the two renames
     again = resume(folder)
     assert [path.name for path in (folder / "checkpoints").iterdir()] == [whole.name]
     assert not (folder / ".config.toml.abcdef").exists()
+    assert (folder / ".run.json.abcdef").is_dir()
     again.abandon(RuntimeError("the test is over"))
     whole.with_name(f".{whole.name}.replaced").mkdir()  # killed after them
     sweep_unfinished(RunDirectory(folder))
