@@ -1676,7 +1676,8 @@ def machines(place: Place, count: int, seed: int) -> dict[str, Any]:
         changed = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
         changed = [key for key in changed if not key.startswith((*may, "runs/L"))]
         wrong = [*troubles(done, place.planted, usual), *([f"changed: {changed[:5]}"] if changed else [])]
-        end = "refused" if done.status else "same" if weights == learned else "said"
+        hidden = (place.case / "new").is_dir() and not list((place.case / "new").iterdir())  # by a mount that went
+        end = "refused" if done.status else "hidden" if hidden else "same" if weights == learned else "said"
         if end == "said" and not set(_lines(done)) - said:
             wrong.append("a silent difference")
         ends[end] += 1

@@ -7,9 +7,11 @@ stream where it leaves the machine. Whatever is no message of ours is dropped an
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -113,6 +115,7 @@ def _key_pair(folder: Path, name: str) -> tuple[bytes, bytes]:
 # -- sockets -----------------------------------------------------------------------------------------------------------
 # Messages are bounded in parts and in bytes, in both directions.
 
+MIN_DESCRIPTORS = 24  # that a socket with its context and its keys opens, and some clients
 _KEY_FIELDS = {"stream": "server_key", "control": "control_key"}  # of LiveFile
 
 
@@ -136,11 +139,25 @@ def receive_parts(sock: zmq.Socket[bytes], parts: int, nbytes: int) -> list[byte
         part = sock.recv()  # a message arrives whole: its further parts are there
 
 
+def _need_descriptors() -> None:
+    """RunDirError where this process can open few files more: ZeroMQ would end it without a word."""
+    with contextlib.ExitStack() as opened:
+        try:
+            for _ in range(MIN_DESCRIPTORS):
+                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            raise RunDirError(
+                f"the sockets of a run need {MIN_DESCRIPTORS} open files more than this process can have "
+                f"({error.strerror}): raise `ulimit -n`, or set telemetry.live = false"
+            ) from None
+
+
 class _Socket:
     """A ZeroMQ socket with a context of its own; a context manager, which closes both. `max_bytes`: the connection of
     a peer that sends a larger part is dropped."""
 
     def __init__(self, kind: int, *, linger: int, max_bytes: int) -> None:
+        _need_descriptors()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(kind)
         self._socket.set(zmq.LINGER, linger)

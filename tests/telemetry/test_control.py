@@ -3,6 +3,8 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -366,3 +368,19 @@ def test_keys_that_came_with_a_folder_are_not_obeyed_and_own_ones_are_kept(tmp_p
     (keys / "clients" / "folder").mkdir()
     with pytest.raises(RunDirError, match=rf"{keys}/clients/folder cannot be removed"), Serving(run):
         pass
+
+
+def test_a_process_that_can_open_no_more_files_is_told_so_and_lives(tmp_path):
+    code = (
+        "import os, resource, sys; from pathlib import Path; from ddrl.telemetry import ControlServer\n"
+        "number = max(map(int, os.listdir('/proc/self/fd'))) + 8\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))\n"
+        "try: ControlServer(Path(sys.argv[1]), {}, print)\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("RunDirError the sockets of a run need 24 open files more")
+    assert "raise `ulimit -n`" in done.stdout
