@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,16 +65,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     path: Path = options.path
     try:
-        if (path / FILE_NAME).exists():
+        if os.path.exists(path / FILE_NAME):  # no error where this user may not enter
             print(json.dumps(describe(path), default=str) if options.json else show_run(path))
             return 0
     except DdrlError as error:
         print(error, file=sys.stderr)
         return 1
-    if path.exists() and not path.is_dir():
+    if os.path.exists(path) and not os.path.isdir(path):
         print(f"{path} is a file: name a run, or a folder of runs", file=sys.stderr)
         return 1
-    if not path.is_dir():
+    if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
+        print(f"{path} cannot be read by this user: ask its owner, or change its permissions", file=sys.stderr)
+        return 1
+    if not os.path.isdir(path):
         print(f"there is no folder {path}: start a run with `python -m ddrl.run`", file=sys.stderr)
         return 1
     found = list_facts(path, None if options.json else BRIEF)

@@ -79,6 +79,9 @@ class RunLock:
             ) from None
         self.descriptor: int | None = descriptor
         self._found = run
+        if not os.path.exists(f"/proc/self/fd/{self.folder}"):  # by which a directory is written though it moves
+            _close(descriptor, self.folder)
+            raise RunDirError(f"the run directory {run} cannot be written: /proc is not what Linux has there; mount it")
         self.release = weakref.finalize(self, _close, descriptor, self.folder)  # once
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -301,6 +304,11 @@ def working_directory() -> Path:
         raise RunDirError(f"the working directory is gone ({error.strerror}): change to another") from None
 
 
+def absolute(path: Path) -> Path:
+    """The whole path; RunDirError where it is one from a working directory that was removed."""
+    return path if path.is_absolute() else working_directory() / path
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """Paths of one run; with a `lock` where it belongs to this process."""
@@ -381,7 +389,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path, *, claim: bool = False) -> tuple[RunDirectory, Config]:
         """A run that exists, with its settings; `claim`: take its lock too, and remove what a killed process left."""
-        path = path.absolute()
+        path = absolute(path)
         if not path.is_dir():
             raise RunDirError(f"there is no run directory {path}: name the directory that a run printed at its start")
         if claim:

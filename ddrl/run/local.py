@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddrl.channels.board import Board
 from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
+from ddrl.core.background import checked_output
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, plain_line, user_frame
 from ddrl.core.forks import note_work
@@ -37,7 +38,7 @@ def run_command(arguments: list[str]) -> int:
     """Run what the command line asks for; the exit status."""
     try:
         if PRINT_ONLY & set(arguments):
-            return print_only(arguments)
+            return checked_output(print_only(arguments))
         command = parse(arguments)
         if is_of_pool(command):
             return slice_module("pool.mode", asked_by(command)).run_pool(command)

@@ -38,7 +38,7 @@ from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.core.trust import check_trust, foreign_code, remember_trust, use_code
 from ddrl.run.checkpoint import KEPT_CHECKPOINTS, Checkpoint, TaskRecords, newest_checkpoint, newest_state
 from ddrl.run.cli import Command
-from ddrl.run.directory import RunDirectory, planned_path, working_directory
+from ddrl.run.directory import RunDirectory, absolute, planned_path, working_directory
 from ddrl.run.topology import Topology, describe
 from ddrl.telemetry.control import SETTABLE
 from ddrl.telemetry.sinks import SINKS, sink_names
@@ -61,7 +61,7 @@ def announce(command: Command, run_id: str, ranks: int) -> Path | None:
     """Print the banner; the directory that a new run is to have. `ranks`: those of mpirun, 0 without it."""
     try:
         config = planned_config(command)
-        path = planned_path(config, run_id) if command.resume is None else command.resume.absolute()
+        path = planned_path(config, run_id) if command.resume is None else absolute(command.resume)
         banner = _banner(command, config, path, ranks)
     except DdrlError:
         return None

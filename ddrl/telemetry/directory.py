@@ -144,7 +144,7 @@ def find_runs(root: str | Path = "runs") -> list[Path]:
 
 def _run_files(folder: Path, depth: int) -> list[Path]:
     """FILE_NAME of the runs in and below a folder; nothing is a run inside a run."""
-    if (folder / FILE_NAME).exists():
+    if os.path.exists(folder / FILE_NAME):  # no error where this user may not enter
         return [folder / FILE_NAME]
     inner: list[Path] = []
     with contextlib.suppress(OSError):

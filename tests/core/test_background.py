@@ -83,6 +83,20 @@ def test_output_that_was_asked_for_and_cannot_be_written_is_said(tmp_path: Path)
         assert (b"No space left" in done.stderr) == (status == 1)
 
 
+def test_settings_that_cannot_be_printed_are_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddrl.run", "--print-config"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=PATIENCE,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "ddrl: the output cannot be written: No space left on device\n")
+
+
 def test_a_command_hears_how_its_children_end_where_its_parent_ignores_those_of_its_own() -> None:
     child = "import subprocess; print(subprocess.call('exit 7', shell=True))"
     command = [sys.executable, "-c", f"from ddrl.core.background import keep_streams; keep_streams(); {child}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -167,6 +168,8 @@ def test_a_checkpoint_of_the_same_step_is_replaced_only_when_the_new_one_is_whol
     monkeypatch.undo()
     assert (newest_checkpoint(tmp_path).path / "file").read_text() == "first"
     assert write("third") == path
+    with pytest.raises(RunDirError, match="No such file or directory; the folder of checkpoints is gone"):
+        write_checkpoint(tmp_path / "gone", 5, STATE, lambda folder: shutil.rmtree(folder.parent), keep=2)
     assert (newest_checkpoint(tmp_path).path / "file").read_text() == "third"
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

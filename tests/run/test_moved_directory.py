@@ -48,6 +48,15 @@ def test_a_moved_run_continues_where_it_is_and_says_so(tmp_path: Path, capsys: p
             assert read.series()["env_steps"][-1] >= steps
 
 
+def test_a_machine_without_proc_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as without:
+        without.setattr(os.path, "exists", lambda path: False)
+        with pytest.raises(RunDirError, match="/proc is not what Linux has there"):
+            RunLock(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_removed_run_directory_is_said_and_made_anew_by_nobody(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from ddrl.core.roles import Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import parse
 from ddrl.telemetry import Recorder, Run, reading
+from ddrl.telemetry.directory import find_runs
 from ddrl.telemetry.facts import BRIEF, facts_at, facts_of
 from tests.sources import environment
 from tests.telemetry.feeding import CONFIG, Feed, record_run
@@ -213,6 +216,24 @@ def test_names_that_the_terminal_has_no_letters_for_are_escaped(tmp_path):
         )
         assert (done.returncode, done.stderr) == (0, b"")
         assert b"Small-v0" in done.stdout
+
+
+def test_a_run_that_this_user_may_not_enter_hides_no_others(capsys):
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        folder.chmod(0o755)
+        store(folder / "mine", state="ended")
+        store(folder / "another's", state="ended")
+        (folder / "another's").chmod(0)
+        try:
+            if os.geteuid() == 0:  # who may enter all
+                os.seteuid(54_321)
+            assert [path.name for path in find_runs(folder)] == ["mine"]
+            assert runs.main([str(folder / "another's")]) == 1
+        finally:
+            os.seteuid(os.getuid())
+            (folder / "another's").chmod(0o755)
+    assert "another's cannot be read by this user" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_said_in_one_line(tmp_path, capsys):
