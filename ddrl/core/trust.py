@@ -242,4 +242,6 @@ def _remembered() -> set[str]:
 
 def _memory() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state") / "ddrl" / "trusted"
+    if not os.path.isabs(state):  # "~" stays where a user has no home and no name
+        state = os.path.join(os.path.abspath(os.sep), os.path.expanduser("~"), ".local", "state")
+    return Path(state) / "ddrl" / "trusted"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shutil
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from ddrl.core import plugins
+from ddrl.core import plugins, trust
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import ConfigError, EnvError, RunDirError
 from ddrl.core.plugins import code_name
@@ -209,3 +211,17 @@ def test_so_is_a_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resumed_setup(parse(["--resume", str(theirs)]))
     assert resumed_setup(parse(["--resume", str(theirs), "--trust"])).trust
     resumed_setup(parse(["--resume", str(theirs)]))  # remembered
+
+
+def test_a_user_without_a_home_is_asked_again_and_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert not trust.is_remembered("a digest")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Path, "mkdir", lambda *arguments, **options: os.listdir("/nowhere"))
+        trust.remember(["a digest"])
+    assert not trust.is_remembered("a digest")
