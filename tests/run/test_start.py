@@ -140,17 +140,21 @@ def test_a_place_that_no_run_can_have_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_run_is_not_resumed_from_a_folder_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    assert main(["--serial", "--resume", "run"]) == 1
-    monkeypatch.chdir(tmp_path)
-    said = capfd.readouterr().err
-    assert "the working directory is gone" in said
-    assert len(said.splitlines()) == 1
+def test_a_run_is_not_resumed_from_a_folder_that_is_gone(tmp_path: Path) -> None:
+    leave = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    code = f"{leave}; from ddrl.run.__main__ import main; raise SystemExit(main(['--serial', '--resume', 'run']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the working directory is gone" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 USUAL = {"OMPI_MCA_btl": "^ofi", "OMP_NUM_THREADS": "1"}
