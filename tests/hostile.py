@@ -254,9 +254,10 @@ def troubles(done: Done, planted: Path, whole: Done | None = None) -> Iterator[s
         yield f"{done.nbytes >> 20} MiB, {bytes_of_whole >> 20} with a whole run"
     if done.status < 0 and not done.hung:
         yield f"signal {-done.status}"
+    own = re.sub(r"(?m)^.*\[W:onnxruntime.*$", "", done.words)  # which colours its own
     if "Traceback (most recent call last)" in done.words:
         yield f"traceback: {done.words[-300:]}"
-    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", done.words):
+    if re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e]", own):
         yield "escapes"
     if planted.exists():
         yield f"code: {planted.read_text()[:200]}"

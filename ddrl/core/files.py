@@ -187,7 +187,7 @@ def sync(path: Path) -> None:
 def refuse_links(folders: Iterable[Path]) -> None:
     """Raise RunDirError where a folder of a run directory is a link, through which another one would be written."""
     for folder in folders:
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        if os.path.islink(folder) or (os.path.exists(folder) and not os.path.isdir(folder)):
             raise RunDirError(
                 f"{folder} is not a folder but a link or a file: nothing is written through it; put the folder that it "
                 "names in its place, or remove it"
@@ -204,7 +204,7 @@ def is_full_disk(error: BaseException | None) -> bool:
 def refuse_odd_files(paths: Iterable[Path]) -> None:
     """Raise RunDirError where what is to be written is there as a folder, a device or a fifo."""
     for path in paths:
-        if path.exists() and not path.is_file():
+        if os.path.exists(path) and not os.path.isfile(path):  # no error where this user may not look
             raise RunDirError(f"{path} is no file, and could not be written: remove it")
 
 

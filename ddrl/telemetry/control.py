@@ -144,7 +144,7 @@ def _need_descriptors() -> None:
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(MIN_DESCRIPTORS):
-                opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                opened.callback(os.close, os.eventfd(0, os.EFD_CLOEXEC))
         except OSError as error:
             raise RunDirError(
                 f"the sockets of a run need {MIN_DESCRIPTORS} open files more than this process can have "

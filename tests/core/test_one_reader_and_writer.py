@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ from ddrl.core import files
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.rows import ParameterLayout
 from ddrl.learner import snapshot
+from ddrl.run import cli
 from tests.admix.material import small_mixer
 from tests.sources import ROOT
 
@@ -210,3 +212,18 @@ def test_tensors_of_types_that_numpy_lacks_are_refused(reader: str, tmp_path: Pa
     path.write_bytes(tensors_of(1, "F8_E4M3"))
     with pytest.raises(CheckpointError, match=r"F8_E4M3|float8"):
         READERS_OF_TENSORS[reader](path)
+
+
+def test_where_a_user_may_not_look_the_look_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written there, or read, afterwards says so in its own words."""
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    shipped = cli.tasks()
+    monkeypatch.setattr(cli, "tasks", lambda: shipped)
+    for name in ("exists", "is_file", "is_dir", "is_symlink"):
+        monkeypatch.setattr(Path, name, refuse)
+    files.refuse_links([Path("keys/clients")])
+    files.refuse_odd_files([Path("keys/client.secret")])
+    assert cli._task_path("cartpole").name == "cartpole.toml"
