@@ -1427,7 +1427,7 @@ MACHINES: dict[str, tuple[str, Machine | None, During | None]] = {
     "an output that is read only": ("train", lambda: os.dup2(os.open("/dev/null", os.O_RDONLY), 1), None),
     "an output that is a folder": ("train", lambda: os.dup2(os.open(".", os.O_RDONLY), 1), None),
     "ASCII": ("train", _streams("", encoding="ascii"), None),
-    "ASCII, a table": ("runs", _all(_shell("mv runs/R runs/Läufe"), _streams("", encoding="ascii")), None),
+    "ASCII, a table": ("runs", _all(_shell("cp -a runs/R runs/Läufe"), _streams("", encoding="ascii")), None),
     "letters of a mainframe": ("evaluate", _streams("", encoding="cp037"), None),
     # limits
     "files of no length": ("train", _limit(_R.RLIMIT_FSIZE, 0), None),
