@@ -39,6 +39,7 @@ from ddrl.core.files import (
     digest_of_file,
     is_full_disk,
     read_regular,
+    refuse_links,
     sync,
     write_atomically,
     write_json,
@@ -153,6 +154,7 @@ def write_checkpoint(
     final = folder / f"{env_steps:012d}"
     temporary = folder / f".{env_steps:012d}.{os.getpid()}"
     replaced = folder / f".{env_steps:012d}.replaced"
+    refuse_links([folder])
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()

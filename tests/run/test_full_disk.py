@@ -174,6 +174,14 @@ def test_a_checkpoint_of_the_same_step_is_replaced_only_when_the_new_one_is_whol
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
+def test_no_checkpoint_is_written_through_a_link_that_came_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "checkpoints").symlink_to("outside")
+    with pytest.raises(RunDirError, match="nothing is written through it"):
+        write_checkpoint(tmp_path / "checkpoints", 5, STATE, lambda folder: (folder / "file").touch())
+    assert list((tmp_path / "outside").iterdir()) == []
+
+
 def test_what_a_killed_run_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = start(folder)
