@@ -1500,7 +1500,11 @@ MACHINES: dict[str, tuple[str, Machine | None, During | None]] = {
     "no /tmp": ("train", _environment(TMPDIR="/nowhere"), None),
     "a /tmp that is a file": ("film", _environment(TMPDIR="outside/private"), None),
     "no home": ("train", _environment(HOME=None, XDG_STATE_HOME=None), None),
-    "a home that is missing": ("train", _environment(HOME="/nowhere", XDG_STATE_HOME=None), None),
+    "a home that is missing": (
+        "train",
+        lambda: _environment(HOME=f"{tempfile.mkdtemp()}/away", XDG_STATE_HOME=None)(),
+        None,
+    ),
     "a home that is a device": ("resume", _environment(HOME="/dev/null", XDG_STATE_HOME=None), None),
     "a home in /proc": ("train", _environment(HOME="/proc", XDG_STATE_HOME=None), None),
     "a memory of consent that is a fifo": (
