@@ -1142,8 +1142,13 @@ class Server:
 
     def ask(self, path: str, body: bytes) -> tuple[int, bytes]:
         """Status and answer."""
-        self.connection.request("POST", path, body, self.headers)
-        answer = self.connection.getresponse()
+        try:
+            self.connection.request("POST", path, body, self.headers)
+            answer = self.connection.getresponse()
+        except (BrokenPipeError, ConnectionResetError, http.client.RemoteDisconnected):
+            self.connection.close()  # the server has closed one on which nothing came for long
+            self.connection.request("POST", path, body, self.headers)
+            answer = self.connection.getresponse()
         return answer.status, answer.read()
 
     def resident(self) -> int:
