@@ -93,7 +93,7 @@ REMEDIES = re.compile(
     r"\b(must|needs?|may|acquire|compute|at least|at most|did you mean|there is no setting|is wanted|known are|"
     r"which is not installed|set|use|give|make|name|choose|leave|remove|delete|start|resume|lower|raise|install|add|"
     r"write|rename|wrap|wait|"
-    r"stop|call|returns?|define|let|put|free|end|take|convert|register|normalize|change|say|copy|move|keep|look|try|"
+    r"stop|call|returns?|define|let|put|free|end|take|convert|register|normalize|change|mount|say|copy|move|keep|look|try|"
     r"begin|correct|is a section of settings|expected|go on|derive|one of|lacks)\b",
     re.IGNORECASE,
 )
@@ -624,6 +624,15 @@ def run_files(folder: Path) -> Iterator[Callable[[], Any]]:
         yield partial(newest_checkpoint, folder / change)
     (folder / "file").write_text("")
     yield partial(write, folder / "file")
+    yield partial(write, folder / "gone")
+    yield partial(lock_without_proc, folder)
+
+
+def lock_without_proc(folder: Path) -> None:
+    """A run's lock where the kernel's own files are not mounted."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.path.exists", lambda path: not str(path).startswith("/proc"))
+        RunLock(folder)
 
 
 def resumes(folder: Path) -> Iterator[Callable[[], Any]]:

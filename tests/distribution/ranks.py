@@ -360,10 +360,11 @@ def replaced():
             for lane, steps in zip(host.down, popped.values(), strict=True):
                 steps += out["step"][: lane.pop(out)].tolist()
             going = members < 2 or published < 2
+            arrived = {one for one, message in host.relay.models.confirms if message.version == published}
             if (host.relay.models.sent_version == published and going) or published < 0:
                 published += 1
                 host.publish(published)
-            elif not going and host.relay.models.settled and host.relay.models.sent_version == published:
+            elif not going and arrived == {1, 2}:  # what was under way at the change has left again by then
                 host.stop()
         pin = host.reader.pin() if RANK else None
         if pin is not None and (not seen or pin.version != seen[-1]):

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -221,7 +223,9 @@ def test_attaching_waits_for_a_trainer_that_has_announced_its_stream_and_not_yet
     StatusFile(tmp_path)
     announce(tmp_path, stream="tcp://127.0.0.1:1")
     with contextlib.ExitStack() as stack:
-        monkeypatch.setattr(control.time, "sleep", lambda _: stack.enter_context(Serving(tmp_path)))
+        # Of this module alone: threads of other tests sleep, too.
+        clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: stack.enter_context(Serving(tmp_path)))
+        monkeypatch.setattr(control, "time", clock)
         with attach(tmp_path) as run:
             monkeypatch.undo()
             assert run.status()["env_steps"] == 7
