@@ -152,8 +152,8 @@ def note_work(env_id: str, run: Path | None = None) -> None:
 def watched(work: Callable[[], int], after: Callable[[str, int, str], object] = lambda run, pid, why: None) -> int:
     """Do `work` in a fork; its exit status. Where that process ends before its work is done, for code of the user may
     exit or be killed: 1, with one line. Signals to stop are passed on; a second Ctrl-C ends it after GRACE, whatever it
-    does. Then `after` is called with the run of `note_work`, the fork's pid and what the line says ("" where there is
-    none). The caller has one thread."""
+    does. Then, where it did not end by itself once its work was done, `after` is called with the run of `note_work`,
+    the fork's pid and what the line says ("" where there is none). The caller has one thread."""
     global _note
     _note = os.memfd_create("note")
     note_work("")
@@ -195,7 +195,9 @@ def watched(work: Callable[[], int], after: Callable[[str, int, str], object] = 
     status, why = _judged(os.waitstatus_to_exitcode(ended[1]), passed, note)
     if why:
         print(*[""] * (status == 130), f"ddrl: {why}", sep="\n", file=sys.stderr)  # below a terminal's ^C
-    after(note.partition("\0")[2], child, why)
+    _, working, run = note.partition("\0")
+    if working or os.WIFSIGNALED(ended[1]):
+        after(run, child, why)
     return status
 
 

@@ -102,8 +102,10 @@ def test_a_process_that_ends_before_its_work_is_done_is_said_in_one_line(text, h
 )
 def test_work_that_is_done_has_its_own_status(text, status):
     job = start(text)
-    assert "before its work was done" not in job.communicate(timeout=PATIENCE)[1]
+    out, errors = job.communicate(timeout=PATIENCE)
+    assert "before its work was done" not in errors
     assert job.returncode == status
+    assert out == ("after  \n" if "1000" in text and "atexit" in text else "")  # nothing is left by what ends in order
 
 
 def is_read(pid, number):
