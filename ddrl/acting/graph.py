@@ -9,10 +9,16 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import onnxruntime
-
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.specs import Array
+
+try:
+    import onnxruntime
+except ImportError as error:  # not installed, or without room in memory: said by the command that needs it
+    onnxruntime = None
+    _missing = first_line(error)
+else:
+    _missing = ""
 
 MAX_RUN_SECONDS = 5.0  # of one run of a graph that may be a stranger's
 MAX_NODES = 5000  # of such a graph, with its inputs, outputs and constants, and with those of graphs inside of it
@@ -81,12 +87,23 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 # ---- the runtime ----
 
 
+def runtime() -> Any:
+    """The module of ONNX Runtime; NetworkError where it cannot be loaded."""
+    if onnxruntime is None:
+        raise NetworkError(
+            f"ONNX Runtime, by which policies act, cannot be loaded ({_missing}): install onnxruntime, or give the "
+            "process more memory (ulimit -v)"
+        )
+    return onnxruntime
+
+
 class Graph:
     """A graph in ONNX Runtime. Its runs end after `max_seconds`: a loop in it may have any length. None: whoever made
     it is trusted."""
 
     def __init__(self, onnx: bytes, max_seconds: float | None = MAX_RUN_SECONDS, *, flush_denormals: bool = False):
         """Load it; NetworkError where that cannot be done."""
+        onnxruntime = runtime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.enable_cpu_mem_arena = False

@@ -434,8 +434,9 @@ def _check(
     what: str,
     cases: Iterable[list[NDArray[Any]]],
 ) -> None:
-    import onnxruntime
+    from ddrl.acting.graph import runtime
 
+    onnxruntime = runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from onnx import TensorProto, helper
 
 from ddrl.acting.graph import MAX_NODES, Graph, refuse_large
 from ddrl.core.errors import NetworkError
+from tests.sources import environment
+from tests.waiting import PATIENCE
 
 VALUE = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
 RESULT = helper.make_tensor_value_info("q", TensorProto.FLOAT, [1])
@@ -54,3 +59,20 @@ def test_what_is_no_message_is_refused():
 def test_graphs_up_to_the_limit_are_not_refused():
     for made in (plain, inside):
         refuse_large(made(MAX_NODES - 20))
+
+
+def test_a_runtime_that_cannot_be_loaded_is_said_where_it_is_needed(tmp_path):
+    code = """
+import sys
+sys.modules["onnxruntime"] = None
+import ddrl.evaluate
+from ddrl.run.__main__ import main
+sys.exit(main(["--serial", "cartpole", "--set", "run.dir=run"]))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ddrl: ONNX Runtime, by which policies act, cannot be loaded (")
