@@ -129,7 +129,7 @@ def replacement(path: Path, *, secret: bool = False, sync: bool = True) -> Gener
             os.fsync(handle)
         temporary.replace(path)
     except BaseException:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)  # an interrupt may come once it has its name
         raise
     finally:
         os.close(handle)

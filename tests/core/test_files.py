@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +63,14 @@ def test_an_error_while_the_replacement_is_written_leaves_the_old_file_alone(tmp
     with pytest.raises(RuntimeError):
         write_half()
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_an_interrupt_at_the_end_of_a_write_stays_an_interrupt(tmp_path, monkeypatch):
+    def replace_and_interrupt(self, target):
+        os.replace(self, target)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", replace_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
