@@ -178,10 +178,9 @@ def write_checkpoint(
         if replaced.exists() and not final.exists():
             replaced.rename(final)
         reason = (error.strerror or error) if isinstance(error, OSError) else error
-        rest = (
-            "older ones are untouched: free some space, or change permissions" if folder.is_dir()
-            else "the folder of checkpoints is gone, and what was in it: make it anew"
-        )  # fmt: skip
+        rest = "older ones are untouched: free some space, or change permissions"
+        if not folder.is_dir():
+            rest = "the folder of checkpoints is gone, and what was in it: make it anew"
         raise RunDirError(f"the checkpoint {final} cannot be written: {reason}; {rest}") from None
     shutil.rmtree(replaced, ignore_errors=True)
     for old in _complete(folder)[:-keep]:

@@ -499,5 +499,5 @@ def sweep_unfinished(directory: RunDirectory) -> None:
                 shutil.rmtree(path)
     for name in ("config.toml", "run.json", "summary.json"):
         for path in directory.path.glob(f".{name}.*"):
-            if path.is_symlink() or not path.is_dir():  # no file of ours
+            if path.is_symlink() or not path.is_dir():  # ddrl never makes a folder of this name
                 path.unlink()
