@@ -112,6 +112,18 @@ def spare_collector() -> None:
     gc.freeze()
 
 
+def load_torch() -> None:
+    """Load torch into a process that learns. MissingExtraError where it is not installed."""
+    from ddrl.learner import import_torch
+
+    gc.disable()  # else the first list after the import makes the collector visit all that torch has made, for 0.1 s
+    try:
+        import_torch()
+        spare_collector()
+    finally:
+        gc.enable()
+
+
 def step_back() -> None:
     """Lower the priority of a rollout or evaluator."""
     os.nice(MEMBER_NICENESS)
@@ -165,9 +177,7 @@ def fix_order_of_sums() -> None:
 def set_torch_threads(threads: int) -> None:
     """Threads of torch's CPU kernels, for every task of the process; before the first of them computes, for threads
     that wait for the next kernel take a core."""
-    from ddrl.learner import import_torch
-
-    import_torch()
+    load_torch()
     import torch
 
     torch.set_num_threads(threads)

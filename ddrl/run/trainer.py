@@ -26,6 +26,7 @@ from ddrl.run.process import (
     Interrupts,
     fix_order_of_sums,
     flush_denormals,
+    load_torch,
     name_process,
     offered_to_oom_killer,
     set_torch_threads,
@@ -92,9 +93,7 @@ def await_records(run_id: str, link: Link, parent: int, *, is_spare: bool) -> Se
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        from ddrl.learner import import_torch
-
-        import_torch()
+        load_torch()
         for name in IMPORTED:  # while ranks still start
             importlib.import_module(name)
         return link.receive(wait=True)

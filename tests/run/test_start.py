@@ -202,3 +202,16 @@ def test_signals_mean_what_they_meant_once_the_end_is_said() -> None:
     with interrupts_ignored():
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * len(SIGNALS)
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_the_garbage_collector_visits_nothing_that_torch_has_made() -> None:
+    code = """
+import gc
+from ddrl.run.process import load_torch
+load_torch()
+before = [each["collections"] for each in gc.get_stats()]
+few = [[] for _ in range(100)]
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+assert before == [each["collections"] for each in gc.get_stats()]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE, env=environment())
