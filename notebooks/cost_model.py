@@ -1,6 +1,6 @@
 """Closed-form times of schemes that the library's planner does not rank: for comparison alone.
 
-Symbols as in `ddrl.distribution.simulator`: n hosts beside the root, S bytes, B bytes/s each way of every link, a
+Symbols as in `ddrl.distribution.plan`: n hosts beside the root, S bytes, B bytes/s each way of every link, a
 seconds a message. The formulas are the usual ones of the postal and pipelining literature.
 """
 

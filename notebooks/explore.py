@@ -12,9 +12,9 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from ddrl.core.errors import MissingExtraError
-from ddrl.distribution import simulator as costs
+from ddrl.distribution import plan as costs
+from ddrl.distribution.plan import Network, Simulation, simulate
 from ddrl.distribution.schemes import make_plan
-from ddrl.distribution.simulator import Network, Simulation, simulate
 from ddrl.plots.frame import COLORS, add_line, fit_legend, new_figure, say_nothing_yet
 
 
@@ -99,7 +99,7 @@ def gantt(
     """Every send of a simulation, one row a host: the root's, and what relays pass on.
 
     `trace` [sends, 6]: begin, end of the send, arrival [s], source, target, message
-    (ddrl.distribution.simulator.Simulation.trace). `measured`: a trace of the same plan as it really ran; its sends
+    (ddrl.distribution.plan.Simulation.trace). `measured`: a trace of the same plan as it really ran; its sends
     begin at the dots, and its hosts are complete at the diamonds."""
     figure = new_figure(title, "ms", "host that sends (0: root)", height=340)
     if not len(trace):

@@ -37,8 +37,8 @@ from benchmarks.distribution.mpi import BCAST_ALGORITHMS
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
 from benchmarks.harness import arguments, mpi_environment, print_rows, ratios, save
 from ddrl.distribution.links import Links
+from ddrl.distribution.plan import Network, bound_unequal, simulate
 from ddrl.distribution.schemes import make_plan, preset_relays
-from ddrl.distribution.simulator import Network, bound_unequal, simulate
 
 Rows = list[dict[str, Any]]
 KIB = 1 << 10

@@ -22,10 +22,9 @@ import numpy as np
 
 from ddrl.channels.mailbox import Mailbox
 from ddrl.distribution.executor import Executor, Inbox
-from ddrl.distribution.plan import Plan
+from ddrl.distribution.plan import Network, Plan
 from ddrl.distribution.requests import COLLECTIVE_TAG, Exchange, Guard, rest
 from ddrl.distribution.schemes import make_plan
-from ddrl.distribution.simulator import Network
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -3,7 +3,7 @@
 A scheme is a plug-in (`core.plugins`): a class of this module, or package.module:Class from outside, named by
 cluster.scheme; its settings are the table [cluster.NAME]. A plan follows from (hosts, model size, parameters) alone, so
 every relay builds it for itself from the scheme's reference and the parameters. "auto" asks every scheme for proposals,
-ranks them by closed forms (`simulator`), and simulates the best. No MPI.
+ranks them by closed forms (`plan`), and simulates the best. No MPI.
 """
 
 from __future__ import annotations
@@ -27,9 +27,17 @@ from ddrl.core.errors import ConfigError, PlanError
 from ddrl.core.rows import ALIGNMENT
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution import codecs
-from ddrl.distribution import simulator as costs
-from ddrl.distribution.plan import HEADER_BYTES, Plan, chunk_bounds, cut_by_weight, cut_chunks, cut_evenly
-from ddrl.distribution.simulator import Network, simulate
+from ddrl.distribution import plan as costs
+from ddrl.distribution.plan import (
+    HEADER_BYTES,
+    Network,
+    Plan,
+    chunk_bounds,
+    cut_by_weight,
+    cut_chunks,
+    cut_evenly,
+    simulate,
+)
 
 PACKAGE = "ddrl.distribution.schemes"
 SETTING = "cluster.scheme"

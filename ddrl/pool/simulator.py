@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -492,3 +493,10 @@ def steady_shares(
         shares.append(outcome.steady_share(STEADY_FROM * end, STEADY_TO * end))
         bounds.append(share_bound(traces, devices))
     return shares, bounds
+
+
+if __name__ == "__main__":  # python -m ddrl.plan, of earlier versions
+    print(
+        "ddrl.plan went: measure a short run, or simulate a pool (ddrl.pool.simulator; docs/pool.md)", file=sys.stderr
+    )
+    sys.exit(2)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddrl.distribution import simulator as costs
+from ddrl.distribution import plan as costs
 from notebooks import cost_model
 
 MODEL, HOSTS = 20e6, 298

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.distribution.schemes import SCATTER_RING
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
-from ddrl.distribution import simulator as costs
-from ddrl.distribution.plan import HEADER_BYTES
+from ddrl.distribution import plan as costs
+from ddrl.distribution.plan import HEADER_BYTES, Network, simulate
 from ddrl.distribution.schemes import (
     Choice,
     Situation,
@@ -20,7 +20,6 @@ from ddrl.distribution.schemes import (
     make_plan,
     measures_links,
 )
-from ddrl.distribution.simulator import Network, simulate
 
 
 def unequal_network(seed):

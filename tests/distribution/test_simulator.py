@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
-from ddrl.distribution import simulator as costs
+from ddrl.distribution import plan as costs
+from ddrl.distribution.plan import Network, simulate
 from ddrl.distribution.schemes import Situation, choose_best, make_plan
-from ddrl.distribution.simulator import Network, simulate
 from notebooks import cost_model
 
 RATE, MODEL = 1e6, 64 * 4000

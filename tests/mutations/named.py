@@ -321,7 +321,7 @@ _NAMED = {
             "            n_step=min(1, n_step),\n            burn_in=burn_in,\n            eviction=eviction.name",
         ),
     ),
-    "distribution/simulator.py": (
+    "distribution/plan.py": (
         (
             "cores cost nothing",
             "heapq.heappush(self.core_free, begin + seconds)",
