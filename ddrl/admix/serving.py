@@ -43,7 +43,7 @@ from ddrl.acting.policy_file import SavedPolicy, load_policy, load_trusted_polic
 from ddrl.admix import mixer as snapshot
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.environment import make_book
-from ddrl.admix.journal import Journal
+from ddrl.admix.journal import CHOICE, FOLDER, Journal, VersionChange, VersionInfo, Versions
 from ddrl.admix.logs import LogDay, arrow, open_log
 from ddrl.admix.mixer import (
     UNREADABLE,
@@ -64,7 +64,6 @@ from ddrl.admix.mixer import (
     try_in_child,
 )
 from ddrl.admix.settings import ServeConfig
-from ddrl.admix.versions import CHOICE, FOLDER, VersionChange, VersionInfo, Versions
 from ddrl.core.background import Guard, keep_streams
 from ddrl.core.errors import (
     CheckpointError,

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ddrl.acting.policy_file import SavedPolicy, load_policy, load_trusted_policy, save_policy
+from ddrl.admix.journal import CHOICE, FOLDER, Choice
 from ddrl.admix.mixer import version_of
 from ddrl.admix.serving import App, open_mixer
 from ddrl.admix.settings import ServeConfig
-from ddrl.admix.versions import CHOICE, FOLDER, Choice
 from ddrl.core.errors import RunDirError
 from tests.admix.material import afresh, env_config, request_of, save_run
 from tests.admix.test_app import ask
