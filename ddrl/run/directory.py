@@ -132,8 +132,7 @@ class RunLock:
         return self._found
 
     def check(self) -> str:
-        """Take the lock anew where its file was removed: "removed". "lost" where another process has it meanwhile; else
-        "held"."""
+        """Take the lock anew where its file was removed: "removed". Where that cannot be, why; else "held"."""
         assert self.descriptor is not None
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(NAME, dir_fd=self.folder, follow_symlinks=False)
@@ -143,10 +142,11 @@ class RunLock:
         try:
             fresh = _open_lock(self.folder, NAME)
             fcntl.flock(fresh, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if fresh >= 0:
-                os.close(fresh)
-            return "lost"
+        except OSError as error:
+            if fresh < 0:  # a link, a folder, a fifo
+                return f"what stands in its place cannot be locked ({error.strerror})"
+            os.close(fresh)
+            return "another process has taken it: the run directory is its"
         _sign(fresh)
         os.dup2(fresh, self.descriptor, inheritable=False)
         os.close(fresh)
@@ -260,8 +260,8 @@ class Disk:
             held = lock.check()
             if held == "removed":
                 self.notify(f"{where / NAME} was removed while the run holds it: it was taken anew")
-            elif held == "lost":
-                self.lost = f"{where / NAME} was removed, and another process has taken it: the run directory is its"
+            elif held != "held":
+                self.lost = f"{where / NAME} was removed, and {held}"
         if self.lost:
             self.notify(f"{self.lost}. TRAINING GOES ON IN MEMORY, NOTHING IS SAVED any more")
         return self.lost

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,17 @@ def test_what_another_process_has_taken_is_written_no_more(tmp_path: Path) -> No
     os.close(other)
     assert sorted(path.name for path in (tmp_path / "taken" / "checkpoints").iterdir()) == before
     assert not (tmp_path / "taken" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda lock: lock.symlink_to("run.json")])
+def test_what_is_no_lock_is_not_called_another_process_s(make: Callable[[Path], object], tmp_path: Path) -> None:
+    run = start(tmp_path / "odd")
+    go_on(run, 300)
+    (tmp_path / "odd" / "lock").unlink()
+    make(tmp_path / "odd" / "lock")
+    go_on(run, 300)
+    with pytest.raises(RunDirError, match="lock was removed, and what stands in its place cannot be locked"):
+        stop(run)
 
 
 def test_a_shared_lock_follows_the_directory(tmp_path: Path) -> None:
