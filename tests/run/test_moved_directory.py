@@ -98,12 +98,17 @@ def test_what_another_process_has_taken_is_written_no_more(tmp_path: Path) -> No
     assert not (tmp_path / "taken" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda lock: lock.symlink_to("run.json")])
-def test_what_is_no_lock_is_not_called_another_process_s(make: Callable[[Path], object], tmp_path: Path) -> None:
-    run = start(tmp_path / "odd")
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [("fifo", os.mkfifo), ("folder", Path.mkdir), ("link", lambda lock: lock.symlink_to("run.json"))],
+)
+def test_what_is_no_lock_is_not_called_another_process_s(
+    name: str, make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    run = start(tmp_path / name)
     go_on(run, 300)
-    (tmp_path / "odd" / "lock").unlink()
-    make(tmp_path / "odd" / "lock")
+    (tmp_path / name / "lock").unlink()
+    make(tmp_path / name / "lock")
     go_on(run, 300)
     with pytest.raises(RunDirError, match="lock was removed, and what stands in its place cannot be locked"):
         stop(run)
