@@ -4,7 +4,7 @@
                the keepers of other groups than the trainer's
     hosts      the same on --hosts hosts, emulated by network namespaces (root)
     kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
-    effective  env steps learned from a second, with kills over without, in turn
+    effective  env steps learned from a second, with kills over without, at the same time
     again      seconds from a kill to the next update of a trainer, and to the next step of a rollout
     solve      env steps of CartPole to 475, with kills over without, seed by seed
     cost       processor time of a run without deaths that can survive them, over one that cannot, in turn
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import resource
 import signal
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -251,26 +253,41 @@ def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequen
 
 
 def effective(options: argparse.Namespace) -> Any:
-    """Steps learned from a second, with kills and without, in turn."""
-    rates: dict[str, list[float]] = {"kills": [], "without": []}
+    """Steps learned from a second, with kills and without, at the same time, each side on a core of its own, which the
+    next pair swaps."""
+    pairs: list[dict[str, float]] = []
     deaths = 0
-    for turn in range(options.pairs_of_runs):
-        for side in sorted(rates, reverse=bool(turn % 2)):
-            with tempfile.TemporaryDirectory() as folder:
-                launcher = [sys.executable, "-m", "ddrl.run"]
-                with Job(launcher, Path(folder), *ENDLESS, "run.processes=3", seed=turn) as job:
-                    job.learns()
-                    begun = time.monotonic()
-                    before = job.counts()[0]
-                    job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
-                    seconds = time.monotonic() - begun
-                    deaths += job.killed.total()
-                    job.stop()
-                    steps = job.summary()["env_steps"]  # a trainer's own counter begins with its process
-                    rates[side].append((steps - before) / seconds)
-            print(f"{side}: {rates[side][-1]:.0f} steps/s", flush=True)
-    ratio = ratio_of_pairs(list(zip(rates["kills"], rates["without"], strict=True)))
-    return {"seconds": options.seconds, "every": options.every, "deaths": deaths, "rates": rates, "ratio": ratio}
+
+    def learn(side: str, core: int, seed: int) -> tuple[float, int]:
+        launcher = ["taskset", "-c", str(core), sys.executable, "-m", "ddrl.run"]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Job(launcher, Path(folder), *ENDLESS, "run.processes=3", seed=seed) as job,
+        ):
+            job.learns()
+            begun = time.monotonic()
+            before = job.counts()[0]
+            job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
+            seconds = time.monotonic() - begun
+            job.stop()
+            steps = job.summary()["env_steps"]  # a trainer's own counter begins with its process
+            return (steps - before) / seconds, job.killed.total()
+
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(options.pairs_of_runs):
+            there = cores[:: -1 if turn % 2 else 1]
+            sides = ("kills", "without")
+            at_once = {side: pool.submit(learn, side, core, turn) for side, core in zip(sides, there, strict=True)}
+            found = {side: each.result() for side, each in at_once.items()}
+            deaths += found["kills"][1]
+            pairs.append({side: rate for side, (rate, _) in found.items()})
+            print(
+                f"pair {turn}: {pairs[-1]['kills']:.0f} steps/s with kills, {pairs[-1]['without']:.0f} without",
+                flush=True,
+            )
+    ratio = ratio_of_pairs([(pair["kills"], pair["without"]) for pair in pairs])
+    return {"seconds": options.seconds, "every": options.every, "deaths": deaths, "pairs": pairs, "ratio": ratio}
 
 
 def again(options: argparse.Namespace) -> Any:
