@@ -82,6 +82,29 @@ def slow_cartpole(pause: float = 1e-3) -> gymnasium.Env[Any, Any]:
     return Slow(gymnasium.make("CartPole-v1"), pause)
 
 
+class Wide(gymnasium.Env[Any, Any]):
+    """Observations of 28 KB, so that replay is large after few steps."""
+
+    WIDTH = 7_168
+
+    def __init__(self) -> None:
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (self.WIDTH,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self._observations = np.random.default_rng(0).uniform(-1.0, 1.0, (64, self.WIDTH)).astype(np.float32)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode."""
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observations[0], {}
+
+    def step(self, action: Any) -> Any:
+        """One step of 200."""
+        self._steps += 1
+        return self._observations[self._steps % 64], 1.0, self._steps == 200, False, {}
+
+
 class Job:
     """A run that is killed process by process. Use as a context, which ends it."""
 
@@ -131,6 +154,21 @@ class Job:
                 raise SystemExit(f"the run has not begun: {Path(self._log.name).read_text()[-2000:]}")
             time.sleep(LOOK_PERIOD)
         self._moved_at = time.monotonic()
+
+    def await_checkpoint_of(self, rows: int) -> dict[str, float]:
+        """Wait for a checkpoint after so many steps: its bytes."""
+        if not rows:
+            return {}
+        deadline = time.monotonic() + START_LIMIT + rows / 100
+        while True:
+            steps = [int(path.name) for path in (self.path / "checkpoints").glob("[0-9]*")]
+            if steps and max(steps) >= rows:
+                break
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"no checkpoint of {rows:,} steps: {Path(self._log.name).read_text()[-2000:]}")
+            time.sleep(LOOK_PERIOD)
+        newest = self.path / "checkpoints" / f"{max(steps):012}"
+        return {"checkpoint_bytes": sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())}
 
     def torment(self, seconds: float, every: float, roles: Sequence[str], ways: Sequence[str]) -> None:
         """Kill processes for so long, or until the run ends; every 0: none."""
@@ -291,14 +329,19 @@ def effective(options: argparse.Namespace) -> Any:
 
 
 def again(options: argparse.Namespace) -> Any:
-    """Seconds from a kill to the next update of a trainer, and to the next step of a rollout, as their counters say."""
+    """Seconds from a kill to the next update of a trainer, and to the next step of a rollout, as their counters say;
+    with --gigabytes, once replay holds so much and a checkpoint has it."""
     seconds: dict[str, list[float]] = {"trainer": [], "rollout": []}
+    rows = round(options.gigabytes * 1e9 / (4 * Wide.WIDTH))
+    wide = ("env.id=benchmarks.run.deaths:Wide", f"replay.capacity={rows}", "replay.samples_per_insert=0.2")
+    wide += ("evaluation.period=0", f"run.checkpoint_seconds={options.checkpoint_seconds}")
     with tempfile.TemporaryDirectory() as folder:
         launcher = [sys.executable, "-m", "ddrl.run"]
-        with Job(launcher, Path(folder), *ENDLESS, "run.processes=2") as job:
+        with Job(launcher, Path(folder), *ENDLESS, "run.processes=2", *wide[: len(wide) if rows else 0]) as job:
             job.learns()
             job_id = json.loads((job.path / "run.json").read_text())["run_id"]
             channels = HostChannels.attach(job_id, 0, 0.0)
+            saved = job.await_checkpoint_of(rows)
             for turn in range(2 * options.pairs_of_runs):
                 role, column = (("trainer", "updates"), ("rollout", "env_steps"))[turn % 2]
                 victim = next(one for one in processes_of(job_id) if one.role == role)
@@ -311,12 +354,13 @@ def again(options: argparse.Namespace) -> Any:
                 while not row[column].value > before:
                     time.sleep(1e-3)
                 seconds[role].append(time.monotonic() - begun)
+                print(f"{role}: {seconds[role][-1]:.2f} s", flush=True)
                 time.sleep(options.every)
             channels.close()
             job.stop()
     medians = {f"{role}_median": statistics.median(found) for role, found in seconds.items()}
     print(medians, {f"{role}_most": max(found) for role, found in seconds.items()}, flush=True)
-    return {"every": options.every, "seconds": seconds, **medians}
+    return {"gigabytes": options.gigabytes, **saved, "every": options.every, "seconds": seconds, **medians}
 
 
 def solve(options: argparse.Namespace) -> Any:
@@ -392,6 +436,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=1e-3, help="of an environment's step in sessions [s]")
     parser.add_argument("--hosts", type=int, default=8, help="emulated ones (%(default)s)")
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
+    parser.add_argument("--gigabytes", type=float, default=0.0, help="that replay holds in part again (CartPole's)")
     parser.add_argument("--pairs-of-runs", type=int, default=3)
     run_parts(
         parser,
