@@ -15,9 +15,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import TextIO
 
-from ddrl.core.errors import DdrlError
+from ddrl.core.errors import DdrlError, shortage
 
 FIRST_PAUSE = 0.1  # [s] after a failure; it doubles with each further one
 LONGEST_PAUSE = 60.0  # [s]
@@ -123,7 +124,9 @@ class Stream(io.TextIOBase):
 
 def keep_streams(patience: float | None = PATIENCE) -> None:
     """Let nothing that this process prints fail it. `patience`: None for a command whose output is what is asked
-    for. Ends of children are heard, though who started this process ignores those of his: else all would be 0."""
+    for. Ends of children are heard, though who started this process ignores those of his: else all would be 0. What
+    ends it for want of memory is said in a line."""
+    sys.excepthook = _say_at_the_end
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -137,6 +140,13 @@ def keep_streams(patience: float | None = PATIENCE) -> None:
         if number:
             before: TextIO | None = getattr(sys, name)
             setattr(sys, name, Stream(number, getattr(before, "encoding", None) or "utf-8", patience))
+
+
+def _say_at_the_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if words := shortage(error):
+        print(f"ddrl: {words}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def checked_output(status: int) -> int:

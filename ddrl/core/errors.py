@@ -92,6 +92,20 @@ def user_frame(error: BaseException) -> str:
     return ""
 
 
+_NO_ROOM = ("failed to map segment", "cannot create shared object", "annot allocate memory", "bad_alloc")  # of imports
+
+
+def shortage(error: BaseException) -> str:
+    """Of an error for want of memory that left no code of the user's: what to do about it; "" for another one."""
+    unloaded = isinstance(error, ImportError) and any(words in str(error) for words in _NO_ROOM)
+    if not unloaded and (not isinstance(error, MemoryError) or user_frame(error)):
+        return ""
+    return (
+        "there is no memory left: give the process more (ulimit -v, the limit of its container), or set "
+        "replay.capacity and run.processes lower"
+    )
+
+
 def user_error(error: BaseException, before: str = "", after: str = "") -> str:
     """An exception that left the user's code in one line: type, first words, and where, between other words, as far as
     MAX_LINE letters hold."""

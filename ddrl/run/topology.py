@@ -27,7 +27,7 @@ from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
 from ddrl.core import plugins
 from ddrl.core.config import Config
-from ddrl.core.errors import ChannelError, ConfigError, DdrlError, user_error, user_frame
+from ddrl.core.errors import ChannelError, ConfigError, DdrlError, shortage, user_error, user_frame
 from ddrl.core.metrics import columns
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.rows import RowSchema, row_schema, transition_columns
@@ -172,6 +172,8 @@ def describe(error: BaseException, where: str) -> str:
     there; the traceback for anything else."""
     if isinstance(error, DdrlError):
         return f"{where}: {error}"
+    if words := shortage(error):
+        return f"{where}: {words}"
     if user_frame(error):
         return f"{where}: {user_error(error)}; --serial --traceback shows all of it"
     return f"{where} failed:\n{''.join(traceback.format_exception(error)).rstrip()}"

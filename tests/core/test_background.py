@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from ddrl.core.background import LONGEST_PAUSE, Guard, Stream
+from ddrl.run.topology import describe
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.reading import Run
-from tests.sources import ROOT
+from tests.sources import ROOT, environment
 from tests.waiting import PATIENCE
 
 
@@ -133,3 +134,31 @@ def test_what_a_command_says_is_written_in_the_letters_that_its_output_has_or_le
         assert "Traceback" not in done.stderr
         if not streams:
             assert "L\\xe4ufe" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "is_shortage"),
+    [
+        ("raise MemoryError", True),
+        ("raise ImportError('libtorch_cpu.so: failed to map segment from shared object')", True),
+        ("raise ImportError('no module of that name')", False),
+        ("import theirs", False),
+    ],
+)
+def test_a_command_that_ends_for_want_of_memory_says_so_in_a_line(code: str, is_shortage: bool, tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text("raise MemoryError\n")  # the user's own code, which is shown
+    start = "from ddrl.core.background import keep_streams\nkeep_streams()\n"
+    command = [sys.executable, "-c", start + code]
+    done = subprocess.run(
+        command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.returncode == 1
+    if is_shortage:
+        assert done.stderr.startswith("ddrl: there is no memory left: give the process more")
+        assert done.stderr.count("\n") == 1
+    else:
+        assert "Traceback" in done.stderr
+
+
+def test_a_process_of_a_run_that_fails_for_want_of_memory_says_so_in_a_line() -> None:
+    assert describe(MemoryError(), "the trainer").startswith("the trainer: there is no memory left: ")
