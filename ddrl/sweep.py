@@ -7,12 +7,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import select
 import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from ddrl.run.cli import parse
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.store import FILE_NAME
 
-POLL_PERIOD = 0.2  # [s] between looks at the runs
+LONGEST_WAIT = 10.0  # [s] for the end of a run: a signal that came just before a wait is acted on after it
 GRACE = 120.0  # [s] in which runs save after a stop
 
 
@@ -127,7 +129,7 @@ class Sweep:
         try:
             while self._waiting or self._running:
                 self._start_next()
-                time.sleep(POLL_PERIOD)
+                self._await_end(LONGEST_WAIT)
                 self._collect()
         except KeyboardInterrupt:
             return False
@@ -158,6 +160,19 @@ class Sweep:
             self._running.append((point, process))
             print(f"{point.path.name}: {'goes on' if '--resume' in command else 'begins'}", flush=True)
 
+    def _await_end(self, seconds: float) -> None:
+        """Sleep until a run under way has ended, `seconds` at the longest."""
+        with ExitStack() as stack:
+            ends = select.poll()
+            # One that has ended and has not been asked keeps its number, so it is no other process that is waited for.
+            unasked = [process.pid for _, process in self._running if process.returncode is None]
+            for pid in unasked:
+                descriptor = os.pidfd_open(pid)
+                stack.callback(os.close, descriptor)
+                ends.register(descriptor, select.POLLIN)
+            if unasked:
+                ends.poll(1000 * seconds)
+
     def _collect(self) -> None:
         for point, process in list(self._running):
             status = process.poll()
@@ -177,8 +192,8 @@ class Sweep:
             try:
                 for _, process in self._alive():
                     process.send_signal(signal.SIGINT)
-                while self._alive() and time.monotonic() < deadline:
-                    time.sleep(POLL_PERIOD)
+                while self._alive() and (left := deadline - time.monotonic()) > 0:
+                    self._await_end(min(left, LONGEST_WAIT))
                 for point, process in self._alive():
                     print(f"{point.path.name}: process {process.pid} still saves after {GRACE:g} s", flush=True)
                 return

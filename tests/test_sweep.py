@@ -3,6 +3,8 @@
 import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -121,6 +123,19 @@ def test_a_further_interrupt_reaches_the_runs_that_still_save(tmp_path):
     runs._running.append((sweep.Point(tmp_path, ()), Saving()))
     runs._stop()
     assert not runs._alive()
+
+
+def test_a_sweep_sleeps_until_a_run_ends(tmp_path):
+    runs = sweep.Sweep([], "cartpole", [], 1)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        runs._running.append((sweep.Point(tmp_path, ()), process))
+        ending = threading.Timer(0.1, process.stdin.close)
+        ending.start()
+        begin = time.monotonic()
+        runs._await_end(PATIENCE)
+        assert time.monotonic() - begin < PATIENCE
+        assert not runs._alive()
+        ending.join()
 
 
 def test_a_sweep_that_is_interrupted_goes_on_where_it_stopped(tmp_path):

@@ -113,7 +113,7 @@ CONTEXT_FEATURES = (
 
 _AVERAGE = 0.1  # rates of the averages
 _SLOW_AVERAGE = 0.03
-_USUAL = 0.3  # of stays
+_STAY_AVERAGE = 0.3  # share of the newest stay in the usual one
 
 
 class NodeState:
@@ -138,7 +138,7 @@ class NodeState:
         # slow; 0: none yet), the usual one by the clock, and how much stays differ from the last, and from the usual.
         self._age = np.zeros((2, *shape))
         self._stay = np.zeros((2, 2, *shape))
-        self._usual = np.zeros((2, *shape))
+        self._usual_stay = np.zeros((2, *shape))
         self._irregular = np.ones((2, 2, *shape))
         self._whole = np.zeros(shape, np.bool_)  # whether the stay in course began with a jump
         self._fall = np.zeros(shape)  # log of how many times slower the slow state is
@@ -195,13 +195,13 @@ class NodeState:
         for state, ended in enumerate((slower, faster)):
             whole = ended & self._whole
             known = whole & (self._stay[0, state] > 0)
-            expected = np.stack([self._stay[0, state], self._usual[state]])
+            expected = np.stack([self._stay[0, state], self._usual_stay[state]])
             off = self._age - expected
             share = np.minimum(np.abs(off) / np.maximum(expected, 1e-12), 1.0)
-            for clock, rate in enumerate((0.5, _USUAL)):
+            for clock, rate in enumerate((0.5, _STAY_AVERAGE)):
                 irregular = self._irregular[clock, state]
                 self._irregular[clock, state] += np.where(known, rate * (share[clock] - irregular), 0.0)
-            self._usual[state] += np.where(whole, np.where(known, _USUAL, 1.0) * off[1], 0.0)
+            self._usual_stay[state] += np.where(whole, np.where(known, _STAY_AVERAGE, 1.0) * off[1], 0.0)
             self._stay[:, state] = np.where(whole, self._age, self._stay[:, state])
         depth = np.abs(innovation)
         fresh = self._fall == 0
@@ -218,7 +218,7 @@ class NodeState:
         state = self._slow.astype(np.int64)[None, None]
         duration, stay = np.take_along_axis(self._stay, state, 1)[:, 0]
         other = np.take_along_axis(self._stay, 1 - state, 1)[0, 0]
-        usual = np.take_along_axis(self._usual, state[0], 0)[0]
+        usual = np.take_along_axis(self._usual_stay, state[0], 0)[0]
         irregular = np.take_along_axis(self._irregular, state, 1)[:, 0]
         age, seconds_old = self._age
         known = duration > 0

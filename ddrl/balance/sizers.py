@@ -353,7 +353,7 @@ class Choice(Sizer):
         self.state = NodeState(cluster, settings, settings.strength)
         self._weights = weights
         self._trust = trust
-        self._usual = np.zeros(cluster.total.shape)  # average seconds of an iteration by the filter's sizes
+        self._filter_time = np.zeros(cluster.total.shape)  # average seconds of an iteration by the filter's sizes
         self._earned = np.zeros((len(margins), *cluster.total.shape))
         self._sizes: Sizes | None = None  # the last ones of every candidate [R, ..., N]
 
@@ -377,8 +377,8 @@ class Choice(Sizer):
         alike = observation.seconds / (track.overhead + np.maximum(observation.sizes, 1) / track.speed)
         finish = np.where(observation.received, alike * (track.overhead + sizes / track.speed), 0.0)
         seconds = finish.max(-1)
-        self._usual += np.where(self._usual > 0, self._trust, 1.0) * (seconds[0] - self._usual)
-        reference = np.maximum(self._usual, 1e-12)
+        self._filter_time += np.where(self._filter_time > 0, self._trust, 1.0) * (seconds[0] - self._filter_time)
+        reference = np.maximum(self._filter_time, 1e-12)
         total = self.state.cluster.total.astype(np.float64)
         vectors = rewards(seconds, reference, finish, sizes, total, observation.noise_scale)
         gained = (vectors * self._weights).sum(-1)

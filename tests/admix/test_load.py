@@ -87,23 +87,31 @@ class _Stalling(BaseHTTPRequestHandler):
         number = json.loads(self.rfile.read(int(self.headers["content-length"])))["request_id"]
         if number == 20:
             time.sleep(STALL)
-        answer = b'{"request_id":%d,"version":"v"}' % number
+        self.answer(b'{"request_id":%d,"version":"v"}' % number)
+
+    def answer(self, body: bytes) -> None:
         self.send_response(200)
-        self.send_header("content-length", str(len(answer)))
+        self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing."""
 
 
-def test_a_stall_shows_in_every_request_that_was_due_while_it_lasted() -> None:
-    with HTTPServer(("127.0.0.1", 0), _Stalling) as server:
+@contextmanager
+def _answering(handler: type[_Stalling]) -> Iterator[str]:
+    """The address of a server that answers by `handler`."""
+    with HTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        rate = 300.0
-        generator = load.Generator(f"http://127.0.0.1:{server.server_port}", [b'{"request_id":0,"x":1}'], 1)
-        result = load.run(generator, 200, None, rate)
+        yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def test_a_stall_shows_in_every_request_that_was_due_while_it_lasted() -> None:
+    rate = 300.0
+    with _answering(_Stalling) as url:
+        result = load.run(load.Generator(url, [b'{"request_id":0,"x":1}'], 1), 200, None, rate)
     assert result.statuses == {200: 200}
     late = np.array(result.latencies) > STALL / 2
     # Of those due in the first half of the stall each waits for the other half; counted from when they were sent, one.
@@ -135,15 +143,10 @@ def test_a_server_of_another_kind_is_one_clear_error(
                 self.wfile.write(b"no HTTP\r\n\r\n")
                 self.close_connection = True
                 return
-            self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self.answer(answer)
 
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        assert load.main([f"http://127.0.0.1:{server.server_port}"]) == 1
-        server.shutdown()
+    with _answering(Other) as url:
+        assert load.main([url]) == 1
     words = capsys.readouterr().err
     assert error in words
     assert words.count("\n") == 1
@@ -154,16 +157,10 @@ def test_answers_of_another_kind_are_counted_as_wrong(answer: bytes) -> None:
     class Other(_Stalling):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.send_header("content-length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self.answer(answer)
 
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        generator = load.Generator(f"http://127.0.0.1:{server.server_port}", [b'{"request_id":0,"x":1}'], 1)
-        result = load.run(generator, 5, None, None)
-        server.shutdown()
+    with _answering(Other) as url:
+        result = load.run(load.Generator(url, [b'{"request_id":0,"x":1}'], 1), 5, None, None)
     assert (result.answered, result.wrong) == (5, 5)
 
 
