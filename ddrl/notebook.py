@@ -491,12 +491,16 @@ def watch(run: AnyRun, *, period: float = 1.0) -> Panel:
 @dataclass(frozen=True)
 class Group:
     """Runs that differ in their seed alone. `mean`: of the runs' last evaluations (without any: of their last training
-    returns); `half`: half of its 95 % interval by Student's distribution, NaN for one run."""
+    returns); `half`: half of its 95 % interval by Student's distribution, NaN for one run. `iqm`, `low`, `high`: their
+    interquartile mean and its 95 % bootstrap interval, as the curves have it."""
 
     label: str
     runs: tuple[str, ...]
     mean: float
     half: float
+    iqm: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -507,8 +511,12 @@ class Comparison:
     figure: Any
 
     def __str__(self) -> str:
-        rows = [(each.label, str(len(each.runs)), value_text(each.mean), value_text(each.half)) for each in self.groups]
-        return table_text([("settings", "runs", "return", "+-"), *rows])
+        names = ("mean", "half", "iqm", "low", "high")
+        rows = [
+            (each.label, str(len(each.runs)), *(value_text(getattr(each, name)) for name in names))
+            for each in self.groups
+        ]
+        return table_text([("settings", "runs", "return", "+-", "IQM", "from", "to"), *rows])
 
     def _ipython_display_(self) -> None:
         shown: Any = import_module("IPython.display")  # which has no types
@@ -517,12 +525,12 @@ class Comparison:
 
 
 def compare(runs: Sequence[AnyRun]) -> Comparison:
-    """Runs by the settings in which they differ: those that differ in their seed alone are one group, with the mean of
-    its runs and the mean's 95 % interval. Code of cells differs where its text does.
+    """Runs by the settings in which they differ: those that differ in their seed alone are one group, with the mean and
+    the interquartile mean of its runs and their 95 % intervals. Code of cells differs where its text does.
 
     ConfigError for no run or one named twice, RunDirError for what is no run."""
     from ddrl.core.trust import cells_digest
-    from ddrl.plots.runs import differing_labels, interval_of_mean, learning_curve
+    from ddrl.plots.runs import differing_labels, interquartile, interval_of_mean, learning_curve
 
     paths = [_path_of(run).absolute() for run in runs]
     if not paths or len(set(paths)) < len(paths):
@@ -547,9 +555,10 @@ def compare(runs: Sequence[AnyRun]) -> Comparison:
     groups: list[Group] = []
     for label in dict.fromkeys(labels.values()):
         members = tuple(name for name in names if labels[name] == label)
-        mean, half = interval_of_mean(np.array([last[name] for name in members]))
-        groups.append(Group(label, members, float(mean), float(half)))
-    figure = learning_curve(series, evaluations, labels=labels, interval=True)
+        returns = np.array([last[name] for name in members])
+        figures = (*interval_of_mean(returns), *interquartile(returns))
+        groups.append(Group(label, members, *map(float, figures)))
+    figure = learning_curve(series, evaluations, labels=labels)
     return Comparison(tuple(groups), figure)
 
 

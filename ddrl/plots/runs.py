@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 from html import escape
 from typing import Any
 
@@ -91,7 +92,8 @@ def headline(facts: Facts, max_env_steps: float) -> list[tuple[str, str, str]]:
 
 
 class _Curves:
-    """Curves of groups of runs on one figure. Runs of one label are one group, drawn as their mean and their range."""
+    """Curves of groups of runs on one figure. Runs of one label are one group, drawn as their interquartile mean and
+    its interval."""
 
     def __init__(
         self,
@@ -99,11 +101,8 @@ class _Curves:
         x: str,
         labels: Mapping[str, str] | None,
         smoothing: float,
-        *,
-        interval: bool = False,
     ) -> None:
         self.runs = runs
-        self._interval = interval
         self.x = x
         self.scale = 1.0
         self.x_name = _X_NAMES.get(x, x)
@@ -123,7 +122,7 @@ class _Curves:
             if len(lines) == 1:
                 add_line(figure, *lines[0], name, index)
             elif lines:
-                self.draw_group(figure, lines, f"{name} (mean of {len(lines)})", index)
+                self.draw_group(figure, lines, f"{name} (IQM of {len(lines)})", index)
 
     def _line(self, name: str, series: str) -> list[tuple[Floats, Floats]]:
         """The run's line (x, y) as a list; an empty one where it has reported nothing."""
@@ -142,19 +141,12 @@ class _Curves:
         *,
         dash: str = "",
     ) -> None:
-        """The mean of several lines (x, y) over the part of the axis that all have, and their range or the mean's
-        interval."""
+        """The interquartile mean of several lines (x, y) over the part of the axis that all have, and its interval."""
         begin = max(x[0] for x, _ in lines)
         end = min(x[-1] for x, _ in lines)
         grid = np.linspace(begin, max(begin, end), 200)
         values = np.array([np.interp(grid, x, y) for x, y in lines])
-        if self._interval:
-            mean, half = interval_of_mean(values)
-            low = mean - half
-            high = mean + half
-        else:
-            low = values.min(axis=0)
-            high = values.max(axis=0)
+        mean, low, high = interquartile(values)
         color = COLORS[index % len(COLORS)]
         figure.add_scatter(
             x=np.concatenate([grid, grid[::-1]]),
@@ -165,7 +157,7 @@ class _Curves:
             hoverinfo="skip",
             showlegend=False,
         )
-        add_line(figure, grid, values.mean(axis=0), name, index, dash=dash)
+        add_line(figure, grid, mean, name, index, dash=dash)
 
 
 # Student's 97.5 % quantile by degrees of freedom, from 1; further ones by its expansion (Cornish and Fisher, 1937).
@@ -202,23 +194,22 @@ def learning_curve(
     x: str = "env_steps",
     smoothing: float = 0.0,
     labels: Mapping[str, str] | None = None,
-    interval: bool = False,
 ) -> go.Figure:
     """Mean return of training episodes (lines) and of greedy evaluations (diamonds) of one run or several.
 
     `runs`: name -> Run.series() with return_mean and `x` (env_steps, updates or wall_seconds); `evaluations`: name ->
     Run.evaluations(). `labels`: what the legend says of each run (default its name); runs of one label are one group,
-    drawn as their mean and their range (`interval`: the mean's 95 % interval). `smoothing`: of an exponential mean, 0
-    (none) to 1."""
+    drawn as their interquartile mean (IQM) and its 95 % bootstrap interval: the mean and the range of two or three.
+    `smoothing`: of an exponential mean, 0 (none) to 1."""
     several = len(runs) > 1
-    curves = _Curves(runs, x, labels, smoothing, interval=interval)
+    curves = _Curves(runs, x, labels, smoothing)
     figure = new_figure("Return", curves.x_name, "return per episode", height=360)
     curves.draw(figure, "return_mean", "training")
     for index, (label, names) in enumerate(curves.groups.items()):
         tables = [table for name in names if len(table := (evaluations or {}).get(name, _NO_ROWS))]
         if len(tables) > 1:
             lines = [(table[x] * curves.scale, table["mean"]) for table in tables]
-            curves.draw_group(figure, lines, f"{label}: evaluation (mean of {len(lines)})", index, dash="dot")
+            curves.draw_group(figure, lines, f"{label}: evaluation (IQM of {len(lines)})", index, dash="dot")
             continue
         for table in tables:
             figure.add_scatter(
@@ -489,23 +480,39 @@ def folded_runs(facts: Mapping[str, Facts], labels: Mapping[str, str]) -> dict[s
 
 
 RESAMPLES = 2000  # of a bootstrap
+CURVE_RESAMPLES = 500  # of each point of a curve, which a page draws every second
 
 
-def interquartile(values: Array) -> tuple[float, float, float]:
-    """The mean of the middle half of `values` [runs], and its 95 % bootstrap interval (Agarwal et al. 2021), over those
-    that are numbers; NaN for none, and no interval for one."""
-    kept = values[np.isfinite(values)]
+def interquartile(values: Array) -> tuple[Any, Any, Any]:
+    """The mean of the middle half of `values` [runs, ...] over the runs, and the ends of its 95 % bootstrap interval
+    (Agarwal et al. 2021; the runs are of one task: one stratum), over the runs that are numbers, each value by itself;
+    NaN for none, and no interval for one."""
+    kept = np.sort(values[np.isfinite(values).reshape(len(values), -1).all(axis=1)], axis=0)
+    nothing = np.full(values.shape[1:], np.nan)[()]
     if not len(kept):
-        return math.nan, math.nan, math.nan
-    # A run counts with the part of its share of the ranks, [i / n, (i + 1) / n], that is in the middle half.
-    edges = np.clip(np.arange(len(kept) + 1) / len(kept), 0.25, 0.75)
-    weights = 2.0 * np.diff(edges)
-    mean = float(np.sort(kept) @ weights)
+        return nothing, nothing, nothing
+    mean = _middle(len(kept)) @ kept
     if len(kept) == 1:
-        return mean, math.nan, math.nan
-    drawn = np.random.default_rng(0).choice(kept, (RESAMPLES, len(kept)))
-    low, high = np.quantile(np.sort(drawn, axis=1) @ weights, (0.025, 0.975))
-    return mean, float(low), float(high)
+        return mean, nothing, nothing
+    samples = _resampled(len(kept))[: RESAMPLES if values.ndim == 1 else CURVE_RESAMPLES]
+    low, high = np.quantile(samples @ kept, (0.025, 0.975), axis=0)
+    return mean, low, high
+
+
+def _middle(runs: int) -> Floats:
+    """What each of so many sorted values counts in the mean of their middle half: the part of its share of the ranks,
+    [i / n, (i + 1) / n], that is in it."""
+    return 2.0 * np.diff(np.clip(np.arange(runs + 1) / runs, 0.25, 0.75))
+
+
+@lru_cache(maxsize=64)
+def _resampled(runs: int) -> Floats:
+    """The same [RESAMPLES, runs] for samples drawn from the values with replacement: which ranks are drawn does not
+    depend on the values, so one product resamples whole curves."""
+    ranks = np.sort(np.random.default_rng(0).integers(runs, size=(RESAMPLES, runs)), axis=1)
+    weights = np.zeros((RESAMPLES, runs))
+    np.add.at(weights, (np.arange(RESAMPLES)[:, None], ranks), _middle(runs))
+    return weights
 
 
 def matches(row: Sequence[object], words: str) -> bool:

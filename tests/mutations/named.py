@@ -559,8 +559,8 @@ _NAMED = {
         ),
         (
             "90 % intervals are called 95 %",
-            "low, high = np.quantile(np.sort(drawn, axis=1) @ weights, (0.025, 0.975))",
-            "low, high = np.quantile(np.sort(drawn, axis=1) @ weights, (0.05, 0.95))",
+            "low, high = np.quantile(samples @ kept, (0.025, 0.975), axis=0)",
+            "low, high = np.quantile(samples @ kept, (0.05, 0.95), axis=0)",
         ),
         ("smoothing begins at zero", "mean / (1 - smoothing ** (index + 1))", "mean"),
         (
@@ -568,7 +568,11 @@ _NAMED = {
             "np.interp(grid, x, y) for x, y in lines",
             "np.interp(np.linspace(0, 1, 200), np.linspace(0, 1, len(y)), y) for x, y in lines",
         ),
-        ("the range is that of one run", "high = values.max(axis=0)", "high = values[0]"),
+        (
+            "a curve of seeds is that of one run",
+            "mean, low, high = interquartile(values)",
+            "mean, low, high = interquartile(values[:1])",
+        ),
         (
             "memory in GiB is in GB",
             'processes.column("memory_bytes") / 2**30',

@@ -48,10 +48,11 @@ def test_seeds_are_one_group_with_mean_and_interval_and_other_settings_another(t
     band, mean, single = made.figure.data
     assert mean.x[-1] == single.x[-1] == 2000
     assert mean.y[-1] == pytest.approx(12.0)
-    assert max(band.y) == pytest.approx(12.0 + slow.half)
+    assert (slow.iqm, slow.low, slow.high) == pytest.approx((12.0, 10.0, 14.0))
+    assert (min(band.y[:200]), max(band.y)) == pytest.approx((0.0, 14.0))
     assert list(single.y) == [0.0, 7.0]
     words = str(made).splitlines()
-    assert words[1].split() == ["learner.lr=0.1", "3", "12.0", "5.0"]
+    assert words[1].split() == ["learner.lr=0.1", "3", "12.0", "5.0", "12.0", "10.0", "14.0"]
     made._ipython_display_()
     assert "learner.lr=0.1" in capsys.readouterr().out
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import threading
 import warnings
@@ -176,7 +177,7 @@ def test_the_learning_curve_shows_training_and_evaluations_of_each_run(small):
     assert [trace.name for trace in figure.data if trace.showlegend is not False] == ["a", "b"]
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_its_range(small):
+def test_runs_that_differ_in_their_seed_alone_are_one_curve_that_says_how_many_they_are(small):
     trees = [{"run": {"seed": seed}, "learner": {"lr": lr}} for seed, lr in ((1, 0.1), (2, 0.1), (3, 0.5))]
     labels = plots.differing_labels(dict(zip("abc", trees, strict=True)))
     assert labels == {"a": "learner.lr=0.1", "b": "learner.lr=0.1", "c": "learner.lr=0.5"}
@@ -185,10 +186,10 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_its_range(small
     other = Table({**small.series.columns, "loss": small.series["loss"] + 1.0}, 0)
     figure = plots.series_over({"a": small.series, "b": other, "c": other}, "loss", labels=labels)
     assert [trace.name for trace in figure.data if trace.showlegend is not False] == [
-        "learner.lr=0.1 (mean of 2)",
+        "learner.lr=0.1 (IQM of 2)",
         "learner.lr=0.5",
     ]
-    assert y_of(figure, "learner.lr=0.1 (mean of 2)")[-1] == pytest.approx(small.series["loss"][-1] + 0.5)
+    assert y_of(figure, "learner.lr=0.1 (IQM of 2)")[-1] == pytest.approx(small.series["loss"][-1] + 0.5)
 
 
 def test_one_diverged_run_does_not_flatten_the_others(small):
@@ -409,20 +410,38 @@ def table_of(**columns):
     return Table({name: np.array(values, float) for name, values in columns.items()}, 0)
 
 
-def test_evaluations_of_seeds_are_folded_by_their_place_on_the_axis_into_mean_and_range():
+def test_evaluations_of_seeds_are_folded_by_their_place_on_the_axis_into_mean_and_interval():
     curve = table_of(env_steps=[0, 20], return_mean=[0, 0])
     judged = {
         "a": table_of(env_steps=[0, 10, 20], mean=[0, 10, 20], std=[1, 1, 1]),
         "b": table_of(env_steps=[0, 20], mean=[10, 10], std=[1, 1]),  # another number of evaluations
     }
     figure = plots.learning_curve({"a": curve, "b": curve}, judged, labels=dict.fromkeys("ab", "seeds"))
-    name = "seeds: evaluation (mean of 2)"
+    name = "seeds: evaluation (IQM of 2)"
     line = next(trace for trace in figure.data if trace.name == name)
     assert np.interp([0, 10, 20], line.x, line.y) == pytest.approx([5, 10, 15])
-    edge = figure.data[[trace.name for trace in figure.data].index(name) - 1]  # its range is drawn below it
+    edge = figure.data[
+        [trace.name for trace in figure.data].index(name) - 1
+    ]  # its interval, of two their range, is drawn below it
     assert (min(edge.y), max(edge.y)) == (0, 20)
     alone = plots.learning_curve({"a": curve}, {"a": judged["a"]})
     assert y_of(alone, "evaluation").tolist() == [0, 10, 20]
+
+
+def test_training_and_evaluations_of_seeds_are_their_interquartile_mean_and_its_interval():
+    finals = [0.0, 1.0, 2.0, 100.0]
+    runs = {f"{seed}": table_of(env_steps=[0, 10], return_mean=[0, last]) for seed, last in enumerate(finals)}
+    judged = {name: table_of(env_steps=[0, 10], mean=run["return_mean"] * 2) for name, run in runs.items()}
+    figure = plots.learning_curve(runs, judged, labels=dict.fromkeys(runs, "seeds"))
+    # Of four sorted values the middle two count, so each sample's figure is the mean of its second and third.
+    samples = [np.mean(sorted(sample)[1:3]) for sample in itertools.product(finals, repeat=4)]
+    low, high = np.quantile(samples, (0.025, 0.975))
+    for times, names in enumerate(("seeds (IQM of 4)", "seeds: evaluation (IQM of 4)"), 1):
+        place = [trace.name for trace in figure.data].index(names)
+        assert figure.data[place].y[-1] == pytest.approx(1.5 * times)
+        band = figure.data[place - 1].y
+        assert (band[200], band[199]) == pytest.approx((low * times, high * times))
+        assert (band[0], band[-1]) == (0, 0)
 
 
 def test_the_heatmap_of_ages_names_each_row_by_its_rank(small):
@@ -677,7 +696,7 @@ def test_a_group_is_drawn_where_all_of_its_runs_were_in_the_unit_of_its_axis():
     }
     judged = {name: table_of(wall_seconds=run["wall_seconds"], mean=run["return_mean"]) for name, run in runs.items()}
     figure = plots.learning_curve(runs, judged, x="wall_seconds", labels=dict.fromkeys("ab", "seeds"))
-    for name in ("seeds (mean of 2)", "seeds: evaluation (mean of 2)"):
+    for name in ("seeds (IQM of 2)", "seeds: evaluation (IQM of 2)"):
         line = next(trace for trace in figure.data if trace.name == name)
         assert (line.x[0], line.x[-1]) == (5, 10)  # [min]
         assert (line.y[0], line.y[-1]) == pytest.approx((15, 45))

@@ -1,7 +1,6 @@
 """Overview: how well and how fast, for one run or several compared."""
 
 import shlex
-from collections import Counter
 
 import numpy as np
 import streamlit as st
@@ -13,8 +12,6 @@ from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
 from ddrl.telemetry.facts import facts_of
 from ddrl.telemetry.reading import Table
-
-INTERVAL_RUNS = 5  # of a group, from which on the mean's 95 % interval is drawn, and not the range
 
 
 def figures(runs: watch.Runs) -> None:
@@ -47,13 +44,15 @@ def charts(runs: watch.Runs) -> None:
     }
     evaluations = {name: run.evaluations(points=watch.POINTS // 4) for name, run in runs.items()}
     labels = plots.differing_labels({name: run.settings for name, run in runs.items()})
-    # Of two or three runs an interval is wider than the picture.
-    has_intervals = min(Counter(labels.values()).values(), default=0) >= INTERVAL_RUNS
     watch.chart(
         st,
-        plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels, interval=has_intervals),
+        plots.learning_curve(tables, evaluations, x=x, smoothing=smoothing, labels=labels),
         "return",
     )  # its legend is that of all charts below
+    if len(set(labels.values())) < len(labels):
+        st.caption(
+            "IQM: the interquartile mean of runs that differ in their seed alone; shade: its 95 % bootstrap interval."
+        )
     columns = st.columns(3)
     reported = [
         name for name in shown if any(np.isfinite(table[name]).any() for table in having(tables, name).values())
