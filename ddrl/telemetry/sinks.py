@@ -24,6 +24,7 @@ from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import RunDirError, plain_line
 from ddrl.core.files import opened, read_regular, write_atomically
 from ddrl.core.metrics import Metric, run_metrics
+from ddrl.core.roles import Role
 from ddrl.core.settings import config_to_toml
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import CauseWatch
@@ -260,6 +261,7 @@ def sink_names(telemetry: TelemetryConfig) -> list[str]:
 # -- TensorBoard -------------------------------------------------------------------------------------------------------
 
 
+BINS = 30  # of a histogram
 FLUSH_PERIOD = 2.0  # [s] between flushes, each of which waits for the disk
 _RETURNS = ("evaluation/return_mean", "run/return_mean")  # tags beside which settings are shown
 _NOT_LEARNED_WITH = ("telemetry", "run.dir")  # where alerts go is nobody else's matter
@@ -284,9 +286,24 @@ def hyperparameters(config: Config) -> dict[str, float | str]:
     return found
 
 
+def rollout_spread(before: Floats | None, table: Floats) -> dict[str, Floats]:
+    """What single rollouts have done between two tables of counters [processes, columns] (None: since their start), a
+    value for each that has done any: the mean return of the episodes that ended, and env steps."""
+    grown: Floats = np.nan_to_num(table)
+    if before is not None and before.shape == table.shape:
+        grown = grown - np.nan_to_num(before)
+    rollouts: Floats = grown[table[:, COLUMN["role"]] == ROLES.index(Role.ROLLOUT)]
+    steps: Floats = rollouts[:, COLUMN["env_steps"]]
+    episodes: Floats = rollouts[:, COLUMN["episodes"]]
+    returns: Floats = rollouts[:, COLUMN["return_sum"]]
+    ended = episodes > 0  # a restarted rollout counts anew: less than before
+    return {"return_mean": returns[ended] / episodes[ended], "env_steps": steps[steps > 0]}
+
+
 class TensorBoardFiles:
-    """Writes one event file of scalars; `tensorboard --logdir runs` finds it. Needs tensorboardX. `settings`: by their
-    full names, which TensorBoard shows beside the returns of each run.
+    """Writes one event file of scalars and, at each evaluation, of histograms over the rollouts; `tensorboard --logdir
+    runs` finds it. Needs tensorboardX. `settings`: by their full names, which TensorBoard shows beside the returns of
+    each run.
 
     A run that is resumed at `resumed_at` environment steps repeats what came after them: earlier files are cut there,
     and a SessionLog START makes a TensorBoard that has read them already forget them."""
@@ -316,6 +333,9 @@ class TensorBoardFiles:
             ) from None
         self._step = int(resumed_at or 0)
         self._flushed_at = -math.inf
+        self._histogram: Any = import_module("tensorboardX.summary").histogram
+        self._table = np.zeros((0, len(COLUMN)))  # the newest, and that of the evaluation before
+        self._judged: Floats | None = None
         if resumed_at is not None:
             start = self._events.SessionLog(status=self._events.SessionLog.START)
             # It forgets what has this step, too: the evaluation of the checkpoint stays.
@@ -327,29 +347,39 @@ class TensorBoardFiles:
 
     def record(self, record: Record) -> None:
         """Write every series that was reported."""
+        self._table = record.table
         steps = record.series["env_steps"]
         self._step = self._step if math.isnan(steps) else int(steps)
         values = {f"run/{name}": value for name, value in record.series.items() if math.isfinite(value)}
-        self._write(record.time, self._step, values)
+        self._write(self._event(record.time, self._step, values))
 
     def event(self, event: Event) -> None:
         """Events have no place among scalars."""
 
     def evaluation(self, evaluation: Evaluation) -> None:
-        """Write the mean return."""
-        self._write(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})
+        """Write the mean return, and how what the rollouts have done since the one before is spread over them."""
+        event = self._event(evaluation.time, int(evaluation.env_steps), {"evaluation/return_mean": evaluation.mean})
+        for name, values in rollout_spread(self._judged, self._table).items():
+            if np.isfinite(values).any():
+                histogram = self._histogram(f"rollouts/{name}", values[np.isfinite(values)], BINS)
+                event.summary.MergeFrom(histogram)
+        self._judged = self._table
+        self._write(event)
 
     def close(self) -> None:
         """Finish the file."""
         self._writer.close()
 
-    def _write(self, time: float, step: int, values: Mapping[str, float]) -> None:
+    def _event(self, time: float, step: int, values: Mapping[str, float]) -> Any:
         event = self._events.Event(wall_time=time, step=step)
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)
+        return event
+
+    def _write(self, event: Any) -> None:
         self._writer.write_event(event)
-        if time - self._flushed_at >= FLUSH_PERIOD:
-            self._flushed_at = time
+        if event.wall_time - self._flushed_at >= FLUSH_PERIOD:
+            self._flushed_at = event.wall_time
             self._writer.flush()
 
     def _cut(self, path: Path, steps: float) -> None:

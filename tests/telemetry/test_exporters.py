@@ -9,6 +9,7 @@ import urllib.request
 from types import SimpleNamespace
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -24,7 +25,7 @@ from ddrl.core.metrics import COLUMNS, run_metrics
 from ddrl.core.roles import Role
 from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, sinks
 from ddrl.telemetry.devices import process_use
-from ddrl.telemetry.series import SeriesWindow
+from ddrl.telemetry.series import COLUMN, SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage, SinkSetup, TensorBoardFiles
 from tests.dashboard.webdriver import free_port
 from tests.telemetry.feeding import Feed
@@ -71,9 +72,44 @@ def test_an_event_file_holds_every_reported_series_at_its_env_step(tmp_path):
     reported = {name: value for name, value in taken.series.items() if np.isfinite(value)}
     assert values == {f"run/{name}": np.float32(value) for name, value in reported.items()}
     assert evaluation.step == 5000
-    assert [(value.tag, value.simple_value) for value in evaluation.summary.value] == [
-        ("evaluation/return_mean", 321.0)
+    assert [value.tag for value in evaluation.summary.value if value.HasField("simple_value")] == [
+        "evaluation/return_mean"
     ]
+    assert evaluation.summary.value[0].simple_value == 321.0
+
+
+def test_an_evaluation_has_histograms_of_what_each_rollout_did_since_the_one_before(tmp_path):
+    files = TensorBoardFiles(tmp_path)
+    taken = record()
+    table = np.full_like(taken.table, np.nan)
+    table[:, COLUMN["role"]] = list(Role).index(Role.ROLLOUT)
+    table[0, COLUMN["role"]] = list(Role).index(Role.TRAINER)
+
+    def judge(*rows):
+        """Rows of the table: env steps, episodes, sum of returns."""
+        for place, row in enumerate(rows):
+            table[place, [COLUMN[name] for name in ("env_steps", "episodes", "return_sum")]] = row
+        files.record(msgspec.structs.replace(taken, table=table.copy()))
+        files.evaluation(Evaluation(1.0, 1.0, 5000.0, 1.0, 321.0, 1.0, 20))
+
+    files.evaluation(Evaluation(1.0, 1.0, 0.0, 1.0, 321.0, 1.0, 20))  # before any record
+    judge((9, 9, 9), (100, 2, 10.0), (50, 0, 0.0), (0, 0, 0.0), (NAN, NAN, NAN))
+    judge((99, 99, 99), (300, 6, 50.0), (60, 1, 7.0), (0, 0, 0.0), (8, 1, 2.0))
+    judge((99, 99, 99), (100, 1, 4.0), (60, 1, 7.0), (0, 0, 0.0), (8, 1, 2.0))  # the first was started again
+    files.close()
+    found = [
+        {value.tag: value.histo for value in event.summary.value if value.HasField("histo")}
+        for event in read_events(tmp_path / "tensorboard")
+        if any(value.tag == "evaluation/return_mean" for value in event.summary.value)
+    ]
+    spreads = [{tag: (histo.num, histo.min, histo.max, histo.sum) for tag, histo in one.items()} for one in found]
+    assert spreads == [
+        {},
+        {"rollouts/return_mean": (1, 5, 5, 5), "rollouts/env_steps": (2, 50, 100, 150)},
+        {"rollouts/return_mean": (3, 2, 10, 19), "rollouts/env_steps": (3, 8, 200, 218)},
+        {},
+    ]
+    assert sum(found[2]["rollouts/env_steps"].bucket) == 3
 
 
 @pytest.mark.parametrize("end", [b"", b"\x00" * 5, b"\xff" * 40])
