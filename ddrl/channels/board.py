@@ -33,7 +33,7 @@ WORSE_SINCE = 4  # evaluations since the best one
 TAKEN = 5  # rows taken from lanes before this job began
 LEFT = 6  # rows written before it that were never taken
 _SLOTS = ("wish", "plan")
-_SLOT_BYTES = 1 << 14  # a plan names a host for each one: up to five thousand
+_SLOT_BYTES = 1 << 16  # a plan has a host and two rates for each one: up to five thousand
 
 
 class Command(IntEnum):

@@ -8,6 +8,7 @@ such components, `st.plotly_chart` draws."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ function library() {
   return window.ddrlPlotly;
 }
 
-export default function ({ data, parentElement }) {
+export default function ({ data, parentElement, setTriggerValue }) {
   let place = parentElement.querySelector(".ddrl-chart");
   if (!place) {
     place = document.createElement("div");
@@ -59,7 +60,10 @@ export default function ({ data, parentElement }) {
   layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
   const name = layout.title.text.replace(/<[^>]*>/g, "").toLowerCase().replace(/[^a-z0-9]+/g, "-");
   const bar = { displaylogo: false, modeBarButtons: [["toImage"]], toImageButtonOptions: { filename: name, scale: 2 } };
-  library().then(Plotly => Plotly.react(place, figure.data, layout, bar));
+  place.open = id => setTriggerValue("opened", id);
+  library().then(Plotly => Plotly.react(place, figure.data, layout, bar)).then(() => {
+    place.listens ??= place.on("plotly_click", ({ points }) => points[0].id !== undefined && place.open(points[0].id));
+  });
   return () => {  // it has left the page
     place.observer.disconnect();
     setTimeout(() => window.Plotly?.purge(place), 1000);
@@ -71,13 +75,17 @@ _v2: Any = getattr(st.components, "v2", None)
 _draw: Any = _v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if _v2 else None
 
 
-def draw(place: Any, figure: Any, key: str) -> None:
-    """Draw a figure in `place` (st or a column); the same key redraws it there."""
+def draw(place: Any, figure: Any, key: str, open_point: Callable[[str], None] | None = None) -> None:
+    """Draw a figure in `place` (st or a column); the same key redraws it there. `open_point` is called with the id of a
+    point that is clicked (plotly's `ids`)."""
     data = json_of(figure)
+    listening = {}
+    if open_point is not None:
+        listening["on_opened_change"] = lambda: open_point(str(st.session_state[key].opened))
     if _draw is None:
         place.plotly_chart(json.loads(data), key=key, config={"displayModeBar": False})
     elif place is st:
-        _draw(key=key, data=data.encode())
+        _draw(key=key, data=data.encode(), **listening)
     else:
         with place:
-            _draw(key=key, data=data.encode())
+            _draw(key=key, data=data.encode(), **listening)

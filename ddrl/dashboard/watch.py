@@ -18,15 +18,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import plotly.io
 import streamlit as st
 
 from ddrl import plots
 from ddrl.core.errors import DdrlError, plain_line, shortened
+from ddrl.core.specs import Array
 from ddrl.dashboard import drawing
 from ddrl.telemetry import Run, causes_of, facts, find_runs, run_status
 from ddrl.telemetry.directory import NOTES_FILE, read_settings
 from ddrl.telemetry.facts import Facts
+from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.sinks import duration_text
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
@@ -136,6 +139,7 @@ def read_address() -> None:
         kept["smoothing"] = min(max(float(query["smoothing"]), 0.0), 0.99)
     kept["log"] = query.get("log") == "1"
     table().update(filter=query.get("filter", ""), fold=query.get("fold") == "1", hidden=query.get("hidden") == "1")
+    table()["host"] = query.get("host", "")
 
 
 def curves() -> dict[str, Any]:
@@ -144,8 +148,8 @@ def curves() -> dict[str, Any]:
 
 
 def table() -> dict[str, Any]:
-    """What the table of all runs shows: filter, fold, hidden."""
-    return st.session_state.setdefault("table", {"filter": "", "fold": False, "hidden": False})
+    """What the table of all runs shows (filter, fold, hidden), and which host of the map is open."""
+    return st.session_state.setdefault("table", {"filter": "", "fold": False, "hidden": False, "host": ""})
 
 
 def write_address() -> None:
@@ -266,10 +270,10 @@ def live(render: Callable[[Runs], None], *, period: float = PERIOD) -> None:
     st.fragment(body, run_every=period if running else None)()
 
 
-def chart(place: Any, figure: Any, key: str) -> None:
+def chart(place: Any, figure: Any, key: str, open_point: Callable[[str], None] | None = None) -> None:
     """Draw a figure in `place`; the same key redraws it in place when new data comes. Its title is what a screen reader
-    says."""
-    drawing.draw(place, plots.fit_legend(figure), key)
+    says. `open_point`: as for `drawing.draw`."""
+    drawing.draw(place, plots.fit_legend(figure), key, open_point)
 
 
 def literal(text: str) -> str:
@@ -330,6 +334,22 @@ def machines_of(run: Run) -> list[str]:
     """The names of the machines by host, where a run has several, and is of this version."""
     begun = run.events(kinds=["start"], newest=1)["fields"]
     return [str(name) for name in begun[-1].get("machines", [])] if len(begun) else []
+
+
+def judged_at(run: Run, processes: Processes) -> float:
+    """When ranks are judged [Unix s]: no rank of a run that is over is late at its last record."""
+    return time.time() if run.status.is_active else float(processes.time[-1]) if len(processes) else 0.0
+
+
+def ranks_of(run: Run, processes: Processes) -> dict[str, Array]:
+    """The table of ranks; of a run that is over they have reported, or have ended it."""
+    status = run.status
+    over = status.state == "failed"  # where a rank may be started again, only the one that ended the run has failed
+    failed = plots.failed_ranks([status.reason]) if over else set[int]()
+    table = plots.rank_table(processes, judged_at(run, processes), failed, machines_of(run))
+    if not status.is_active:
+        table["health"] = np.where(table["health"] == "alive", "reported", table["health"])
+    return table
 
 
 def welcome() -> None:

@@ -138,7 +138,8 @@ class SchemeWish(msgspec.Struct, tag="scheme_wish"):
 class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     """Root relay to trainer, in a slot of their board: the plan by which models are sent. `shards`: hosts that the root
     itself sends to; `chunk_bytes`: of the largest piece; `bound_seconds`: by the measured links (None: not
-    measured); `sources`: of hosts 1 to n, the host that sends it the most of a model."""
+    measured); `sources`: of hosts 1 to n, the host that sends it the most of a model; `up`, `down`: measured rates
+    [kB/s] of every host, the root's first; empty where they were not measured."""
 
     epoch: int
     scheme: str
@@ -146,6 +147,8 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     sources: list[int]
     chunk_bytes: int
     bound_seconds: float | None
+    up: list[int] = []
+    down: list[int] = []
 
 
 Down = State | NewPlan | Measure | Orders | Goodbye  # root to relay

@@ -216,13 +216,16 @@ class ModelSender(Models):
         plan = self._build(choice.scheme, choice.parameters, self._in_flight, None)
         sent = np.zeros((plan.hosts + 1, plan.hosts + 1), np.int64)  # [source, target], bytes a model
         np.add.at(sent, (plan.source, plan.target), plan.payload())
+        links = self.links if self.hosts else None
         self.in_force = PlanInForce(
             epoch=self._epoch,
             scheme=plan.scheme,
             shards=int(np.count_nonzero(sent[0])),
             sources=sent.argmax(axis=0)[1:].tolist(),
             chunk_bytes=int(plan.payload().max(initial=0)),
-            bound_seconds=self.links.network().bound(plan.nbytes) if self.links is not None and self.hosts else None,
+            bound_seconds=links.network().bound(plan.nbytes) if links is not None else None,
+            up=[round(rate / 1e3) for rate in links.up] if links is not None else [],
+            down=[round(rate / 1e3) for rate in links.down] if links is not None else [],
         )
 
     def change(self, scheme: str) -> None:

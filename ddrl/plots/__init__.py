@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.plots.distribution import (
+    FULL_LINK,
     bytes_against_bound,
     cluster_map,
     host_table,
+    host_words,
     relay_bandwidth,
     seal_times,
     version_age_heatmap,
@@ -47,6 +49,7 @@ from ddrl.plots.runs import (
 )
 
 __all__ = [
+    "FULL_LINK",
     "bytes_against_bound",
     "cluster_map",
     "cpu_by_role",
@@ -58,6 +61,7 @@ __all__ = [
     "headline",
     "heartbeat_ages",
     "host_table",
+    "host_words",
     "fit_legend",
     "interquartile",
     "learning_curve",

@@ -3,7 +3,7 @@ seconds against their bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -61,12 +61,17 @@ def relay_bandwidth(processes: Processes, direction: str = "sent") -> go.Figure:
     return figure.update_layout(yaxis=_whole_numbers(len(hosts)))
 
 
-def host_table(processes: Processes) -> dict[str, Floats]:
-    """One row a host at the newest moment, the trainer's first: MB/s over MPI (both directions), versions behind the
-    trainer's newest, rollouts, their steps a second, and the mean share of their time at full lanes. NaN: not known."""
+def host_table(processes: Processes, up: Sequence[float] = (), down: Sequence[float] = ()) -> dict[str, Floats]:
+    """One row a host at the newest moment, the trainer's first: MB/s over MPI out of it and into it, the rates measured
+    of its link both ways (`up`, `down` [kB/s], of all hosts: the plan's event has them), the greater share of them in
+    use, versions behind the trainer's newest, rollouts, their steps a second, and the mean share of their time at full
+    lanes. NaN: not known."""
     hosts = processes.column("host")
     role = processes.column("role")
-    names = ("host", "MB/s", "versions behind", "rollouts", "steps/s", "waiting")
+    names = (
+        *("host", "MB/s out", "MB/s in", "measured out", "measured in", "link in use"),
+        *("versions behind", "rollouts", "steps/s", "waiting"),
+    )
     if len(processes) < 2:
         return {name: np.zeros(0) for name in names}
     newest = np.nan_to_num(hosts[-1])
@@ -78,21 +83,28 @@ def host_table(processes: Processes) -> dict[str, Floats]:
         name: rates(processes.column(name), processes.wall_seconds, over=_TABLE_SECONDS)[-1]
         for name in ("bytes_sent", "bytes_received", "env_steps", "wait_seconds")
     }
-    moved = (grown["bytes_sent"] + grown["bytes_received"]) / 1e6
     published = float(version[trainer][0]) if trainer.any() else np.nan
     trainers = float(newest[trainer][0]) if trainer.any() else 0.0
     found = np.unique(newest[np.isfinite(role[-1])])
     rows: list[tuple[float, ...]] = []
-    for host in sorted(found, key=lambda host: (host != trainers, host)):
+    measured = np.full((2, len(found)), np.nan)
+    if len(up) == len(down) == len(found):  # else hosts have left since the plan was made
+        measured = np.array([up, down]) / 1e3
+    for place, host in enumerate(sorted(found, key=lambda host: (host != trainers, host))):
         here = newest == host
         relay = np.flatnonzero(here & is_relay)
         rollouts = here & is_rollout
         waiting = grown["wait_seconds"][rollouts]
         behind = published - version[relay[0]] if relay.size else np.nan
+        moved = np.full(2, np.nan)
+        if relay.size:
+            moved = np.array([grown["bytes_sent"][relay[0]], grown["bytes_received"][relay[0]]]) / 1e6
         rows.append(
             (
                 float(host),
-                float(moved[relay[0]]) if relay.size else np.nan,
+                *moved.tolist(),
+                *measured[:, place].tolist(),
+                float((moved / measured[:, place]).max()),
                 0.0 if host == trainers else max(float(behind), 0.0),
                 float(rollouts.sum()),
                 float(np.nansum(grown["env_steps"][rollouts])),
@@ -106,12 +118,36 @@ NAMED_HOSTS = 40  # on a ring; beyond, hosts fill a disk, and are named where th
 GOLDEN_ANGLE = np.pi * (3 - 5**0.5)
 
 
-def cluster_map(processes: Processes, sources: Sequence[int] = (), machines: Sequence[str] = ()) -> go.Figure:
+def host_words(table: Mapping[str, Floats], machines: Sequence[str] = ()) -> list[str]:
+    """What each host of a `host_table` is and does, in two lines; `machines`: names, by host."""
+    machine_of = dict(enumerate(machines))
+    words: list[str] = []
+    for place, row in enumerate(zip(*table.values(), strict=True)):
+        host, out, into, most_out, most_in, in_use, behind, rollouts, steps, wait = row
+        machine = f" on {machine_of[host]}" if host in machine_of else ""
+        name = f"host {host:.0f}{machine}{'' if place else ' (trainer)'}"
+        links = f"{out:.3g} MB/s out, {into:.3g} in (its link was not measured)"
+        if not np.isnan(most_out):
+            links = f"{out:.3g} of {most_out:.3g} MB/s out, {into:.3g} of {most_in:.3g} in ({in_use:.0%} of its link)"
+        words.append(
+            f"{name}: {links}, {behind:.0f} versions behind\n"
+            f"{rollouts:.0f} rollouts, {steps:.0f} steps/s, {wait:.0%} of their time at full lanes"
+        )
+    return words
+
+
+def cluster_map(
+    processes: Processes,
+    sources: Sequence[int] = (),
+    machines: Sequence[str] = (),
+    up: Sequence[float] = (),
+    down: Sequence[float] = (),
+) -> go.Figure:
     """The trainer's host in the middle and every other one around it: a line from the host that sends it models
     (`sources`, of hosts 1 to n; the trainer's where that is not known) is as wide as its relay's MB/s beside the
-    most of all, a host's colour says how many versions it is behind, a ring around it that its rollouts wait.
-    `machines`: names, by host."""
-    table = host_table(processes)
+    most of all, and red where that is near the rate measured of its link (`up`, `down`: as for `host_table`). A host's
+    colour says how many versions it is behind, a ring around it that its rollouts wait. `machines`: names, by host."""
+    table = host_table(processes, up, down)
     figure = new_figure("Hosts: MB/s, versions behind, who waits", "", "", height=460, legend=False)
     count = len(table["host"])
     if count < 2:
@@ -125,28 +161,21 @@ def cluster_map(processes: Processes, sources: Sequence[int] = (), machines: Seq
         radius = np.sqrt((others + 20.0) / (count + 20.0))
     x = np.concatenate([[0.0], radius * np.sin(angle)])
     y = np.concatenate([[0.0], radius * np.cos(angle)])
-    moved = np.nan_to_num(table["MB/s"])
+    moved = np.nan_to_num(table["MB/s out"] + table["MB/s in"])
     width = np.ceil(5 * moved / max(float(moved[1:].max()), 1e-9)).clip(1, 5)
-    place_of = {host: place for place, host in enumerate(table["host"])}
-    known = len(sources) == count - 1  # else hosts have left since the plan was made
-    begin = [place_of.get(sources[int(host) - 1], 0) if host and known else 0 for host in table["host"]]
-    for wide in np.unique(width[1:]):  # a trace has one width
-        ends = [(x[begin[place]], x[place], None) for place in np.flatnonzero(width == wide) if place]
-        tops = [(y[begin[place]], y[place], None) for place in np.flatnonzero(width == wide) if place]
-        line = {"color": "rgba(128,128,128,0.5)", "width": float(wide) if count <= NAMED_HOSTS else 0.2 * wide}
-        flat_x = [value for end in ends for value in end]
-        flat_y = [value for top in tops for value in top]
+    is_full = table["link in use"] > FULL_LINK
+    begin = [0, *(sources if len(sources) == count - 1 else others * 0)]  # hosts may have left since the plan was made
+    for wide, full in sorted(set(zip(width[1:], is_full[1:], strict=True))):  # a trace has one width and one colour
+        places = 1 + np.flatnonzero((width[1:] == wide) & (is_full[1:] == full))
+        color = COLORS[5] if full else "rgba(128,128,128,0.5)"
+        line = {"color": color, "width": float(wide) if count <= NAMED_HOSTS else 0.2 * wide}
+        flat_x = [value for place in places for value in (x[begin[place]], x[place], None)]
+        flat_y = [value for place in places for value in (y[begin[place]], y[place], None)]
         figure.add_scatter(x=flat_x, y=flat_y, mode="lines", line=line, hoverinfo="skip")
     waiting = np.nan_to_num(table["waiting"])
-    machine_of = dict(enumerate(machines))
-    hosts = [f"host {host:.0f}{f' on {machine_of[host]}' if host in machine_of else ''}" for host in table["host"]]
-    words = [
-        f"{hosts[place]}{' (trainer)' if not place else ''}: {rate:.3g} MB/s, {behind:.0f} versions behind<br>"
-        f"{rollouts:.0f} rollouts, {steps:.0f} steps/s, {wait:.0%} of their time at full lanes"
-        for place, (_, rate, behind, rollouts, steps, wait) in enumerate(zip(*table.values(), strict=True))
-    ]
     names = ["trainer", *[""] * (count - 1)]
     if count <= NAMED_HOSTS:
+        machine_of = dict(enumerate(machines))
         names = [f"{host:.0f} {machine_of.get(host, '').partition('.')[0][:16]}".rstrip() for host in table["host"]]
     behind = np.nan_to_num(table["versions behind"])
     figure.add_scatter(
@@ -155,7 +184,8 @@ def cluster_map(processes: Processes, sources: Sequence[int] = (), machines: Seq
         mode="markers+text",
         text=names,
         textposition="top center",
-        hovertext=words,
+        ids=[f"{host:.0f}" for host in table["host"]],  # a click on one opens it
+        hovertext=[text.replace("\n", "<br>") for text in host_words(table, machines)],
         hoverinfo="text",
         marker={
             "size": np.where(np.arange(count) == 0, 24, 16 if count <= NAMED_HOSTS else 10),
@@ -172,6 +202,7 @@ def cluster_map(processes: Processes, sources: Sequence[int] = (), machines: Seq
 
 
 WAITING = 0.1  # share of their time at full lanes from which rollouts are said to wait
+FULL_LINK = 0.8  # share of its measured rate from which a link is drawn as full
 
 
 def version_age_heatmap(processes: Processes) -> go.Figure:

@@ -294,6 +294,8 @@ class PlanWatch:
             scheme=plan.scheme,
             shards=plan.shards,
             sources=plan.sources,
+            up=plan.up,
+            down=plan.down,
             chunk_bytes=plan.chunk_bytes,
             nbytes=self._nbytes,
             hosts=self._hosts,

@@ -87,4 +87,4 @@ def test_a_slot_gives_each_message_once_and_never_a_torn_one(name):
     board.wish._data[0] ^= 1  # as a reader sees it while it is written
     assert other.wish.read(number) is None
     with pytest.raises(ValueError, match="does not fit"):
-        board.plan.write(bytes(1 << 14))
+        board.plan.write(bytes(1 << 16))

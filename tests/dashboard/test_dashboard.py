@@ -180,6 +180,33 @@ def test_a_comparison_stays_when_a_new_run_starts_and_stands_in_the_address(tmp_
             assert "run=alpha&run=beta&x=updates&smoothing=0.5" in address
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_click_on_the_map_opens_a_host_which_stands_in_the_address(tmp_path, dashboard, browser, ended):
+    with contextlib.ExitStack() as stack:
+        run = stack.enter_context(LiveRun(tmp_path / "runs" / "alpha"))
+        with ddrl.Run(run.path) as tables:
+            wait_until(lambda: tables.cursor > 3, "records")
+        if ended:
+            stack.close()
+        browser.open(dashboard)
+        browser.wait_for("alpha", "ended" if ended else "running")
+        go_to(browser, "Distribution")
+        browser.wait_for("versions behind", "Open host")
+        point = ".js-plotly-plot .scatterlayer .points path"
+        wait_until(lambda: len(browser.find(point)) == 3, "three hosts")
+        assert "rollouts, " not in browser.text
+        browser.click_at(browser.find(point)[2])
+        browser.wait_for("host 2: ", "its link was not measured", "3 rollouts, ")
+        browser.wait_for("Version age of every rollout")
+        assert "cannot be drawn" not in browser.text
+        wait_until(lambda: "host=2" in browser.run("return location.search"), "the host in the address")
+        browser.open(dashboard + browser.run("return location.search"))
+        browser.wait_for("Return")
+        go_to(browser, "Distribution")
+        browser.wait_for("host 2: ", "3 rollouts, ")
+        wait_until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the ranks of the host")
+
+
 def test_a_run_that_was_paused_and_then_failed_says_so(tmp_path, dashboard, browser):
     with LiveRun(tmp_path / "runs" / "alpha") as run:
         browser.open(dashboard)

@@ -131,7 +131,8 @@ def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashb
         wait_until(
             lambda: shown(browser).get("Environment steps", [""])[0] == count_text(held), "the steps of a paused run"
         )
-        assert shown(browser)["Time"][1] == "paused"
+        # The record may have been drawn while the run was not called paused yet.
+        wait_until(lambda: shown(browser).get("Time", ["", ""])[1] == "paused", "the time of a paused run")
         with run.attach() as control:
             control.resume()
         browser.wait_for("running", "Time left")

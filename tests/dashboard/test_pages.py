@@ -22,7 +22,7 @@ from ddrl.dashboard import drawing
 app, runs = sys.argv[1:]
 sys.argv = [app, runs]
 drawn = {}
-drawing.draw = lambda place, figure, key: drawn.update({key: figure})
+drawing.draw = lambda place, figure, key, open_point: drawn.update({key: figure})
 
 def page(name):
     drawn.clear()

@@ -165,6 +165,12 @@ class Browser:
         """Click an element."""
         self._call("POST", f"/element/{element}/click")
 
+    def click_at(self, element: str) -> None:
+        """Click where an element is, whatever lies above it there (a chart's own layer)."""
+        move = {"type": "pointerMove", "origin": {ELEMENT: element}, "x": 0, "y": 0, "duration": 0}
+        actions = [move, {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
+        self._call("POST", "/actions", {"actions": [{"type": "pointer", "id": "mouse", "actions": actions}]})
+
     def press(self, keys: str) -> None:
         """Type keys as a user at the keyboard would."""
         self._call(

@@ -202,6 +202,8 @@ def replanned():
         wrong=wrong,
         problems=host.problems(),
         sealed=host.counters.row(0)["versions_sealed"].value,
+        measured=[host.relay.models.links.up, host.relay.models.links.down],
+        said=[host.relay.models.in_force.up, host.relay.models.in_force.down] if RANK == 0 else [],
     )
 
 

@@ -99,6 +99,7 @@ def test_models_that_look_slow_make_the_relays_measure_and_plan_anew_and_nothing
         assert host["problems"] == []
         assert host["wrong"] == 0
     assert all(host["seen"][-1] == 9 for host in others)
+    assert root["said"] == [[round(rate / 1e3) for rate in rates] for rates in root["measured"]]  # in kB/s
     # Two may have been cut off: the newest leaves again, what is older than it does not.
     assert all(8 <= host["sealed"] <= 11 for host in others)
 

@@ -9,6 +9,7 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
+from ddrl.plots.frame import COLORS
 from ddrl.telemetry.reading import Processes
 
 PROCESSES = [  # role, host, policy_version, bytes_sent, bytes_received, env_steps, wait_seconds: a second
@@ -36,11 +37,27 @@ def moments():
 def test_a_host_has_its_relays_rate_its_versions_behind_and_what_its_rollouts_do():
     table = plots.host_table(moments())
     assert table["host"].tolist() == [0, 1]
-    assert table["MB/s"].tolist() == pytest.approx([5.0, 2.5])
+    assert table["MB/s out"].tolist() == pytest.approx([4.0, 0.5])
+    assert table["MB/s in"].tolist() == pytest.approx([1.0, 2.0])
+    assert np.isnan([table[name] for name in ("measured out", "measured in", "link in use")]).all()
     assert table["versions behind"].tolist() == [0, 2]
     assert table["rollouts"].tolist() == [1, 2]
     assert table["steps/s"].tolist() == pytest.approx([100, 80])
     assert table["waiting"].tolist() == pytest.approx([0.0, 0.3])
+
+
+def test_a_links_rates_stand_beside_those_measured_and_a_full_one_is_red():
+    up = [5000, 1000]  # kB/s, of hosts 0 and 1
+    down = [10_000, 2400]
+    table = plots.host_table(moments(), up, down)
+    assert table["measured out"].tolist() == [5.0, 1.0]
+    assert table["measured in"].tolist() == [10.0, 2.4]
+    assert table["link in use"].tolist() == pytest.approx([4 / 5, 2 / 2.4])
+    assert plots.host_words(table)[1].startswith("host 1: 0.5 of 1 MB/s out, 2 of 2.4 in (83% of its link), 2 versions")
+    unmeasured = plots.host_words(plots.host_table(moments(), up[:1], down[:1]))  # a plan of fewer hosts
+    assert unmeasured[0].startswith("host 0 (trainer): 4 MB/s out, 1 in (its link was not measured), 0 versions")
+    colors = [plots.cluster_map(moments(), [0], (), up, [10_000, most]).data[0].line.color for most in (2400, 2600)]
+    assert colors == [COLORS[5], "rgba(128,128,128,0.5)"]  # 0.83 and 0.77 in use
 
 
 def test_the_map_draws_every_host_with_its_numbers_its_colour_and_a_rim_where_rollouts_wait():
@@ -48,7 +65,8 @@ def test_the_map_draws_every_host_with_its_numbers_its_colour_and_a_rim_where_ro
     hosts = figure.data[-1]
     assert list(hosts.text) == ["0", "1"]
     assert (hosts.x[0], hosts.y[0]) == (0.0, 0.0)
-    assert "host 1: 2.5 MB/s, 2 versions behind" in hosts.hovertext[1]
+    assert list(hosts.ids) == ["0", "1"]  # which a click opens
+    assert "2 in (its link was not measured), 2 versions behind<br>" in hosts.hovertext[1]
     assert "2 rollouts, 80 steps/s, 30% of their time" in hosts.hovertext[1]
     assert list(hosts.marker.color) == [0, 2]
     assert list(hosts.marker.line.width) == [0, 3]

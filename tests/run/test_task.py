@@ -218,7 +218,8 @@ def test_the_plan_in_force_is_said_once_with_its_units() -> None:
     channels: Any = SimpleNamespace(board=Board.create(None))
     said: list[tuple[str, str, dict[str, Any]]] = []
     watch = PlanWatch(topology, channels, 400_000, lambda kind, text, **fields: said.append((kind, text, fields)))
-    channels.board.plan.write(PLANS.encode(PlanInForce(1, "tree", 2, [0, 0, 1], 65_500, 0.012)).tobytes())
+    plan = PlanInForce(1, "tree", 2, [0, 0, 1], 65_500, 0.012, [9] * 4, [8] * 4)
+    channels.board.plan.write(PLANS.encode(plan).tobytes())
     watch.look(0.0)
     watch.look(1.0)
     ((kind, text, fields),) = said
@@ -228,3 +229,4 @@ def test_the_plan_in_force_is_said_once_with_its_units() -> None:
         "bound 12 ms by the links measured"
     )
     assert (fields["sources"], fields["hosts"], fields["bound_seconds"]) == ([0, 0, 1], 3, 0.012)
+    assert (fields["up"], fields["down"]) == ([9] * 4, [8] * 4)

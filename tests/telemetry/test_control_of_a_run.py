@@ -117,6 +117,7 @@ def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(
             fields = tables.events(kinds=["plan"])["fields"]
             assert [plan["shards"] for plan in fields] == [3, 1, 3]
             assert [plan["sources"] for plan in fields[:2]] == [[0, 0, 0], [0, 1, 2]]
+            assert [plan["up"] + plan["down"] for plan in fields] == [[]] * 3  # these schemes measure no links
             assert started.summary["checksum_failures"] == 0
     finally:
         started.stop()

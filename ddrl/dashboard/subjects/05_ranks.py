@@ -1,7 +1,5 @@
 """Ranks: who is alive, what each did last, and what happened."""
 
-import time
-
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -14,15 +12,12 @@ def health(runs: watch.Runs) -> None:
     """Every process of the main run, the troubled ones first."""
     run = next(iter(runs.values()))
     latest = run.latest()
-    # No rank of an ended run is late: ranks are judged at the time of its last record.
-    now = time.time() if run.status.is_active else float(latest.time[-1]) if len(latest) else 0.0
-    over = run.status.state == "failed"  # where a rank may be started again, only the one that ended the run has failed
-    failed = plots.failed_ranks([run.status.reason]) if over else set[int]()
-    table = plots.rank_table(latest, now, failed, watch.machines_of(run))
+    table = watch.ranks_of(run, latest)
+    failed = np.sort(table["rank"][table["health"] == "failed"])
     verb = "have shown" if run.status.is_active else "had shown at the last record"
     troubled = sum(np.isin(table["health"], ("late", "silent")))
-    if failed:
-        names = ", ".join(str(rank) for rank in sorted(failed))
+    if len(failed):
+        names = ", ".join(f"{rank:.0f}" for rank in failed)
         st.error(f"Rank {names} ended the run; it is the first of the table.", icon=":material/error:")
     elif troubled:
         st.warning(
@@ -34,11 +29,9 @@ def health(runs: watch.Runs) -> None:
     else:
         over = "are alive" if run.status.is_active else "had reported when the last record was written"
         st.caption(f"All {len(table['rank'])} ranks {over}.")
-    if not run.status.is_active:
-        table["health"] = np.where(table["health"] == "alive", "reported", table["health"])
     left, right = st.columns([3, 2])
     left.dataframe(pd.DataFrame(table), hide_index=True, height=420, key="ranks")
-    watch.chart(right, plots.heartbeat_ages(latest, now), "beats")
+    watch.chart(right, plots.heartbeat_ages(latest, watch.judged_at(run, latest)), "beats")
 
 
 def happened(runs: watch.Runs) -> None:
