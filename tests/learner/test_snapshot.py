@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import CheckpointError
-from ddrl.learner import Learner, snapshot
+from ddrl.learner import Learner
+from ddrl.learner.learner import read_state
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch
 from tests.learner.learner_user_networks import Normalized
 
@@ -34,7 +35,7 @@ def saved(tmp_path: Path) -> tuple[Learner, Path]:
 
 
 def learner_state(path: Path) -> dict[str, np.ndarray]:
-    return snapshot.read(path, algorithm="dqn")
+    return read_state(path, algorithm="dqn")
 
 
 def go_on(learner: Learner) -> list[bytes]:
