@@ -89,7 +89,7 @@ def _part(config: EnvConfig, count: int, part: int, first: int, first_index: int
 
 
 def _make_vector(config: EnvConfig, count: int, first_index: int) -> VectorEnv:
-    found = _find(config.id)
+    found = find_env(config.id)
     if not isinstance(found, Registered):
         return _from_factory(config, found, count, first_index)
     if found.entry_point == _ATARI_ENTRY_POINT and config.kwargs.get("obs_type", "rgb") != "ram":
@@ -145,7 +145,7 @@ def probe_spec(config: EnvConfig) -> EnvSpec:
         env.close()
 
 
-def _find(env_id: str) -> Registered | Callable[..., Any]:
+def find_env(env_id: str) -> Registered | Callable[..., Any]:
     """The registered spec of an id, or the user's factory."""
     code = code_name(env_id)
     if code is None:
@@ -200,6 +200,21 @@ def _call_entry_points(module_name: str) -> None:
     for point in metadata.entry_points(group="gymnasium.envs"):
         if point.module.partition(".")[0] == package:
             point.load()()
+
+
+def every_id() -> list[str]:
+    """The ids of all environments that are installed and have told Gymnasium or their installer so, as `env.id` takes
+    them; of Atari games those whose preprocessing is ddrl's (ALE/...)."""
+    ids = [
+        name for name, spec in _all_ids().items() if name.startswith("ALE/") or spec.entry_point != _ATARI_ENTRY_POINT
+    ]
+    for point in metadata.entry_points(group="gymnasium.envs"):
+        package = point.module.partition(".")[0]
+        before = set(gymnasium.registry)
+        with suppress(Exception):  # a package that cannot be imported has no environments
+            point.load()()
+        ids += [f"{package}:{name}" for name in gymnasium.registry if name not in before]
+    return ids
 
 
 def _registered_by(module_name: str) -> list[str]:

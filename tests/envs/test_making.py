@@ -20,6 +20,7 @@ from ddrl.core.errors import EnvError, MissingExtraError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env, probe_spec
 from ddrl.envs.atari import AtariVectorEnv
+from ddrl.envs.making import every_id
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv
 
 HERE = __name__
@@ -320,8 +321,13 @@ def test_ids_that_only_a_package_s_installer_knows_how_to_register_are_found(
     monkeypatch.syspath_prepend(tmp_path)
     try:
         make_vector_env(EnvConfig(id="told_package:Told/Corridor-v0"), 2).close()
+        gymnasium.registry.pop("Told/Corridor-v0")
+        ids = every_id()
     finally:
         gymnasium.registry.pop("Told/Corridor-v0", None)
+    assert {"told_package:Told/Corridor-v0", "CartPole-v1", "ALE/Pong-v5"} <= set(ids)
+    assert len(ids) == len(set(ids))
+    assert "PongNoFrameskip-v4" not in ids  # the same game, by another name
 
 
 @pytest.mark.parametrize("attribute", ["env_specs", ""])

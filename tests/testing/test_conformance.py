@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from ddrl.envs.making import make_vector_env
 from ddrl.testing import conformance
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -83,7 +84,136 @@ def test_ten_lines_say_what_a_run_will_do(env_id: str, words: list[str], capsys:
     status, text = said(capsys, env_id)
     assert status == 0, text
     assert len(text.splitlines()) == 10
-    assert all(word in text for word in words), text
+    assert all(word in text for word in [*words, "rows are those of a plain loop"]), text
+
+
+class Acts(gymnasium.Env[Any, Any]):
+    """Five steps an episode, and a reward that tells each action, which must be as its space has it."""
+
+    observation_space = spaces.Box(-9.0, 9.0, (2,), np.float64)
+
+    def __init__(self, kind: str, seen: str = "") -> None:
+        rng = np.random.default_rng(0)
+        self.weights = rng.normal(size=(2, 2, 3))
+        self.action_space: Any = {
+            "shifted": spaces.Discrete(3, start=-1),
+            "several": spaces.MultiDiscrete([3, 2, 4], start=[5, 0, 1]),
+            "binary": spaces.MultiBinary((2, 2)),
+            "scalar": spaces.Box(-2.0, 1.0, (), np.float64),
+            "box": spaces.Box(np.array([[-1, 0], [2, 3]], np.float32), np.array([[1, 8], [9, 7]], np.float32)),
+        }[kind]
+        picture = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+        if seen == "picture":
+            self.observation_space = spaces.Dict({"view": picture, "speed": spaces.Box(-1, 1, (2,), np.float32)})
+        elif seen == "mixed":
+            self.observation_space = spaces.Dict(
+                {
+                    "b": spaces.Discrete(4, start=2),
+                    "a": spaces.Tuple([spaces.MultiBinary(3), spaces.Box(0, 7, (), np.int32)]),
+                }
+            )
+
+    def seen(self) -> Any:
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.t = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(np.asarray(action)), action
+        self.t += 1
+        number = np.asarray(action, np.float64)
+        reward = float((number * self.weights[: number.size].ravel()[: number.size].reshape(number.shape)).sum())
+        return self.seen(), reward, self.t == 5, self.t == 3 and self.np_random.random() < 0.4, {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "seen"),
+    [
+        ("shifted", "picture"),
+        ("several", "mixed"),
+        ("binary", "picture"),
+        ("scalar", "mixed"),
+        ("box", ""),
+        ("box", "picture"),
+    ],
+)
+def test_what_replay_is_given_is_what_a_plain_loop_sees(
+    kind: str, seen: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flat = ["--set", "env.observation=flat"] if (kind, seen) == ("box", "picture") else []
+    status, text = said(capsys, f"{__name__}:Acts", "--set", f'env.kwargs={{kind="{kind}",seen="{seen}"}}', *flat)
+    assert status == 0, text
+    assert "rows are those of a plain loop" in text
+
+
+FAULTS: dict[str, Any] = {
+    "has another state": lambda step: step._replace(observation=step.observation + np.float32(1e-6)),
+    "has the reward": lambda step: step._replace(reward=step.reward * np.float32(1.01)),
+    "is a TERMINATED, not a TRUNCATED": lambda step: step._replace(
+        terminated=step.truncated, truncated=step.terminated
+    ),
+}
+
+
+@pytest.mark.parametrize("words", FAULTS)
+def test_rows_that_differ_from_a_plain_loop_are_wrong(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def make(*arguments: Any) -> Any:
+        env = make_vector_env(*arguments)
+        step = env.step
+        monkeypatch.setattr(env, "step", lambda action: FAULTS[words](step(action)))
+        return env
+
+    monkeypatch.setattr(conformance, "make_vector_env", make)
+    status, text = said(capsys, "Pendulum-v1", "--set", "env.kwargs={max_episode_steps=9}")
+    assert status == 1
+    assert text.startswith("WRONG: env.id = Pendulum-v1: not what a plain loop over the environment sees: row ")
+    assert words in text
+    assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "stdout", "stderr", "line"),
+    [
+        (0, "hello\nseeds        the same\n", "ddrl: its close fails\n", "trains   One-v0: the same"),
+        (1, "hello\nrefused: env.id = One-v0: no\n", "a warning\n", "refused  One-v0: no"),
+        (1, "", "ddrl: env.id = One-v0: its process exited\n", "refused  One-v0: its process exited"),
+        (1, "WRONG: env.id = One-v0: row 3\n", "", "WRONG    One-v0: env.id = One-v0: row 3"),
+        (1, "", "Traceback\nValueError: odd\n", "WRONG    One-v0: ValueError: odd"),
+        (-11, "", "", "WRONG    One-v0: its process said nothing"),
+    ],
+)
+def test_of_several_each_has_a_line_and_one_that_is_wrong_decides(
+    status: int,
+    stdout: str,
+    stderr: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(command: list[str], **options: Any) -> Any:
+        assert command[3:] == ["One-v0" if "One-v0" in command else "Two-v0", "--set", "env.num_envs=1"]
+        words = (status, stdout, stderr) if "One-v0" in command else (0, "seeds the same", "")
+        return subprocess.CompletedProcess(command, *words)
+
+    monkeypatch.setattr(conformance.subprocess, "run", run)
+    monkeypatch.setattr(conformance, "every_id", lambda: ["One-v0", "Two-v0"])
+    done, text = said(capsys, "--all", "--set", "env.num_envs=1")
+    assert done == (1 if line.startswith("WRONG") else 0)
+    assert text.splitlines()[:2] == [line, "trains   Two-v0: the same"]
+    assert text.splitlines()[2].startswith("2 environments: ")
+
+
+def test_several_are_examined_in_processes_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = said(capsys, "CartPole-v7", "FrozenLake-v1")
+    assert status == 0, text
+    assert text.splitlines()[0].startswith("refused  CartPole-v7: ")
+    assert text.splitlines()[1].startswith("trains   FrozenLake-v1: one seed played twice is the same; ")
+    assert text.splitlines()[2] == "2 environments: 1 can be trained in, 1 are refused, 0 are wrong"
 
 
 @pytest.mark.parametrize(
