@@ -418,6 +418,7 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
     how = f", as by np.asarray(observation, np.{dtype})"
     low = space.low
     high = space.high
+    narrows = dtype.kind == "f" and dtype.itemsize > 4
     bounded = dtype.kind in "iu" and bool((low > np.iinfo(dtype).min).any() or (high < np.iinfo(dtype).max).any())
 
     def write(observation: Any, row: Array) -> None:
@@ -430,7 +431,11 @@ def _box_writer(space: Any, at: _Part, *, flat: bool) -> Writer:
         if bounded and not ((observation >= low) & (observation <= high)).all():
             outside = observation[(observation < low) | (observation > high)].flat[0]
             at.refuse(f"{dtype} with {outside} in it", f"integers from {low.min()} to {high.max()}")
-        row[...] = observation.ravel() if flat else observation
+        if narrows:
+            with np.errstate(over="ignore", under="ignore"):  # which the environment may have set to raise
+                row[...] = observation.ravel() if flat else observation
+        else:
+            row[...] = observation.ravel() if flat else observation
 
     return write
 

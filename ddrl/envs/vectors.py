@@ -5,6 +5,7 @@ adapter of Gymnasium's vectors, and one of a user's own. `CheckedVectorEnv` is w
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NoReturn, cast
 import gymnasium
 import numpy as np
 
-from ddrl.core.errors import EnvError, user_error
+from ddrl.core.errors import EnvError, first_line, user_error
 from ddrl.core.forks import limited
 from ddrl.core.metrics import info_figure
 from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, EnvStep, Flags, Floats, Floats32, VectorEnv
@@ -45,6 +46,7 @@ from ddrl.envs.spaces import (
 
 CLOSE_SECONDS = 10.0  # for the environments of a vector to close
 FIGURE_EPISODES = 100  # that a figure of info is a mean of
+_SIGNATURE = re.compile(r"\breset\(\) (got an unexpected|missing|takes) ")  # how Python says that arguments do not fit
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
 
@@ -129,7 +131,8 @@ class CheckedVectorEnv:
         return raw, self._learned(raw)
 
     def _learned(self, raw: Floats) -> Floats32:
-        return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
+        with np.errstate(over="ignore", under="ignore"):  # which the environment may have set to raise
+            return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
 
     def _flags(self, given: Any, name: str) -> Flags:
         """`given` as an array of its own."""
@@ -231,15 +234,7 @@ class LoopVectorEnv(CheckedVectorEnv):
         seeds = environment_seeds(seed, total)[first : first + self.num_envs]
         for env, env_seed, row in zip(self._environments, seeds, observation, strict=True):
             seed_spaces(env, env_seed)
-            try:
-                result = env.reset(seed=env_seed)
-            except TypeError as error:
-                if "unexpected keyword argument 'seed'" not in str(error):
-                    raise
-                raise EnvError(
-                    f"{self._where}: {error}: define reset(self, *, seed=None, options=None), which calls "
-                    "super().reset(seed=seed)"
-                ) from error
+            result = self._reset(env, seed=env_seed)
             self._begin(env, result, row)
         return observation
 
@@ -254,7 +249,7 @@ class LoopVectorEnv(CheckedVectorEnv):
         truncations: list[Any] = [False] * self.num_envs
         for index, (env, row) in enumerate(zip(self._environments, observation, strict=True)):
             if resets[index]:
-                self._begin(env, env.reset(), row)
+                self._begin(env, self._reset(env), row)
                 continue
             result = env.step(actions[index])
             try:
@@ -297,6 +292,17 @@ class LoopVectorEnv(CheckedVectorEnv):
 
     def _empty(self) -> Array:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
+
+    def _reset(self, env: Any, **seed: int) -> Any:
+        try:
+            return env.reset(**seed)
+        except TypeError as error:
+            if not _SIGNATURE.search(str(error)):
+                raise
+            raise EnvError(
+                f"{self._where}: {first_line(error)}: define reset(self, *, seed=None, options=None), which calls "
+                "super().reset(seed=seed)"
+            ) from error
 
     def _begin(self, env: Any, result: Any, row: Array) -> None:
         """Write the observation of what reset returned."""

@@ -347,19 +347,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _examine_each(ids, options.overrides)
     (env_id,) = ids
     note_work(env_id)
+    ours = sys.stdout  # an environment may put another in its place
     try:
         lines = examine(load_config(None, [f"env.id={env_id}", *options.overrides]))
     except Differs as error:
-        print(f"WRONG: {error}")
-        return 1
+        lines = [f"WRONG: {error}"]
     except DdrlError as error:
-        print(f"refused: {error}")
-        return 1
+        lines = [f"refused: {error}"]
     except Exception as error:
-        print(f"refused: env.id = {env_id}: {user_error(error)}")
-        return 1
-    print("\n".join(lines))
-    return 0
+        lines = [f"refused: env.id = {env_id}: {user_error(error)}"]
+    print("\n".join(lines), file=ours)
+    return 0 if len(lines) > 1 else 1
 
 
 if __name__ == "__main__":

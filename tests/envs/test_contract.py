@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -165,6 +166,25 @@ def test_a_reward_that_is_no_number_is_named_with_its_value(reward: Any) -> None
     assert len(str(refusal.value)) < MAX_MESSAGE
 
 
+@pytest.mark.parametrize("name", ["", "entry"])
+@pytest.mark.parametrize(("number", "seen"), [(1e-50, 0.0), (-1e-42, np.float32(-1e-42)), (1e60, np.inf)])
+def test_what_numpy_does_at_errors_is_the_environment_s_choice_and_nothing_of_ddrl_s(
+    name: str, number: float, seen: float
+) -> None:
+    """Simulators let numpy raise at underflow for the whole process; float64 becomes float32 all the same."""
+    space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    value = np.full(2, number)
+    given = Given(spaces.Dict({name: space}), {name: value}, number) if name else Given(space, value, number)
+    env = LoopVectorEnv("given", [given])
+    with np.errstate(all="raise"), warnings.catch_warnings(action="error"):
+        assert (env.reset(1) == seen).all()
+        step = env.step(np.zeros(1, np.int64))
+        assert np.geterr()["under"] == "raise"
+    assert (step.observation == seen).all()
+    assert (step.reward == seen).all()
+    assert step.raw_reward.tolist() == [number]
+
+
 class NoSpace(Given):
     def __init__(self) -> None:
         super().__init__(None, None)
@@ -184,6 +204,26 @@ class BeginsWith(Given):
 
     def reset(self, **_: Any) -> Any:
         return self.value, self.begin
+
+
+class NeedsOptions(Given):
+    def reset(self, *, seed: int | None = None, options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.value, {}
+
+
+class TakesNothing(Given):
+    def reset(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.value, {}
+
+
+class NeedsSeeds(Given):
+    """Which the first reset of all gives, and no other."""
+
+    def reset(self, seed: int) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.value, {}
+
+    def step(self, action: Any) -> Any:
+        return self.value, 1.0, True, False, {}
 
 
 class OldStep(Given):
@@ -213,7 +253,7 @@ class Words(spaces.Space[str]):
 ZEROS = np.zeros(2, np.float32)
 
 
-def play(env: Any, steps: int = 1) -> None:
+def play(env: Any, steps: int = 2) -> None:
     env.reset(1)
     for _ in range(steps):
         env.step(np.zeros(env.num_envs, np.int64))
@@ -239,6 +279,9 @@ def play_made(make: Callable[[], Any]) -> None:
         (lambda: Given(FLOATS, ZEROS.astype(float)), "agree, as by np.asarray(observation, np.float32)"),
         (lambda: Given(FLOATS, [0.0, 0.0]), "agree, as by np.asarray(observation, np.float32)"),
         (lambda: Given(spaces.Dict(a=LEVELS), {"a": (2, 3, 3)}), "agree, as by np.asarray(observation, np.int64)"),
+        (lambda: NeedsOptions(FLOATS, ZEROS), "argument: 'options': define reset(self, *, seed=None, options=None)"),
+        (lambda: TakesNothing(FLOATS, ZEROS), "argument 'seed': define reset(self, *, seed=None, options=None)"),
+        (lambda: NeedsSeeds(FLOATS, ZEROS), "argument: 'seed': define reset(self, *, seed=None, options=None)"),
         (lambda: OldStep(FLOATS, ZEROS), "step returned 4 values"),
         (lambda: Given(spaces.Dict(a=FLOATS, b=FLOATS), {"a": ZEROS}), "a dict without b"),
         (lambda: Given(spaces.Dict(a=FLOATS), {"a": ZEROS, "c": ZEROS}), "a dict with c too"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,8 @@ class Own(gymnasium.Env[Any, Any]):
         self.action_space = spaces.MultiDiscrete([99, 99]) if fault == "action" else spaces.Discrete(3)
         self.fault = fault
         self.masked = masked
+        if fault == "quiet":
+            sys.stdout = io.StringIO()
         self.unseeded = np.random.default_rng()
 
     def seen(self) -> dict[str, Any]:
@@ -254,6 +257,15 @@ def test_masks_are_kept_and_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_step_that_a_run_leaves_out_is_no_refusal(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = said(capsys, *own("nan"), "--set", "env.nonfinite=drop")
     assert status == 0, text
+
+
+def test_an_environment_that_takes_the_output_away_is_spoken_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # is put back
+    status, text = said(capsys, *own("quiet"))
+    assert status == 0
+    assert len(text.splitlines()) == 10
 
 
 def test_an_unknown_id_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
