@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,7 @@ from ddrl.envs.spaces import (
 
 CLOSE_SECONDS = 10.0  # for the environments of a vector to close
 FIGURE_EPISODES = 100  # that a figure of info is a mean of
+SIGNED = 2**31  # seeds are smaller than twice as much, and those of many simulators than this
 _SIGNATURE = re.compile(r"\breset\(\) (got an unexpected|missing|takes) ")  # how Python says that arguments do not fit
 REUSE_STEPS = 100  # in which a vector is found out that returns the same array again
 
@@ -234,7 +236,7 @@ class LoopVectorEnv(CheckedVectorEnv):
         seeds = environment_seeds(seed, total)[first : first + self.num_envs]
         for env, env_seed, row in zip(self._environments, seeds, observation, strict=True):
             seed_spaces(env, env_seed)
-            result = self._reset(env, seed=env_seed)
+            result = self._reset(env, env_seed)
             self._begin(env, result, row)
         return observation
 
@@ -293,9 +295,13 @@ class LoopVectorEnv(CheckedVectorEnv):
     def _empty(self) -> Array:
         return np.empty((self.num_envs, *self.spec.observation.shape), self.spec.observation.numpy)
 
-    def _reset(self, env: Any, **seed: int) -> Any:
+    def _reset(self, env: Any, seed: int | None = None) -> Any:
         try:
-            return env.reset(**seed)
+            return env.reset() if seed is None else env.reset(seed=seed)
+        except (OverflowError, ValueError, struct.error):
+            if seed is None or seed < SIGNED:
+                raise
+            return env.reset(seed=seed - SIGNED)  # its simulator takes seeds of a signed integer
         except TypeError as error:
             if not _SIGNATURE.search(str(error)):
                 raise

@@ -4,6 +4,7 @@ each refusal says in one short line what is wrong, where, with which value, and 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from ddrl.core.specs import ACTION_MASK, ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import vectors
 from ddrl.envs.atari import AtariVectorEnv
 from ddrl.envs.making import make_vector_env, probe_spec, read_states
+from ddrl.envs.spaces import environment_seeds
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
 from ddrl.learner.own_networks import own_network
 from ddrl.rollout.evaluation import evaluation_envs
@@ -204,6 +206,38 @@ class BeginsWith(Given):
 
     def reset(self, **_: Any) -> Any:
         return self.value, self.begin
+
+
+class SmallSeeds(Given):
+    """Its simulator takes seeds of a signed integer."""
+
+    def __init__(self, check: Callable[[int], Any]) -> None:
+        super().__init__(FLOATS, np.zeros(2, np.float32))
+        self.check = check
+        self.seeds: list[int | None] = []
+
+    def reset(self, *, seed: int | None = None, **_: Any) -> Any:
+        if seed is not None:
+            self.check(seed)
+        self.seeds.append(seed)
+        return self.value, {}
+
+
+@pytest.mark.parametrize(
+    "check", [np.int32, lambda seed: struct.pack("i", seed), lambda seed: range(2**31).index(seed)]
+)
+def test_a_simulator_that_takes_signed_seeds_is_given_such(check: Callable[[int], Any]) -> None:
+    environments = [SmallSeeds(check) for _ in range(20)]
+    LoopVectorEnv("given", environments).reset(1)
+    wanted = environment_seeds(1, 20)
+    assert max(wanted) >= 2**31  # some are too large
+    assert [env.seeds for env in environments] == [[seed % 2**31] for seed in wanted]
+
+
+def test_what_a_reset_raises_for_another_reason_is_raised() -> None:
+    environments = [SmallSeeds(lambda seed: int("x")) for _ in range(20)]
+    with pytest.raises(ValueError, match="invalid literal"):
+        LoopVectorEnv("given", environments).reset(1)
 
 
 class NeedsOptions(Given):
