@@ -26,6 +26,7 @@ SLACK_PER_RANK = 500_000  # [ns]
 MAX_SLACK = 50_000_000  # [ns]
 POLL_PERIOD = 0.5  # [s] between two looks of a slot for the end
 END_SECONDS = 10.0  # for ranks that were silent
+SPEAKING_SECONDS = 10.0  # for rank 0 to say why no rank can begin
 RECORD_BYTES = 512
 # Tags of messages between rank 0 and the others.
 RECORD = 1
@@ -158,6 +159,8 @@ def main(arguments: list[str]) -> int:
             start.close()
         if launched()[1] == 0:
             print(f"ddrl: {_without_mpi(error)}", file=sys.stderr, flush=True)
+        else:
+            _let_the_first_speak()
         return 1
     world = MPI.COMM_WORLD
     if world.Get_size() == 1:
@@ -202,6 +205,13 @@ def _take_part(world: MPI.Intracomm, launcher: int, start: ranks.Lead | None, ar
     return leave(ranks.follow(world, bytes(work), launcher), work)
 
 
+def _let_the_first_speak() -> None:
+    """In ranks that have nothing to say beside rank 0: a launcher ends all ranks where one has failed, and would end
+    rank 0 before its line. Until it does, or for a while."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.sigtimedwait({signal.SIGTERM}, SPEAKING_SECONDS)
+
+
 def _without_mpi(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return "running under mpirun needs mpi4py, which is not installed: pip install 'ddrl[mpi]'"
@@ -227,6 +237,8 @@ def _be_alone(ignored: list[signal.Signals], library: str) -> int:
                 file=sys.stderr,
                 flush=True,
             )
+        else:
+            _let_the_first_speak()
         os._exit(1)
     set_timer_slack(0)
     for number in IGNORED:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -80,6 +81,35 @@ def test_an_mpirun_of_another_mpi_is_refused_with_both_numbers(number, tmp_path)
     assert len(refusals) == (number == "0")
     assert all("mpirun has started 3 ranks" in line and "1 of 1" in line and len(line) < 300 for line in refusals)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_have_nothing_to_say_let_rank_0_say_why_none_can_begin(rank, monkeypatch, capfd):
+    """A launcher ends all ranks where one has failed, and would end rank 0 before its line."""
+    waited = []
+
+    def end(status):
+        raise SystemExit(status)
+
+    monkeypatch.setattr(slot, "launched", lambda: (3, rank))
+    monkeypatch.setattr(slot, "_launcher_name", lambda: "mpirun")
+    monkeypatch.setattr(slot, "_let_the_first_speak", lambda: waited.append(rank))
+    monkeypatch.setattr(slot.os, "_exit", end)
+    with pytest.raises(SystemExit, match="1"):
+        slot._be_alone([], "MPICH")
+    assert waited == [rank] * rank
+    assert len(capfd.readouterr().err.splitlines()) == 1 - rank
+
+
+def test_a_rank_that_waits_is_ended_by_its_launcher_s_signal(monkeypatch):
+    monkeypatch.setattr(slot, "SPEAKING_SECONDS", PATIENCE)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        slot._let_the_first_speak()
+        assert signal.SIGTERM not in signal.sigpending()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.parametrize("number", ["0", "1"])
