@@ -16,14 +16,17 @@ import __future__
 import ast
 import builtins
 import dis
+import inspect
 import json
 import secrets
 import subprocess
 import symtable
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cached_property, partial, partialmethod
 from pathlib import Path
 from types import CodeType, FunctionType, GenericAlias, ModuleType, UnionType
 from typing import Any, cast
@@ -36,6 +39,7 @@ from ddrl.core.files import new_file, write_atomically
 from ddrl.core.plugins import CELLS, code_name, import_code, mount_cells
 
 CHECK_SECONDS = 300.0  # [s] for a fresh process to import the files: on a loaded machine torch takes two minutes
+INDENTED = "if True:  # as its cell has it\n"
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -111,8 +115,9 @@ class Cells:
 
     def __init__(self, namespace: Mapping[str, Any], sources: Sequence[str]) -> None:
         self._namespace = namespace
-        self._definitions: dict[str, str] = {}  # the newest source by name
-        self._assignments: dict[str, str] = {}  # likewise
+        # By name, of each statement of a cell: its source, or those of all branches that define the name.
+        self._definitions: dict[str, list[list[str]]] = {}
+        self._assignments: dict[str, str] = {}  # the newest source by name
         self._imports: dict[str, list[tuple[str, str, str]]] = {}  # by name: (line, module, attribute or "")
         for source in sources:
             self._read(source)
@@ -127,14 +132,18 @@ class Cells:
                 case ast.Expr(ast.Call(ast.Attribute(attr="run_cell_magic"), [_, _, ast.Constant(str(cell))])):
                     self._read(cell)  # below %%time and the like
                 case _:
-                    self._note(statement, source)
+                    found: dict[str, list[str]] = {}
+                    self._note(statement, source, found)
+                    for name, sources in found.items():
+                        self._definitions.setdefault(name, []).append(sources)
 
-    def _note(self, statement: ast.stmt, source: str) -> None:
+    def _note(self, statement: ast.AST, source: str, found: dict[str, list[str]]) -> None:
         if isinstance(statement, Definition):
             first = min([statement.lineno, *(decorator.lineno for decorator in statement.decorator_list)])
             lines = source.splitlines()[first - 1 : statement.end_lineno]
-            self._definitions[statement.name] = "\n".join(lines)
-        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            text = (INDENTED if statement.col_offset else "") + "\n".join(lines)
+            found.setdefault(statement.name, []).append(text)
+        elif isinstance(statement, ast.Assign | ast.AnnAssign) and not statement.col_offset:
             target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
             self._assignments[ast.unparse(target)] = ast.unparse(statement)
         elif isinstance(statement, ast.Import | ast.ImportFrom):
@@ -148,17 +157,21 @@ class Cells:
                     line = ast.unparse(ast.ImportFrom(statement.module, [alias], statement.level))
                     place = (line, statement.module or "", alias.name)
                 self._imports.setdefault(alias.asname or first, []).append(place)
+        elif not isinstance(statement, ast.expr):
+            for below in ast.iter_child_nodes(statement):  # of an `if`, a `try` and the like
+                self._note(below, source, found)
 
     def file_of(self, setting: str, value: Any) -> CellFile:
         """The module of a role; ConfigError where part of it cannot be written."""
-        if not isinstance(value, type | FunctionType):
+        if not isinstance(value, type | FunctionType | partial):
             raise ConfigError(
                 f"{setting} is a {type(value).__name__}: give the class, or a function that makes one, not what it made"
             )
-        made = CellFile(value.__name__)
+        name = getattr(cast(Any, value), "__name__", "_given")  # a partial has none
+        made = CellFile(name)
         executed = [place for places in self._imports.values() for place in places]
         made.imports |= {line: None for line, module, _ in executed if module == "__future__"}
-        self._add(value.__name__, value, setting, made)
+        self._add(name, value, setting, made)
         return made
 
     def _add(self, name: str, value: Any, user: str, made: CellFile) -> None:
@@ -177,6 +190,9 @@ class Cells:
             made.constants[name] = literal
         elif isinstance(value, np.ndarray) and not cast(NDArray[Any], value).dtype.hasobject:
             made.arrays[name] = value
+        elif (made_of := self._expression(value, user, made)) is not None:
+            made.defined[name] = value
+            made.definitions.append(f"{name} = {made_of}")
         else:
             kind = type(cast(object, value)).__name__
             raise ConfigError(
@@ -205,10 +221,55 @@ class Cells:
                 return True
         return False
 
+    def _expression(self, value: Any, user: str, made: CellFile) -> str | None:
+        """What makes a value out of names that the module then has; None where that is not known."""
+        return _literal(value, lambda one: self._call(one, user, made))
+
+    def _call(self, value: Any, user: str, made: CellFile) -> str | None:
+        """Likewise of a definition, an Enum's member, a dataclass, a named tuple or a functools.partial."""
+        if hasattr(value, "__qualname__"):
+            name = str(value.__name__)
+            if library := _library(value):
+                name = f"_{library}_{name}".replace(".", "_")  # which no name of a cell hides
+                return name if self._import(name, value, made) else None
+            # What another has replaced is refused there.
+            (self._add if self._namespace.get(name) is value else self._define)(name, value, user, made)
+            return name
+        kind = cast(Any, type(value))
+        named: dict[str, Any] = {}
+        if issubclass(kind, Enum):
+            given: tuple[Any, ...] = (value.value,)
+        elif kind == partial:
+            given = (value.func, *value.args)
+            named = value.keywords
+        elif hasattr(kind, "__dataclass_fields__") and all(one.init for one in fields(kind)):
+            given = ()
+            named = {one.name: getattr(value, one.name) for one in fields(kind)}
+        elif hasattr(kind, "_fields") and hasattr(kind, "_asdict"):
+            given = tuple(value)
+        else:
+            return None
+        parts = [self._expression(one, user, made) for one in (kind, *given, *named.values())]
+        if None in parts:
+            return None
+        names = [""] * len(given) + [f"{name}=" for name in named]
+        return f"{parts[0]}({', '.join(f'{name}{part}' for name, part in zip(names, parts[1:], strict=True))})"
+
+    def _source(self, name: str, value: Any) -> str | None:
+        """The newest source of a definition; under an `if` or `try`, that of the branch whose code lives."""
+        living = {text for _, text in _parts(name, value)}
+        for sources in reversed(self._definitions.get(name, [])):
+            if not sources[0].startswith(INDENTED):
+                return sources[0]
+            alike = {source for source in sources if living.issuperset(_codes(compile(source, name, "exec")))}
+            if alike:
+                return alike.pop() if len(alike) == 1 else None
+        return self._assignments.get(name) if isinstance(value, type) else None
+
     def _define(self, name: str, value: Any, user: str, made: CellFile) -> None:
         given = value.__name__  # a decorator's own, where that does not hand names on
         own = given if self._namespace.get(given) is value else name
-        source = self._definitions.get(own)
+        source = self._source(own, value)
         if source is None or self._namespace.get(own) is not value:
             raise ConfigError(
                 f"{user} uses {name}, which is no definition of a cell as it is now (it was made by a call or under an "
@@ -241,13 +302,15 @@ class Cells:
     def _need(self, needed: str, user: str, made: CellFile) -> None:
         builtin = getattr(builtins, needed, self)
         value = self._namespace.get(needed, builtin)
+        if needed not in self._definitions and _wrapped(value) is builtin:
+            return  # IPython's `open`
         if value is not builtin and not needed.startswith("__"):
             self._add(needed, value, user, made)
 
 
 def _wrapped(value: Any) -> Any:
     """The function beneath an object of functools.lru_cache and the like."""
-    return getattr(value, "__dict__", {}).get("__wrapped__")
+    return None if isinstance(value, type) else getattr(value, "__dict__", {}).get("__wrapped__")
 
 
 def _is_type_form(value: Any) -> bool:
@@ -262,19 +325,20 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _literal(value: Any) -> str | None:
-    """The value as an expression; None where it is none of plain numbers, texts and containers of them."""
+def _literal(value: Any, other: Callable[[Any], str | None] = lambda _: None) -> str | None:
+    """The value as an expression; None where it is none of plain numbers, texts, containers of them, and what `other`
+    knows."""
     value = plain(value)
-    if isinstance(value, float):
-        return repr(value) if np.isfinite(value) else f"float({str(value)!r})"
     kind = cast(Any, type(value))
+    if kind is float:
+        return repr(value) if np.isfinite(value) else f"float({str(value)!r})"
     if value is None or kind in (bool, int, complex, str, bytes, range, slice):
         return repr(value)
     if kind not in (tuple, list, set, frozenset, dict):
-        return None
-    items = list(map(_literal, value))
+        return other(value)
+    items = [_literal(item, other) for item in value]
     if kind is dict:
-        values = list(map(_literal, value.values()))
+        values = [_literal(item, other) for item in value.values()]
         items = [key and item and f"{key}: {item}" for key, item in zip(items, values, strict=True)]
     if None in items:
         return None
@@ -312,37 +376,69 @@ def code_texts(definitions: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _parts(path: str, value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, str]]:
-    members: list[Any] = []
+    """What a value is made of, by the same words in every process; nothing of what has no words."""
     if any(value is one for one in above):
         return  # of a function that calls itself
-    if isinstance(value, FunctionType):
-        yield path, f"{_text(value.__code__)} {_literal((value.__defaults__, value.__kwdefaults__))}"
-        members = [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-        members += _attributes(value)
-    elif isinstance(value, staticmethod | classmethod):
-        members = [cast(Any, value).__func__]
-    elif isinstance(value, property):
-        members = [value.fget, value.fset, value.fdel]
-    elif isinstance(value, cached_property):
-        members = [cast(Any, value).func]
-    elif isinstance(value, type):
-        for name, one in vars(value).items():
-            if not isinstance(one, type) or one.__qualname__.startswith(value.__qualname__):
-                yield from _parts(f"{path}.{name}", one)
-    elif not path.rpartition(".")[2].startswith("__") and (literal := _literal(value)) is not None:
+    members: list[Any] = []
+    literal = _literal(value)
+    if literal is not None:
         yield path, literal
-    elif type(value) is dict:  # of functools.singledispatch
-        members = list(cast("dict[Any, Any]", value).values())
-    elif _wrapped(value) is not None:
-        members = _attributes(value)
+    elif isinstance(value, FunctionType):
+        yield path, _text(value.__code__)
+        members = [value.__defaults__, value.__kwdefaults__]
+        members += [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+        members += _attributes(value)
+    elif isinstance(value, type) and not _library(value):
+        for name, one in vars(value).items():
+            if not name.startswith("__") or hasattr(one, "__get__"):
+                yield from _parts(f"{path}.{name}", one, (*above, value))
+    elif isinstance(value, tuple | list):
+        members = [type(cast(Any, value)), *cast("list[Any]", value)]
+    elif type(value) is dict:
+        members = [one for item in cast("dict[Any, Any]", value).items() for one in item]
+    elif isinstance(value, set | frozenset):
+        members = sorted(cast("set[Any]", value), key=lambda one: str(list(_parts(path, one, above))))
+    elif isinstance(value, np.ndarray):
+        array = cast("NDArray[Any]", value)
+        if not array.dtype.hasobject:
+            yield path, f"{array.dtype} {array.shape} {zlib.crc32(array.tobytes())}"
+    elif isinstance(value, staticmethod | classmethod | property | partial):
+        names = ("__func__", "fget", "fset", "fdel", "func", "args", "keywords")
+        members = [*(getattr(cast(Any, value), name, None) for name in names), *_attributes(value)]
+    elif (
+        isinstance(value, Enum | cached_property | partialmethod)
+        or hasattr(value, "__dataclass_fields__")
+        or not _library(type(cast(Any, value)))
+        or _wrapped(value) is not None
+    ):
+        members = [type(cast(Any, value)), *_attributes(value)]
+    elif hasattr(value, "__qualname__"):
+        yield path, f"{_library(value)}.{value.__qualname__}"
     for member in members:
         yield from _parts(path, member, (*above, cast(Any, value)))
 
 
+def _library(value: Any) -> str:
+    """The module of a definition; "" where a cell or the script has made it."""
+    module = str(getattr(value, "__module__", None))
+    return "" if module == "__main__" or module.startswith("cells_") else module
+
+
 def _attributes(value: Any) -> list[Any]:
-    """What a function or an object that stands for one keeps, with the function beneath it."""
-    kept = cast("dict[str, Any]", vars(value))
-    return [one for name, one in kept.items() if name == "__wrapped__" or not name.startswith("__")]
+    """What a function or an object keeps, with names, and with the function beneath it."""
+    slots = {name: getattr(value, name, None) for name in getattr(value, "__slots__", ())}
+    kept = {**slots, **getattr(value, "__dict__", {})}
+    return [one for item in kept.items() if item[0] == "__wrapped__" or item[0][:2] != "__" for one in item]
+
+
+def _codes(code: CodeType) -> Iterator[str]:
+    """What the functions do that a definition makes, not in turn those that they make."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and inner.co_name[0] != "<":
+            if inner.co_flags & inspect.CO_OPTIMIZED:
+                yield _text(inner)
+            else:
+                yield from _codes(inner)  # a class
 
 
 def _is_full(cell: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import py_compile
@@ -239,7 +240,191 @@ def test_decorated_functions_names_of_types_and_cells_under_a_magic_are_followed
     assert written(book, tmp_path / "run", "f")() == book["f"]() == 2 + 10 + 55
 
 
+def test_values_are_written_by_what_makes_them_of_other_names(notebook, tmp_path):
+    book = notebook(
+        """
+        import enum
+        import http
+        import math
+        from collections import namedtuple
+        from dataclasses import dataclass
+        from functools import partial
+        from typing import NamedTuple
+
+        import numpy as np
+        """,
+        """
+        class Way(enum.Enum):
+            UP = enum.auto()
+            DOWN = enum.auto()
+
+            def back(self):
+                return Way.UP if self is Way.DOWN else Way.DOWN
+
+        class Pull(float, enum.Enum):
+            MOON = 1.62
+
+        class Flag(enum.IntFlag):
+            A = 1
+            B = 2
+
+        class Point(NamedTuple):
+            x: int
+            y: float = 2.0
+
+        Pair = namedtuple("Pair", "left right")
+
+        @dataclass(frozen=True)
+        class Config:
+            way: Way
+            size: int = 3
+            area: int = 0
+
+            def __post_init__(self):
+                object.__setattr__(self, "area", self.size**2)
+        """,
+        """
+        def power(base, x, plus=0):
+            return x**base + plus
+
+        def floor(x):
+            return "no library's"
+
+        START = Way.DOWN
+        BOTH = Flag.A | Flag.B
+        FOUND = http.HTTPStatus.NOT_FOUND
+        CONFIG = Config(Way.UP, 5)
+        PLACES = [Point(1), Point(3, 4.0), Pair("a", (START,))]
+        ACTS = {Way.UP: math.floor, Way.DOWN: partial(power, 3, plus=1)}
+        clip = partial(np.clip, a_min=0, a_max=Pull.MOON)
+
+        class Env:
+            def __init__(self, most):
+                self.most = most
+
+            def told(self, way=Way.UP, seen={Way.DOWN}):
+                with open("/dev/null") as file:
+                    nothing = file.read()
+                assert START in seen and way is START.back() and FOUND is http.HTTPStatus(404)
+                acted = floor(1.5), ACTS[Way.UP](1.5), ACTS[START](2), float(clip(self.most))
+                return CONFIG.area, int(BOTH), PLACES[1].y, PLACES[2], acted, nothing
+        """,
+        "env = partial(Env, 9.0)\n",
+    )
+    book.namespace["open"] = functools.wraps(open)(functools.partial(open))  # as IPython does
+    told = written(book, tmp_path / "run", "env")().told()
+    assert repr(told) == repr(book["env"]().told())
+    assert told[:2] == (25, 3)
+    assert told[4] == ("no library's", 1, 9, 1.62)
+
+
+def test_of_branches_the_one_that_was_executed_is_written(notebook, tmp_path):
+    book = notebook(
+        "FAST = False\ndef older():\n    return 1\n",
+        """
+        if FAST:
+            def f(x):
+                return x + 1
+
+            def older():
+                return 2
+        else:
+            def f(x, text='''a
+        b'''):
+                return x, text
+
+        try:
+            from nowhere import jit
+        except ImportError:
+            def jit(of):
+                return of
+
+        for k in range(3):
+            @jit
+            def last(k=k):
+                return k
+        """,
+        """
+        with open("/dev/null"):
+            if FAST:
+                class Env:
+                    def told(self):
+                        return 0
+            else:
+                class Env:
+                    class Inner:
+                        def told(self):
+                            return [f(each) for each in (older(), last())]
+
+                    def told(self):
+                        return self.Inner().told()
+        """,
+        "FAST = True\n",
+    )
+    assert written(book, tmp_path / "run", "Env")().told() == book["Env"]().told() == [(1, "a\nb"), (2, "a\nb")]
+
+
 REFUSED = {
+    "branches that are alike": (
+        "A = 1\nif A:\n    def f(a=1): return a\nelse:\n    def f(a=2): return a\n",
+        "f, which is no definition of a cell as it is now .*under an `if`.*at a cell's left margin",
+    ),
+    "a member of a class that was defined anew": (
+        "import enum\nclass Way(enum.Enum): UP = 1\nSTART = Way.UP\nclass Way(enum.Enum): UP = 1\n"
+        "def f(): return Way, START\n",
+        "f uses Way, which is no definition of a cell as it is now",
+    ),
+    "a partial of a function that was defined anew": (
+        "from functools import partial\ndef g(a): return a\nh = partial(g, 1)\n"
+        "def g(a): return -a\ndef f(): return h()\n",
+        "f uses g, which is no definition of a cell as it is now",
+    ),
+    "a partial of a lambda": (
+        "from functools import partial\nh = partial(lambda a: a, 1)\ndef f(): return h()\n",
+        "f uses <lambda>, which is no definition",
+    ),
+    "a partial with an attribute": (
+        "from functools import partial\ndef g(a): return a\nh = partial(g, 1)\nh.k = 1\ndef f(): return h.k\n",
+        "h is not what its cell says",
+    ),
+    "a dataclass that keeps what its fields do not say": (
+        "from dataclasses import dataclass\n@dataclass\nclass C: a: int = 1\nc = C()\nc.b = object()\n"
+        "def f(): return c.b\n",
+        "c is not what its cell says",
+    ),
+    "a dataclass of an object": (
+        "from dataclasses import dataclass\n@dataclass\nclass C: a: object\nc = C(object())\ndef f(): return c\n",
+        "f uses c, a C that was made in a cell",
+    ),
+    "a dataclass that makes a field by itself": (
+        "from dataclasses import dataclass, field\n@dataclass\nclass C: a: int = field(init=False, default=1)\n"
+        "c = C()\ndef f(): return c\n",
+        "f uses c, a C that was made in a cell",
+    ),
+    "a value of a member that has changed": (
+        "import enum\nN = 1\nclass Way(enum.Enum): UP = N\nN = 2\ndef f(): return Way.UP\n",
+        "Way.* is not what its cell says",
+    ),
+    "a class as an attribute that was defined anew": (
+        "class H: x = 1\nclass f: h = H\nclass H: x = 2\n",
+        "f.h.x is not what its cell says",
+    ),
+    "a default that has changed beside one that is a function": (
+        "N = 1\ndef g(): pass\ndef f(a=g, *, n=N): return n\nN = 2\n",
+        "f is not what its cell says",
+    ),
+    "an array as an attribute that has changed": (
+        "import numpy as np\nN = 3\nclass f: table = np.arange(N)\nN = 4\n",
+        "f.table is not what its cell says",
+    ),
+    "an instance as an attribute that has changed": (
+        "N = 3\nclass C:\n    def __init__(self, n): self.n = n\nclass f: c = C(N)\nN = 4\n",
+        "f.c is not what its cell says",
+    ),
+    "names of a named tuple that have changed": (
+        "from collections import namedtuple\nN = 'a b'\nP = namedtuple('P', N)\nN = 'b a'\ndef f(): return P(1, 2)\n",
+        "P.* is not what its cell says",
+    ),
     "an instance": ("class A: pass\na = A()\ndef f():\n    return a\n", "f uses a, a A that was made in a cell"),
     "a computed object": ("import io\na = io.StringIO()\ndef f():\n    return a\n", "f uses a, a StringIO"),
     "an array of objects": (
@@ -339,8 +524,8 @@ class f:
     ],
 )
 def test_whatever_a_class_is_made_of_is_compared(change, seen):
-    exec(LIVING, before := {})
-    exec(f"{LIVING}\n{change}", after := {})
+    exec(LIVING, before := {"__name__": "__main__"})
+    exec(f"{LIVING}\n{change}", after := {"__name__": "__main__"})
     here, there = (cells.code_texts({"f": space["f"]}) for space in (before, after))
     assert here | {seen: ""} == there | {seen: ""}
     assert here.get(seen) != there[seen]
