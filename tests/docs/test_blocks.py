@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddrl.core.errors import RunDirError
 from tests.admix.material import env_config, save_run
 from tests.admix.test_server import serving
 from tests.sources import ROOT
-from tests.waiting import PATIENCE
+from tests.waiting import wait_until
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WITH_TESTS_OF_THEIR_OWN = {
@@ -130,9 +131,13 @@ def test_a_run_is_read_steered_and_listened_to(living: Any) -> None:
     reading, steering, listening = (
         re.sub(r'"runs/[^"]*"', repr(str(living.path)), b) for b in blocks("docs/telemetry.md")
     )
-    limit = time.monotonic() + PATIENCE
-    while not (living.path / "telemetry.sqlite").exists() and time.monotonic() < limit:
-        time.sleep(0.05)
+
+    def begun() -> bool:
+        with contextlib.suppress(RunDirError), ddrl.Run(living.path):
+            return True
+        return False
+
+    wait_until(begun, "the run writes no telemetry")
     names = run(reading)
     assert names["run"].path == living.path
     run(listening)
