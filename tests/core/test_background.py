@@ -106,6 +106,19 @@ def test_a_command_hears_how_its_children_end_where_its_parent_ignores_those_of_
     assert done.stdout == "7\n"
 
 
+@pytest.mark.parametrize("command", ["ddrl.notebook", "ddrl.testing.chaos"])
+def test_a_command_keeps_its_streams_from_its_begin(command: str) -> None:
+    program = f"""
+import runpy, sys
+sys.argv = ["", "--help"]
+try:
+    runpy.run_module({command!r}, run_name="__main__")
+finally:
+    print(type(sys.stdout).__module__, type(sys.stderr).__module__)"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert done.stdout.endswith("ddrl.core.background ddrl.core.background\n")
+
+
 @pytest.mark.parametrize(
     ("command", "status"),
     [
