@@ -95,16 +95,11 @@ class CellFile:
 
     def write(self, path: Path) -> None:
         """Write the module, and a file beside it for each array."""
-        imports = list(self.imports)
-        lines = [f"{name} = {value}" for name, value in self.constants.items()]
         for name, array in self.arrays.items():
-            file = f"{path.stem}.{name}.npy"
-            with new_file(path.with_name(file)) as saved:
+            with new_file(path.with_suffix(f".{name}.npy")) as saved:
                 np.save(saved, array, allow_pickle=False)
-            lines.append(f"{name} = _np.load(_Path(__file__).with_name({file!r}), allow_pickle=False)")
-        if self.arrays:
-            imports += ["from pathlib import Path as _Path", "import numpy as _np"]
-        imports.sort(key=lambda line: not line.startswith("from __future__"))
+        lines = [f"{name} = {value}" for name, value in self.constants.items()]
+        imports = sorted(self.imports, key=lambda line: not line.startswith("from __future__"))
         doc = f'"""{self.name} of a notebook or script, as it was when the run was started."""'
         parts = [doc, "\n".join(imports), "\n".join(lines), *self.definitions]
         write_atomically(path, ("\n\n".join(part for part in parts if part) + "\n").encode())
@@ -181,8 +176,7 @@ class Cells:
         made.names.add(name)
         if self._import(name, value, made):
             return
-        own = isinstance(value, type | FunctionType) or _wrapped(value)
-        if own and value.__module__ == self._namespace["__name__"]:
+        if (isinstance(value, type | FunctionType) or _wrapped(value)) and not _library(value):
             self._define(name, value, user, made)
         elif _is_type_form(value) and name in self._assignments:
             self._write(self._assignments[name], name, made)
@@ -190,6 +184,8 @@ class Cells:
             made.constants[name] = literal
         elif isinstance(value, np.ndarray) and not cast(NDArray[Any], value).dtype.hasobject:
             made.arrays[name] = value
+            made.imports |= {"from pathlib import Path as _Path": None, "import numpy as _np": None}
+            made.constants[name] = f"_np.load(_Path(__file__).with_suffix('.{name}.npy'), allow_pickle=False)"
         elif (made_of := self._expression(value, user, made)) is not None:
             made.defined[name] = value
             made.definitions.append(f"{name} = {made_of}")
@@ -212,13 +208,11 @@ class Cells:
         if isinstance(value, ModuleType):
             made.imports[f"import {value.__name__} as {name}"] = None
             return True
-        module = getattr(value, "__module__", None)
+        module = _library(value)
         own = getattr(value, "__qualname__", "")
-        if isinstance(value, type) or callable(value):
-            loaded = sys.modules.get(module) if isinstance(module, str) else None
-            if loaded is not None and module != self._namespace["__name__"] and getattr(loaded, own, None) is value:
-                made.imports[f"from {module} import {own} as {name}"] = None
-                return True
+        if callable(value) and getattr(sys.modules.get(module), own, None) is value:
+            made.imports[f"from {module} import {own} as {name}"] = None
+            return True
         return False
 
     def _expression(self, value: Any, user: str, made: CellFile) -> str | None:
@@ -281,8 +275,7 @@ class Cells:
             made.definitions.append(f"{name} = {own}")
             return
         for base in getattr(value, "__bases__", ()):
-            current = self._namespace.get(base.__name__)
-            if base.__module__ == self._namespace["__name__"] and current is not base:
+            if not _library(base) and self._namespace.get(base.__name__) is not base:
                 raise ConfigError(
                     f"{name} has a base {base.__name__} that was defined anew: run the cell of {name} again"
                 )

@@ -502,6 +502,7 @@ def test_what_cannot_be_written_is_refused_by_name(notebook, tmp_path, source, m
 LIVING = """
 class f:
     limit = 1
+    acts = [abs, {"a": max}, {min}]
     @property
     def size(self): return 1
     @staticmethod
@@ -515,6 +516,9 @@ class f:
     ("change", "seen"),
     [
         ("f.limit = 2", "f.limit"),
+        ("f.acts[0] = len", "f.acts"),
+        ("f.acts[1]['a'] = len", "f.acts"),
+        ("f.acts[2] = {len}", "f.acts"),
         ("f.size = property(lambda self: 2)", "f.size"),
         ("f.size = f.size.setter(lambda self, value: None)", "f.size"),
         ("f.table = staticmethod(lambda: 2)", "f.table"),
