@@ -380,7 +380,8 @@ def _parts(path: str, value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple
         yield path, _text(value.__code__)
         members = [value.__defaults__, value.__kwdefaults__]
         members += [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
-        members += _attributes(value)
+        if _is_of_cell(value.__globals__.get("__name__", "")):  # torch has marks of its own on functions of Enum
+            members += _attributes(value)
     elif isinstance(value, type) and not _library(value):
         for name, one in vars(value).items():
             if not name.startswith("__") or hasattr(one, "__get__"):
@@ -414,7 +415,11 @@ def _parts(path: str, value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple
 def _library(value: Any) -> str:
     """The module of a definition; "" where a cell or the script has made it."""
     module = str(getattr(value, "__module__", None))
-    return "" if module == "__main__" or module.startswith("cells_") else module
+    return "" if _is_of_cell(module) else module
+
+
+def _is_of_cell(module: str) -> bool:
+    return module == "__main__" or module.startswith("cells_")
 
 
 def _attributes(value: Any) -> list[Any]:
