@@ -175,9 +175,15 @@ def watched(work: Callable[[], int], after: Callable[[str, int, str], object] = 
     passed: set[int] = set()
     interrupts = 0
     kill_at = math.inf
+    # The alarm ends a wait: sigtimedwait returns a signal that nobody has sent once a stop (Ctrl-Z) has outlasted it.
+    awaited.add(signal.SIGALRM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_PERIOD, LOOK_PERIOD)
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        told = signal.sigtimedwait(awaited, min(max(kill_at - time.monotonic(), 0.0), LOOK_PERIOD))
-        number = signal.SIGCHLD if told is None else told.si_signo
+        told = signal.sigwaitinfo(awaited)
+        number = told.si_signo
+        if number == signal.SIGALRM:
+            number = signal.SIGKILL if time.monotonic() >= kill_at else signal.SIGCHLD
         passed.add(number)
         if number == signal.SIGINT:
             interrupts += 1
@@ -185,11 +191,10 @@ def watched(work: Callable[[], int], after: Callable[[str, int, str], object] = 
                 number = signal.SIGUSR1  # a clean stop, too: where the whole group was interrupted, it is no second one
             elif interrupts == 2:
                 kill_at = time.monotonic() + GRACE
-        if time.monotonic() >= kill_at:
-            number = signal.SIGKILL
-            passed.add(number)
-        if number != signal.SIGCHLD and (number == signal.SIGKILL or told is None or told.si_code != SI_KERNEL):
+                signal.setitimer(signal.ITIMER_REAL, GRACE, GRACE)
+        if number == signal.SIGKILL or (number != signal.SIGCHLD and told.si_code != SI_KERNEL):
             os.kill(child, number)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
     passed |= signal.sigpending()  # the group's, which ended the child before this process had read its own
     note = os.pread(_note, os.fstat(_note).st_size, 0).decode(errors="surrogateescape")
     status, why = _judged(os.waitstatus_to_exitcode(ended[1]), passed, note)

@@ -16,12 +16,14 @@ from ddrl.core import forks
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
+LOOK_PERIOD = 0.2  # [s]
 COMMAND = """
 import os, signal, sys, time
 from pathlib import Path
 from ddrl.core import forks
 
 forks.END_SECONDS = forks.GRACE = 1
+forks.LOOK_PERIOD = {look}
 
 def handle(*numbers):
     for number in numbers:
@@ -56,7 +58,7 @@ forks.end_process(forks.watched(work, after))
 
 
 def start(text, run=""):
-    command = [sys.executable, "-c", COMMAND.format(text=text, run=str(run))]
+    command = [sys.executable, "-c", COMMAND.format(text=text, run=str(run), look=LOOK_PERIOD)]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -138,6 +140,25 @@ def test_signals_are_passed_on_once_and_a_second_interrupt_ends_what_takes_none(
     out, errors = job.communicate(timeout=PATIENCE)
     assert job.returncode == status, (out, errors)
     assert ("ended at once by Ctrl-C" in errors) == (len(numbers) == 2 and numbers[1] == signal.SIGINT)
+
+
+def test_a_command_that_was_stopped_for_long_goes_on():
+    """As by Ctrl-Z and fg: a wait that such a stop outlasts is no signal."""
+    job = start("return wait()")
+    assert job.stdout.readline() == "up\n"
+
+    def is_stopped() -> bool:
+        return Path(f"/proc/{job.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    for _ in range(3):
+        job.send_signal(signal.SIGSTOP)
+        wait_until(is_stopped, "it stops")
+        time.sleep(3 * LOOK_PERIOD)
+        job.send_signal(signal.SIGCONT)
+        wait_until(lambda: not is_stopped(), "it goes on")
+    job.send_signal(signal.SIGINT)
+    out, errors = job.communicate(timeout=PATIENCE)
+    assert (job.returncode, out, errors) == (130, "interrupted\n", "")
 
 
 def test_a_watched_process_ends_with_the_one_that_watches_it():
