@@ -1,5 +1,5 @@
 """What became of every row of a run: `python -m benchmarks.ledger RUN` prints its accounts, of numbers that were
-counted apart, and exits with 1 where one does not balance (ddrl.telemetry.facts)."""
+counted apart, and exits with 1 where one does not balance (ddrl.telemetry.summary)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ddrl.telemetry import Run
-from ddrl.telemetry.facts import LEDGER, accounts
+from ddrl.telemetry.summary import LEDGER, accounts
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddrl.acting.choosers import Gaussian, chooser_class
-from ddrl.acting.policy import Graph
+from ddrl.acting.graph import Graph
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import CheckpointError, DdrlError, MissingExtraError

@@ -41,7 +41,7 @@ from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
 from ddrl.run.topology import HostChannels
 from ddrl.telemetry import Run, attach, run_status
-from ddrl.telemetry.facts import LEDGER, accounts
+from ddrl.telemetry.summary import LEDGER, accounts
 from ddrl.testing.chaos import end_by, group_without_memory, processes_of
 
 MEMBERS = ("rollout", "evaluator", "trainer")

@@ -434,7 +434,7 @@ def _check(
     what: str,
     cases: Iterable[list[NDArray[Any]]],
 ) -> None:
-    from ddrl.acting.policy import runtime
+    from ddrl.acting.graph import runtime
 
     onnxruntime = runtime()
     options = onnxruntime.SessionOptions()

@@ -9,8 +9,6 @@ Deterministic on the CPU: equal parameters, batches and random state give equal 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,15 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import save
 
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.config import Config
-from ddrl.core.errors import CheckpointError, NetworkError, first_line
-from ddrl.core.files import DAMAGE, load_tensors, write_atomically
+from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import Declaration, EnvSpec
+from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
 from ddrl.learner.devices import (
     BatchLoader,
@@ -280,7 +276,7 @@ class Learner:
     def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
         """Continue from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of
         another network."""
-        check_fits(state, self.state(), optional=("cuda_rng",), source=source)
+        snapshot.check_fits(state, self.state(), optional=("cuda_rng",), source=source)
         for part in self.parts.values():
             for kind, vector in part.vectors().items():
                 host = np.zeros(part.online.layout.nbytes, np.uint8)
@@ -299,12 +295,14 @@ class Learner:
             self._check_acting()
             self._saved = True
         layouts = {name: part.online.layout.digest for name, part in self.parts.items()}
-        write_state(path, self.state(), {"algorithm": self.algorithm.name, "updates": self.updates, "layouts": layouts})
+        snapshot.write(
+            path, self.state(), {"algorithm": self.algorithm.name, "updates": self.updates, "layouts": layouts}
+        )
 
     def load(self, path: Path) -> None:
         """Continue from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
         network."""
-        self.load_state(read_state(path, algorithm=self.algorithm.name), source=str(path))
+        self.load_state(snapshot.read(path, algorithm=self.algorithm.name), source=str(path))
 
     def begin_from(self, path: Path) -> None:
         """Take networks and target copies, nothing else, from a file that `save` wrote; CheckpointError as `load`."""
@@ -313,8 +311,8 @@ class Learner:
             return {name: array for name, array in state.items() if name.split(".")[1:2] in (["online"], ["target"])}
 
         own = self.state()
-        theirs = networks(read_state(path, algorithm=self.algorithm.name))
-        check_fits(theirs, networks(own), optional=(), source=str(path))
+        theirs = networks(snapshot.read(path, algorithm=self.algorithm.name))
+        snapshot.check_fits(theirs, networks(own), optional=(), source=str(path))
         self.load_state({**own, **theirs})
 
     def check(self) -> None:
@@ -415,81 +413,3 @@ def linear_lr(lr: float, end_fraction: float, progress: float) -> float:
     1]."""
     progress = min(max(progress, 0.0), 1.0)
     return lr * (1.0 + (end_fraction - 1.0) * progress)
-
-
-# -- a learner's state on disk -----------------------------------------------------------------------------------------
-# One safetensors file whose header carries JSON that says what it is. No pickle is ever read. The header holds a
-# checksum of the tensors, because safetensors itself notices a truncated file but not a flipped bit.
-
-FORMAT = "ddrl.learner/2"
-SAME_NETWORK = "set learner and env as they were, or begin a new run"
-
-
-def write_state(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
-    """Write `state` and `about` (JSON values) to `path`, whole or not at all."""
-    header = {"ddrl": json.dumps({"format": FORMAT, **about, "checksum": _checksum(state)})}
-    try:
-        write_atomically(path, save(dict(state), metadata=header))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot write the learner's state to {path}: {error}") from None
-
-
-def read_state(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
-    """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another
-    algorithm."""
-    try:
-        state, header = load_tensors(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no learner's state at {path}: name a checkpoint of ddrl") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as safetensors ({error}): it is corrupt or was not written by ddrl; use an older "
-            "checkpoint"
-        ) from None
-    try:
-        about = json.loads(header["ddrl"])
-        written = (about["format"], about["algorithm"], about["checksum"])
-    except (KeyError, TypeError, *DAMAGE):
-        raise CheckpointError(
-            f"{path} is a safetensors file that ddrl's learner did not write: name a checkpoint of ddrl"
-        ) from None
-    if written[0] != FORMAT or written[1] != algorithm:
-        raise CheckpointError(
-            f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}: name one of "
-            "the same algorithm, or use the ddrl that wrote it"
-        )
-    if written[2] != _checksum(state):
-        raise CheckpointError(f"{path} is corrupt: its checksum does not match; use an older checkpoint")
-    return state
-
-
-def check_fits(
-    state: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], *, optional: tuple[str, ...], source: str
-) -> None:
-    """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones
-    aside."""
-    for name, array in wanted.items():
-        if name in optional:
-            continue
-        if name not in state:
-            raise CheckpointError(f"{source} was written for another network (it lacks {name}): {SAME_NETWORK}")
-        found = np.asarray(state[name])
-        if found.shape != array.shape or found.dtype != array.dtype:
-            raise CheckpointError(
-                f"{source} was written for another network ({name} is {found.dtype} {list(found.shape)} there and "
-                f"{array.dtype} {list(array.shape)} here): {SAME_NETWORK}"
-            )
-    unknown = sorted(set(state) - set(wanted) - set(optional))
-    if unknown:
-        raise CheckpointError(
-            f"{source} was written for another network (it has {unknown[0]}, which this one lacks): {SAME_NETWORK}"
-        )
-
-
-def _checksum(state: Mapping[str, NDArray[Any]]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(state):
-        array = np.ascontiguousarray(state[name])
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()

@@ -31,7 +31,6 @@ import msgspec
 import numpy as np
 
 from ddrl.acting.policy_file import LONGEST, MANIFEST, ActingModel, load_policy, save_policy
-from ddrl.channels.mailbox import Evaluation, Returns
 from ddrl.core.errors import CheckpointError, RunDirError, shortened
 from ddrl.core.files import (
     MAX_ARRAYS,
@@ -45,6 +44,7 @@ from ddrl.core.files import (
     write_atomically,
     write_json,
 )
+from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
 from ddrl.core.settings import config_to_toml
 from ddrl.run.directory import Disk, RunDirectory, sweep_unfinished
@@ -71,7 +71,7 @@ class TrainingState(msgspec.Struct, forbid_unknown_fields=True):
     policy_version: Annotated[int, msgspec.Meta(ge=-1, lt=1 << 62)] = -1
     wall_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     cuts: Count = 0  # checkpoints taken; each one cuts running episodes and seeds the next ones
-    # What became of rows, over all jobs of the run (ddrl.telemetry.facts); env_steps counts the steps recorded.
+    # What became of rows, over all jobs of the run (ddrl.telemetry.summary); env_steps counts the steps recorded.
     rows_taken: Count = 0  # out of lanes
     rows_ended: Count = 0  # of these: recorded ends of episodes
     rows_too_old: Count = 0  # left out for rollout.max_policy_lag

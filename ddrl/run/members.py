@@ -20,11 +20,12 @@ from ddrl.acting.policy_file import ActingModel
 from ddrl.channels.area import AreaWriter
 from ddrl.channels.board import Command, CounterRow
 from ddrl.channels.lane import StepWriter
-from ddrl.channels.mailbox import Evaluation, Mailbox, Returns, VersionStamp
+from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, ProcessEnded
 from ddrl.core.forks import forbid_torch
 from ddrl.core.generators import generators_kept, seed_generators
+from ddrl.core.messages import Evaluation, Returns, VersionStamp
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import VectorEnv

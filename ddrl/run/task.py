@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 
 from ddrl.channels.board import BEGAN, JUDGED, KEEPER, LEFT, TAKEN, WORSE_SINCE, Command
 from ddrl.channels.lane import LaneSet
-from ddrl.channels.mailbox import Evaluation
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.files import write_json
+from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
 from ddrl.core.settings import plugin_settings
 from ddrl.core.trust import is_trusted
@@ -49,7 +49,7 @@ from ddrl.run.lag import LagBound
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import TrainerEnds, Training
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
-from ddrl.telemetry.facts import LEDGER
+from ddrl.telemetry.summary import LEDGER
 
 if TYPE_CHECKING:
     from ddrl.acting.policy_file import ActingModel
@@ -164,7 +164,7 @@ LEDGER_PERIOD = 1.0  # [s] between two entries
 
 
 class Ledger:
-    """What became of each row, in the telemetry (ddrl.telemetry.facts)."""
+    """What became of each row, in the telemetry (ddrl.telemetry.summary)."""
 
     def __init__(self, topology: Topology, channels: HostChannels, source: Experience, state: TrainingState) -> None:
         self._channels = channels

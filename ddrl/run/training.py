@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from ddrl.acting.choosers import epsilon_at
 from ddrl.channels.board import Board, CounterRow
 from ddrl.channels.lane import LaneSet
-from ddrl.channels.mailbox import Mailbox, VersionStamp
+from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
+from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import SUPPORT_ENDS, Phase
 from ddrl.core.rows import RowKind
 from ddrl.run.checkpoint import LiveSettings, TrainingState

@@ -15,11 +15,11 @@ from ddrl.telemetry.control import (
 )
 from ddrl.telemetry.devices import HostSampler
 from ddrl.telemetry.directory import Status, find_runs, run_status
-from ddrl.telemetry.facts import summarize
 from ddrl.telemetry.reading import Processes, Run, Table
 from ddrl.telemetry.recorder import Recorder
 from ddrl.telemetry.series import SERIES, Evaluation, Event, Record, Series, Sink
 from ddrl.telemetry.sinks import ProgressLine
+from ddrl.telemetry.summary import summarize
 
 __all__ = [
     "SERIES",

@@ -1,5 +1,4 @@
-"""A run in figures: what the overview, the table of runs and `python -m ddrl.runs` say of it, computed in one place;
-and what the last table of counters says of it: RUN/summary.json, and what became of its rows.
+"""A run in figures: what the overview, the table of runs and `python -m ddrl.runs` say of it, computed in one place.
 
 Figures are taken over everything that the run has recorded; nothing here reads a thinned table. NaN, or None in JSON:
 not known."""
@@ -7,7 +6,7 @@ not known."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -15,14 +14,11 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from ddrl.channels.mailbox import Returns
 from ddrl.core.errors import DdrlError, plain_line, shortened
-from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.directory import Status, find_runs, read_notes, read_summary, run_status
 from ddrl.telemetry.reading import Run
-from ddrl.telemetry.series import COLUMN, role_rows
 from ddrl.telemetry.store import FILE_NAME
 
 NAN = float("nan")
@@ -184,216 +180,3 @@ def _plain(values: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, float) and not math.isfinite(value):
             plain[name] = None
     return plain
-
-
-# -- what the last table of counters says: RUN/summary.json ------------------------------------------------------------
-# Pure: the table goes in, plain values come out. Scripts rely on the names of the summary: env_steps, updates,
-# wall_seconds, evaluation {mean, std, episodes}, policy_lag {p50, p99}, hosts [{host, bytes_sent, bytes_received,
-# ...}], trainer_shares {learn, sample, record, publish, checkpoint, wait}.
-
-_SHARES = {
-    "learn": "learn_seconds",
-    "sample": "sample_seconds",
-    "record": "record_seconds",
-    "publish": "publish_seconds",
-    "checkpoint": "checkpoint_seconds",
-    "wait": "wait_seconds",
-}
-_RECORDED = ("rows_recorded", "rows_too_old")
-_HOST_COUNTS = (
-    "bytes_sent",
-    "bytes_received",
-    "model_bytes_sent",
-    "model_bytes_received",
-    "versions_sealed",
-    "rows_forwarded",
-)
-
-
-def summarize(
-    table: Floats,
-    *,
-    wall_seconds: float,
-    evaluation: Returns | None = None,
-    base: Mapping[str, float] | None = None,
-    policy_lag: Mapping[str, float] | None = None,
-    counted_before: float = 0.0,
-    **more: Any,
-) -> dict[str, Any]:
-    """The summary of a run.
-
-    `table` is the last table of counters of all processes, `wall_seconds` the time since the run began, `base` the
-    totals of the run before this process began (env_steps, updates, ...; wall_seconds is not added again), `policy_lag`
-    {"p50": ..., "p99": ...} over the whole run (default: the trainer's last values), `counted_before` what trainers of
-    the same job before this one have recorded, `more` further top-level entries. Values that no process reported are
-    None."""
-    base = base or {}
-    trainer = role_rows(table, Role.TRAINER)
-    rollouts = role_rows(table, Role.ROLLOUT)
-    elapsed = wall_seconds - base.get("wall_seconds", 0.0)
-
-    def count(rows: Floats, name: str, before: float | None = None) -> float | None:
-        values = rows[:, COLUMN[name]]
-        values = values[~np.isnan(values)]
-        total = float(values.sum()) + (before or 0.0) if values.size else before
-        return None if total is None else _number(total)
-
-    def whole(rows: Floats, name: str) -> float | None:
-        """Of the whole run."""
-        return count(rows, name, base.get(name))
-
-    steps = whole(trainer, "env_steps")  # recorded; rollouts are ahead by what is in the lanes
-    if steps is None:
-        steps = whole(rollouts, "env_steps")
-    lag = policy_lag or {"p50": _last(trainer, "lag_p50"), "p99": _last(trainer, "lag_p99")}
-    hosts: list[dict[str, Any]] = []
-    for host in np.unique(table[:, COLUMN["host"]][~np.isnan(table[:, COLUMN["host"]])]):
-        rows = table[table[:, COLUMN["host"]] == host]
-        hosts.append(
-            {"host": int(host), "processes": len(rows), **{name: count(rows, name) or 0 for name in _HOST_COUNTS}}
-        )
-    return {
-        "env_steps": steps or 0,
-        "updates": whole(trainer, "updates") or 0,
-        "wall_seconds": round(wall_seconds, 3),
-        "env_steps_per_s": _number(((steps or 0) - base.get("env_steps", 0.0)) / elapsed) if elapsed > 0 else None,
-        "episodes": whole(rollouts, "episodes"),
-        "evaluation": None
-        if evaluation is None
-        else {"mean": _number(evaluation.mean), "std": _number(evaluation.std), "episodes": evaluation.episodes},
-        "policy_lag": {name: None if value is None else _number(value) for name, value in lag.items()},
-        "publishes": whole(trainer, "publishes"),
-        "model_nbytes": count(trainer, "model_nbytes"),
-        "checksum_failures": whole(table, "checksum_failures") or 0,
-        "rows_dropped": whole(rollouts, "rows_dropped") or 0,
-        "restarts": whole(table, "restarts") or 0,
-        "episodes_cut": whole(table, "episodes_cut") or 0,
-        "steps_lost": _lost(
-            count(rollouts, "env_steps"), counted_before, *(count(trainer, name) for name in _RECORDED)
-        ),
-        "hosts": hosts,
-        "trainer_shares": {name: _share(trainer, column, elapsed) for name, column in _SHARES.items()},
-        **more,
-    }
-
-
-def _lost(taken: float | None, *recorded: float | None) -> int:
-    """Steps that rollouts have taken and training has neither recorded nor left out for their age: beyond the end, in a
-    process that died, or under way when the trainer was sent SIGTERM."""
-    return max(0, int(taken or 0) - sum(int(count or 0) for count in recorded))
-
-
-def _last(rows: Floats, name: str) -> float | None:
-    values = rows[:, COLUMN[name]]
-    values = values[~np.isnan(values)]
-    return float(values[-1]) if values.size else None
-
-
-def _share(trainer: Floats, name: str, elapsed: float) -> float | None:
-    seconds = _last(trainer, name)
-    return None if seconds is None or elapsed <= 0 else round(seconds / elapsed, 4)
-
-
-def _number(value: float) -> float | int | None:
-    """JSON has no NaN, and a whole count should read as one."""
-    if not math.isfinite(value):
-        return None
-    return int(value) if value == int(value) and abs(value) < 2**53 else value
-
-
-# -- ledger ------------------------------------------------------------------------------------------------------------
-# What became of every row that a rollout has written: nothing is counted twice, and nothing is missing.
-#
-#     written  = recorded + too old + beyond the end + lost with a trainer + dropped with a collector
-#              + left when a job ended + under way
-#     recorded = held by replay + evicted (seen by a batch, or not)
-#
-# A row is a step, or the end of an episode. Rows are counted where they pass from one process to another: at the lane
-# by its two counts, which outlive both its ends; at the relays; and at the trainer, whose counts are saved with each
-# checkpoint (`ddrl.run.checkpoint.TrainingState`). So what was taken after a checkpoint is known to the next trainer.
-# It records the accounts as the snapshot "ledger" of the telemetry, of which `accounts` makes equations of numbers that
-# were counted apart.
-
-
-LEDGER = "ledger"  # kind of the snapshot
-
-
-@dataclass(frozen=True)
-class Account:
-    """One equation: `total` is the sum of `parts`."""
-
-    name: str
-    total: int
-    parts: dict[str, int]
-
-    @property
-    def missing(self) -> int:
-        """What the parts lack of the total; 0 where the account balances."""
-        return self.total - sum(self.parts.values())
-
-    def __str__(self) -> str:
-        parts = " + ".join(f"{value:,} {name}" for name, value in self.parts.items())
-        verdict = "" if not self.missing else f"   DOES NOT BALANCE: {self.missing:+,}"
-        return f"{self.total:>14,} {self.name} = {parts}{verdict}"
-
-
-def accounts(entry: Mapping[str, Any], table: Floats) -> list[Account]:
-    """The accounts of a run. entry: its newest snapshot "ledger"; table: the newest counters of all processes. Those
-    between hosts are exact, and given, once a job has ended in order with all its hosts."""
-    state = entry["state"]
-    found = [
-        Account(
-            "rows taken from lanes",
-            state["rows_taken"],
-            {
-                "steps recorded": state["env_steps"],
-                "ends of episodes recorded": state["rows_ended"],
-                "too old": state["rows_too_old"],
-                "beyond the last step": state["rows_beyond"],
-                "lost with a trainer": state["rows_lost"],
-                "dropped with a collector": state.get("rows_dropped", 0),
-            },
-        )
-    ]
-    if entry["popped"] is not None:
-        parts = {"before this job": entry["taken_before"], "by the counts of its lanes": entry["popped"]}
-        found.append(Account("rows taken from lanes", state["rows_taken"], parts))
-    if entry["held"] is not None:
-        parts = {
-            "held": entry["held"],
-            "evicted, seen": entry["evicted_seen"],
-            "evicted, unseen": entry["evicted_unseen"],
-        }
-        found.append(Account("steps recorded", state["env_steps"], parts))
-    if entry["ended"] and not entry.get("host_lost") and entry["popped"] is not None:
-        found += _between_hosts(entry, table)
-    return found
-
-
-def _between_hosts(entry: Mapping[str, Any], table: Floats) -> list[Account]:
-    state = entry["state"]
-    relays = role_rows(table, Role.RELAY)
-    others = relays[relays[:, COLUMN["host"]] > 0]
-    forwarded = np.nan_to_num(others[:, COLUMN["rows_forwarded"]])
-    written = np.nan_to_num(others[:, COLUMN["rows_written"]])
-    root = relays[relays[:, COLUMN["host"]] == 0]
-    received = int(np.nan_to_num(root[:, COLUMN["rows_forwarded"]]).sum())
-    found: list[Account] = []
-    if len(others):
-        parts = {
-            f"from host {int(one[COLUMN['host']])}": int(rows) for one, rows in zip(others, forwarded, strict=True)
-        }
-        found.append(Account("rows received by the root relay", received, parts))
-    under_way = {
-        "in the trainer's lanes": entry["waiting"],
-        "on other hosts": int((written - forwarded).sum()),
-        "at the root relay": received - entry["placed"],
-    }
-    found.append(
-        Account(
-            "rows written",
-            entry["taken_before"] + entry["left_before"] + entry["written_here"] + int(written.sum()),
-            {"taken": state["rows_taken"], "left when a job ended": state["rows_left"], **under_way},
-        )
-    )
-    return found

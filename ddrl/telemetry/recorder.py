@@ -27,11 +27,11 @@ from typing import Any
 
 import numpy as np
 
-from ddrl.channels.mailbox import Evaluation as Judged
 from ddrl.core import plugins
 from ddrl.core.background import Guard
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, plain_text
+from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import IDLE, CauseWatch

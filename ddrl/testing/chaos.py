@@ -9,7 +9,7 @@ each alike (keeper: of another host than the trainer's, first-keeper: of that), 
 
 It ends with the run, or after --kills, and prints what was killed and the longest time without a step or an update. The
 exit status is 1 where that was longer than --hang, where a version was refused for its checksum, or where the ledger of
-a run that has ended does not balance (ddrl.telemetry.facts)."""
+a run that has ended does not balance (ddrl.telemetry.summary)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ddrl.core.errors import DdrlError, RunDirError
 from ddrl.core.forks import is_stopped
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run, run_status
-from ddrl.telemetry.facts import LEDGER, accounts
+from ddrl.telemetry.summary import LEDGER, accounts
 
 KEEPER = "keeper"
 ROLES = (*(role.value for role in Role), KEEPER, FIRST_KEEPER := "first-keeper")

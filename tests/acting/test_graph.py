@@ -8,7 +8,7 @@ import sys
 import pytest
 from onnx import TensorProto, helper
 
-from ddrl.acting.policy import MAX_NODES, Graph, refuse_large
+from ddrl.acting.graph import MAX_NODES, Graph, refuse_large
 from ddrl.core.errors import NetworkError
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -44,7 +44,7 @@ def functions(count: int) -> bytes:
 
 @pytest.mark.parametrize("made", [plain, inside, functions])
 def test_a_graph_larger_than_any_network_is_refused_before_it_is_loaded(made, monkeypatch):
-    monkeypatch.setattr("ddrl.acting.policy.onnxruntime.InferenceSession", None)
+    monkeypatch.setattr("ddrl.acting.graph.onnxruntime.InferenceSession", None)
     with pytest.raises(NetworkError, match=f"more than {MAX_NODES} nodes"):
         Graph(made(MAX_NODES + 2))
 

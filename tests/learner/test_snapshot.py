@@ -11,8 +11,7 @@ from safetensors.numpy import save_file
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import CheckpointError
-from ddrl.learner import Learner
-from ddrl.learner.learner import read_state
+from ddrl.learner import Learner, snapshot
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch
 from tests.learner.learner_user_networks import Normalized
 
@@ -35,7 +34,7 @@ def saved(tmp_path: Path) -> tuple[Learner, Path]:
 
 
 def learner_state(path: Path) -> dict[str, np.ndarray]:
-    return read_state(path, algorithm="dqn")
+    return snapshot.read(path, algorithm="dqn")
 
 
 def go_on(learner: Learner) -> list[bytes]:

@@ -462,6 +462,18 @@ _NAMED = {
             "self.rate(metric.name, across.role)",
         ),
     ),
+    "telemetry/summary.py": (
+        (
+            "rows left out for their age are reported as lost",
+            '_RECORDED = ("rows_recorded", "rows_too_old")',
+            '_RECORDED = ("rows_recorded",)',
+        ),
+        (
+            "a resumed run forgets what it did",
+            "total = float(values.sum()) + (before or 0.0) if values.size else before",
+            "total = float(values.sum()) if values.size else before",
+        ),
+    ),
     "telemetry/causes.py": (
         (
             "the fastest host is named as the slow one",
@@ -478,16 +490,6 @@ _NAMED = {
         ),
     ),
     "telemetry/facts.py": (
-        (
-            "rows left out for their age are reported as lost",
-            '_RECORDED = ("rows_recorded", "rows_too_old")',
-            '_RECORDED = ("rows_recorded",)',
-        ),
-        (
-            "a resumed run forgets what it did",
-            "total = float(values.sum()) + (before or 0.0) if values.size else before",
-            "total = float(values.sum()) if values.size else before",
-        ),
         ("the best is that of a thinned table", 'run.evaluations()["mean"]', 'run.evaluations(points=20)["mean"]'),
         ("the last evaluation is the best", "float(judged.max())", "float(judged[-1])"),
         ("confirmed is the mean that chose the policy", '("best", "confirmed", "mean")', '("best", "mean")'),

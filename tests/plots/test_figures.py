@@ -11,9 +11,9 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
-from ddrl.channels.mailbox import Evaluation as Judged
-from ddrl.channels.mailbox import Returns
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS, json_of, lines_over_time, rates

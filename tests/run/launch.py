@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddrl.telemetry import Run
-from ddrl.telemetry.facts import LEDGER, accounts
+from ddrl.telemetry.summary import LEDGER, accounts
 from tests.sources import environment
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 

@@ -25,7 +25,7 @@ from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.keeper import MIN_WORK, Deaths
 from ddrl.telemetry import Run, attach, run_status
-from ddrl.telemetry.facts import LEDGER
+from ddrl.telemetry.summary import LEDGER
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,

@@ -15,7 +15,7 @@ import pytest
 
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run, attach
-from ddrl.telemetry.facts import LEDGER
+from ddrl.telemetry.summary import LEDGER
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,

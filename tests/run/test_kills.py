@@ -13,7 +13,7 @@ import pytest
 
 from ddrl.run.hosts import absent_ranks
 from ddrl.telemetry import Run
-from ddrl.telemetry.facts import LEDGER, accounts
+from ddrl.telemetry.summary import LEDGER, accounts
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,

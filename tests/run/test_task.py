@@ -30,7 +30,7 @@ from ddrl.run.task import (
 )
 from ddrl.run.training import MAX_UPDATES
 from ddrl.telemetry import Run
-from ddrl.telemetry.facts import LEDGER
+from ddrl.telemetry.summary import LEDGER
 from tests.run.launch import balances, settings
 from tests.run.test_turns import prepare
 

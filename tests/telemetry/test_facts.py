@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__, runs
-from ddrl.channels.mailbox import Evaluation as Judged
-from ddrl.channels.mailbox import Returns
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.core.settings import config_to_toml

@@ -15,9 +15,9 @@ pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.channels.mailbox import Evaluation, Returns
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
+from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.core.specs import ArraySpec
 from ddrl.notebook import (

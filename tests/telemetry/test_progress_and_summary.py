@@ -5,8 +5,8 @@ import re
 import numpy as np
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.channels.mailbox import Returns
 from ddrl.core.config import Config, ReplayConfig
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Evaluation, Event, ProgressLine, Record, summarize
 from ddrl.telemetry.series import SERIES_NAMES, SeriesWindow

@@ -12,10 +12,10 @@ import zmq
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import runs
-from ddrl.channels.mailbox import Evaluation as Judged
-from ddrl.channels.mailbox import Returns
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import panel_html

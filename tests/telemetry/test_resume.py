@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl.channels.mailbox import Evaluation as Judged
-from ddrl.channels.mailbox import Returns
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
+from ddrl.core.messages import Evaluation as Judged
+from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
