@@ -3,6 +3,7 @@
     ranks     N ranks of mpirun until every rollout has stepped, and the summed PSS then; beside N processes that import
               MPI and meet in a barrier
     update    `mpi_launch/local 5` until the first update, with the processor time of all its processes until then
+    shortest  the smallest local and serial runs as a whole, wall and processor time (beside another tree: `--against`)
     files     calls that take a path (`strace -f -e trace=%file`), at two numbers of ranks and scaled linearly to N;
               beside N imports of MPI
 
@@ -42,6 +43,8 @@ BARE = (sys.executable, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"
 LOCAL_RANKS = 5
 FEW = (20, 40)  # ranks of the counts of calls
 SHORT_FEW = (4, 6)
+SHORTEST = ("run.max_env_steps=200", "run.max_seconds=60", "run.processes=1", "run.checkpoint_period=0")
+SHORTEST += ("env.id=CartPole-v1", "env.num_envs=1", "replay.min_size=1000", "evaluation.period=0")
 
 
 class Marked:
@@ -171,6 +174,20 @@ def update() -> dict[str, float]:
             return {"seconds": at - job.begin, "cpu_seconds": job.cpu_seconds()}
 
 
+def shortest(*words: str) -> dict[str, float]:
+    """A whole run that ends before it learns: what every run pays, wall and processor time of all its processes [s]."""
+    with tempfile.TemporaryDirectory() as name:
+        settings = [word for text in (f"run.dir={name}/run", *SHORTEST) for word in ("--set", text)]
+        used = os.times()
+        command = [sys.executable, "-m", "ddrl.run", *words, *settings]
+        ended = subprocess.run(command, env=mpi_environment(PYTHONPATH=str(TREE)), capture_output=True, text=True)
+        now = os.times()
+        if ended.returncode:
+            raise SystemExit(ended.stderr)
+        cpu = now.children_user + now.children_system - used.children_user - used.children_system
+        return {"seconds": now.elapsed - used.elapsed, "cpu_seconds": cpu}
+
+
 def calls(command: Sequence[str], folder: Path, rollouts: int) -> int:
     """Calls that take a path, until all rollouts have stepped; rollouts 0: until the command ends."""
     trace = folder / "trace"
@@ -230,6 +247,11 @@ def update_part(options: argparse.Namespace) -> dict[str, Any]:
     return in_turn(options, {"job": update})
 
 
+def shortest_part(options: argparse.Namespace) -> dict[str, Any]:
+    """The smallest runs as a whole."""
+    return in_turn(options, {"local": shortest, "serial": partial(shortest, "--serial")})
+
+
 def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
     """Calls that take a path, scaled to many ranks."""
     if shutil.which("strace") is None:
@@ -251,7 +273,8 @@ def main() -> None:
     parser = arguments("starts", (__doc__ or "").split("\n", 1)[0], goals=goals)
     parser.add_argument("--ranks", type=int, default=0, help="ranks to start (300; --short: 8)")
     parser.add_argument("--rounds", type=int, default=0, help="of every part (3; --short: 1)")
-    run_parts(parser, {"ranks": ranks_part, "update": update_part, "files": files_part})
+    parts = {"ranks": ranks_part, "update": update_part, "shortest": shortest_part, "files": files_part}
+    run_parts(parser, parts)
 
 
 if __name__ == "__main__":
