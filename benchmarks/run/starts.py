@@ -43,8 +43,16 @@ BARE = (sys.executable, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"
 LOCAL_RANKS = 5
 FEW = (20, 40)  # ranks of the counts of calls
 SHORT_FEW = (4, 6)
-SHORTEST = ("run.max_env_steps=200", "run.max_seconds=60", "run.processes=1", "run.checkpoint_period=0")
-SHORTEST += ("env.id=CartPole-v1", "env.num_envs=1", "replay.min_size=1000", "evaluation.period=0")
+SHORTEST = (
+    "run.max_env_steps=200",
+    "run.max_seconds=60",
+    "run.processes=1",
+    "run.checkpoint_period=0",
+    "env.id=CartPole-v1",
+    "env.num_envs=1",
+    "replay.min_size=1000",
+    "evaluation.period=0",
+)
 
 
 class Marked:

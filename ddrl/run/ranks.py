@@ -261,7 +261,7 @@ class Lead:
             if any(may_die for *_, may_die in said):
                 work[-1] = slot.RECOVERY
             machines = _machines(said)
-            text = os.environ.get("DDRL_LAUNCHER", f"mpirun -n {world.Get_size()} python -m ddrl.run")
+            text = slot.command_of(world.Get_size())
             if self._keeper is None:
                 work[:-1] = bytes([slot.POOL]) * world.Get_size()
                 _answer(world, work)

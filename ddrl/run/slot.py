@@ -92,6 +92,17 @@ def step_without_mpi() -> tuple[int, int]:
     return (int(tasks), int(number)) if lives else (0, 0)
 
 
+def command_of(ranks: int) -> str:
+    """What starts a job of so many ranks as this one was started, for people to use again."""
+    if "DDRL_LAUNCHER" in os.environ:
+        return os.environ["DDRL_LAUNCHER"]
+    launcher = "mpirun"
+    if all(name in os.environ for name in SLURM_STEP) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        kind = os.environ.get("SLURM_MPI_TYPE")
+        launcher = f"srun --mpi={kind}" if kind else "srun"
+    return f"{launcher} -n {ranks} python -m ddrl.run"
+
+
 def forget_launcher() -> None:
     """Remove the launcher's variables, for nothing that this process starts is a rank."""
     for name in list(os.environ):

@@ -67,6 +67,25 @@ def test_srun_without_mpi_is_refused_once(variables, tmp_path):
     assert said[1].stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("variables", "command"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun -n 4 python -m ddrl.run"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", **STEP, "SLURM_PROCID": "0"}, "mpirun -n 4 python -m ddrl.run"),
+        ({"PMI_SIZE": "4", **STEP, "SLURM_PROCID": "0"}, "srun -n 4 python -m ddrl.run"),
+        ({**STEP, "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "pmi2"}, "srun --mpi=pmi2 -n 4 python -m ddrl.run"),
+        ({**STEP, "SLURM_PROCID": "0", "DDRL_LAUNCHER": "mpi_launch/local 4"}, "mpi_launch/local 4"),
+    ],
+)
+def test_who_is_to_go_on_with_a_job_is_told_its_own_launcher(variables, command, monkeypatch):
+    for name in [*os.environ]:
+        if name.startswith(("OMPI_", "SLURM_", "DDRL_LAUNCHER")):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert slot.command_of(4) == command
+
+
 @pytest.mark.parametrize("number", ["0", "1"])
 def test_an_mpirun_of_another_mpi_is_refused_with_both_numbers(number, tmp_path):
     pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
