@@ -17,19 +17,22 @@ def open_host(host: str) -> None:
 
 def opened(run: Run, processes: Processes, hosts: dict[str, str]) -> None:
     """What the chosen one of these hosts does, in words, and its ranks."""
-    state = st.session_state
     chosen = watch.table()["host"]
     if st.query_params.get("host", "") != chosen:
         watch.write_address()
-    state["host"] = chosen if chosen in hosts else None
+    names = list(hosts)
+    # A box of its own for each choice: one whose value is set from here reports its old one where the page asks for new
+    # figures before the browser has the new one, and that would open the old host again.
+    key = f"host {chosen}"
     st.selectbox(
         "Open host",
-        list(hosts),
-        key="host",
+        names,
+        index=names.index(chosen) if chosen in names else None,
+        key=key,
         placeholder="click one on the map, or choose it here",
-        on_change=lambda: open_host(state["host"] or ""),
+        on_change=lambda: open_host(st.session_state[key] or ""),
     )
-    if state["host"] is None:
+    if chosen not in names:
         return
     st.markdown(watch.literal(hosts[chosen]).replace("\n", "  \n"))
     ranks = pd.DataFrame(watch.ranks_of(run, processes))
