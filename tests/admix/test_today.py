@@ -38,7 +38,7 @@ def correlation(state: Array, truth: Floats) -> float:
     return float(max(abs(np.corrcoef(each, truth)[0, 1]) for each in every if each.std() > 0))
 
 
-@pytest.mark.parametrize("law", ["rebound", "match"])
+@pytest.mark.parametrize("law", [pytest.param("rebound", marks=pytest.mark.long), "match"])
 def test_what_a_morning_tells_of_its_evening_is_in_the_state(law: str) -> None:
     count = 96
     with_today = alike(count, law=law, noise=0.0, **MARKET, **PLAY)

@@ -105,6 +105,7 @@ def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path
     assert segments_of(run) == []
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_ends_the_job_at_the_limit_and_is_named(tmp_path, job_of):
     run, job = tmp_path / "run", job_of("run.silence_limit=8")
     wait_for_checkpoint(run, job)

@@ -118,7 +118,7 @@ static void a_waiter_is_woken_by_the_version_it_waits_for() {
 // sees every access.
 static void plain_reads_never_race_when_every_reader_has_a_slot() {
     constexpr size_t readers = 3, words = 32;
-#ifdef DDRL_THREAD_SANITIZER
+#ifdef DDRL_SANITIZED
     constexpr int64_t versions = 20'000;
 #else
     constexpr int64_t versions = 300'000;
@@ -160,8 +160,10 @@ static void plain_reads_never_race_when_every_reader_has_a_slot() {
 // is one version. The words are relaxed atomics, since a reader may by design look at a slot that is being rewritten;
 // valid() tells it afterwards.
 static void ten_million_reads_under_revocation_are_whole_or_known_to_be_lost() {
-#ifdef DDRL_THREAD_SANITIZER
+#if defined(DDRL_THREAD_SANITIZER)
     constexpr uint64_t reads = 20'000;
+#elif defined(DDRL_SANITIZED)
+    constexpr uint64_t reads = 200'000;
 #else
     constexpr uint64_t reads = 2'500'000;
 #endif

@@ -20,7 +20,7 @@ FOLDER = notebooks()
 SMALL = {
     "01_replay": {"K": (5, 7), "S": (6, 8), "REPEATS": 2},
     "02_distribution": {"SECONDS": 3, "SCHEMES": ("sharded", "direct")},
-    "03_microbatch": {"STEPS": 60_000, "EPISODES": 3},
+    "03_microbatch": {"STEPS": 25_000, "EPISODES": 3},
     "04_admix": {"STEPS": 900, "DAYS": 2},
     "05_gpu_pool": {"STEPS": 20_000},
 }

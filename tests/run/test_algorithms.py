@@ -76,7 +76,7 @@ def test_a_recurrent_algorithm_solves_what_needs_memory_and_dqn_does_not(tmp_pat
     assert summary(tmp_path / "dqn")["evaluation"]["mean"] < 1.0
 
 
-@pytest.mark.parametrize("network", ["mlp", "tests.run.networks:Scores"])
+@pytest.mark.parametrize("network", ["mlp", pytest.param("tests.run.networks:Scores", marks=pytest.mark.long)])
 def test_a_queue_of_named_arrays_is_learned_from_and_its_policy_is_saved(network: str, tmp_path: Path) -> None:
     wanted = settings(
         "env.id=tests.run.environments:orders", "env.observation=named", "env.max_lengths.queue=4",

@@ -26,7 +26,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.long), "local"])
-@pytest.mark.parametrize("case", ["td3", "categorical", pytest.param("quantile", marks=pytest.mark.long), "pqn"])
+@pytest.mark.parametrize(
+    "case", ["td3", "pqn", *(pytest.param(case, marks=pytest.mark.long) for case in ("categorical", "quantile"))]
+)
 def test_it_runs_is_evaluated_and_goes_on(case: str, mode: str, tmp_path: Path) -> None:
     how = ["--serial"] if mode == "serial" else settings("run.processes=2")
     done = ddrl(*how, *TINY, *CASES[case], *settings(f"run.dir={tmp_path / 'run'}"))

@@ -22,7 +22,9 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.long), "local"])
-@pytest.mark.parametrize("name", sorted(CHOSEN))
+@pytest.mark.parametrize(
+    "name", ["rainbow", *(pytest.param(name, marks=pytest.mark.long) for name in ("iqn", "qrdqn"))]
+)
 def test_it_runs_is_evaluated_and_goes_on(name: str, mode: str, tmp_path: Path) -> None:
     run, how = tmp_path / "run", ["--serial"] if mode == "serial" else []
     shorter = settings("run.max_env_steps=2000", "run.checkpoint_period=500", f"run.dir={run}")

@@ -293,10 +293,10 @@ def test_members_offer_themselves_to_the_kernel_when_memory_is_short() -> None:
 
 # Where the trainer is when it is sent a signal: function, and at which of its calls.
 MOMENTS = [
-    ("Training.publish", 1, KILL),  # nothing is published, the mailbox is there
     ("digest_of_file", 4, KILL),  # in the second checkpoint
 ]
 OTHER_MOMENTS = [
+    ("Training.publish", 1, KILL),  # nothing is published, the mailbox is there
     ("Checkpoints.write", 1, KILL),  # there is no checkpoint
     ("Task.accept", 1, KILL),  # an evaluation has been read
     ("Training._record", 100, STOP),
@@ -398,7 +398,7 @@ def test_a_trainer_that_is_killed_while_the_run_is_paused_stays_paused(tmp_path:
     assert segments_of(run) == []
 
 
-@pytest.mark.parametrize("moment", ["Job.hand_over:1", "Job._use_trainer:2"])
+@pytest.mark.parametrize("moment", ["Job.hand_over:1", pytest.param("Job._use_trainer:2", marks=pytest.mark.long)])
 def test_a_stop_that_comes_while_a_trainer_is_started_reaches_it(moment: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fault = f":{moment}:signal {int(signal.SIGINT)}:{run.with_name('mark')}"  # of the keeper, which has no name here
@@ -660,7 +660,9 @@ def steps_ahead(run: Path) -> float:
     return float(steps[-1, -1] - steps[-1, 0]) if len(steps) else 0.0
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["at the start", "after a death"])
+@pytest.mark.parametrize(
+    "later", [False, pytest.param(True, marks=pytest.mark.long)], ids=["at the start", "after a death"]
+)
 def test_under_mpirun_the_limit_on_processes_is_named(later: bool, tmp_path: Path) -> None:
     run = tmp_path / "run"
     fault = f"keeper 1:Keeper._start_fork:{3 if later else 1}:{errno.EAGAIN}"

@@ -102,9 +102,12 @@ def test_the_file_of_a_rank_is_bounded(tmp_path, monkeypatch):
     "how",
     [
         "subprocess.check_output(['cat', '/proc/self/status'], text=True)",
-        "subprocess.check_output('cat /proc/self/status', shell=True, text=True)",
-        "subprocess.run([sys.executable, '-c', 'print(open(\"/proc/self/status\").read())'], capture_output=True, "
-        "text=True).stdout",
+        pytest.param("subprocess.check_output('cat /proc/self/status', shell=True, text=True)", marks=pytest.mark.long),
+        pytest.param(
+            "subprocess.run([sys.executable, '-c', 'print(open(\"/proc/self/status\").read())'], capture_output=True, "
+            "text=True).stdout",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_an_environment_starts_has_default_signals(how, tmp_path):
@@ -193,7 +196,7 @@ def test_a_second_interrupt_ends_a_serial_run_whose_environment_does_not_return(
     [
         ("step", "checkpoints/0*", "os._exit(0)", "exited with status 0"),
         ("reset", "checkpoints/0*", "signal.alarm(1); time.sleep(99)", "was killed by SIGALRM"),
-        ("__init__", "config.toml", "os._exit(0)", "exited with status 0"),
+        pytest.param("__init__", "config.toml", "os._exit(0)", "exited with status 0", marks=pytest.mark.long),
     ],
 )
 def test_a_serial_run_whose_environment_ends_its_process_says_so_and_leaves_nothing(where, exists, ends, how, tmp_path):

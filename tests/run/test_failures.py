@@ -99,8 +99,6 @@ PLACES = [
 QUICK = [
     (KEEPER, "Preparation.__init__", 1),  # rank 0, before the topology is sent
     (RELAY, "Topology.from_bytes", 1),  # a rank, before it has the topology
-    (OTHER_KEEPER, "HostChannels._create", 1),  # a rank that cannot make its host's channels
-    (ROLLOUT, "make_worker", 1),  # members at their start and later
     (EVALUATOR, "play_episodes", 1),
     (RELAY, "Relay.progress", 20),  # a relay
     (TRAINER, "write_checkpoint", 2),  # the trainer

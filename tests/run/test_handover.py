@@ -5,21 +5,21 @@ import signal
 import pytest
 
 from benchmarks.run.ranks import Loops
-from ddrl.telemetry import Run
-from tests.run.launch import TINY, mpirun, start_mpirun, summary
-from tests.waiting import PATIENCE
+from ddrl.telemetry import Run, attach
+from tests.run.launch import TINY, UNTIL_STOPPED, settings, start_mpirun, summary
+from tests.waiting import PATIENCE, wait_until
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "chosen",
     [["cluster.closed_loop=true", "cluster.codec=int8"], ["cluster.codec=xor_zstd"]],
     ids=["closed", "streaming"],
 )
-def test_every_rollout_of_every_host_reports_the_newest_version_within_one_closed_loop(settings, tmp_path):
+def test_every_rollout_of_every_host_reports_the_newest_version_within_one_closed_loop(chosen, tmp_path):
     run = tmp_path / "run"
     words = [
         word
-        for setting in [*settings, "cluster.relays=3", "run.max_env_steps=1000000000", f"run.dir={run}"]
+        for setting in [*chosen, "cluster.relays=3", "run.max_env_steps=1000000000", f"run.dir={run}"]
         for word in ("--set", setting)
     ]
     job = start_mpirun(9, *TINY, *words)
@@ -39,12 +39,22 @@ def test_every_rollout_of_every_host_reports_the_newest_version_within_one_close
 
 
 def test_inside_a_host_models_and_experience_touch_no_network(tmp_path):
-    # Long enough for a rollout that starts late on a busy machine.
-    done = mpirun(5, *TINY, "--set", "run.max_env_steps=100000", "--set", f"run.dir={tmp_path / 'run'}")
-    assert done.returncode == 0, done.stderr
-    (host,) = summary(tmp_path / "run")["hosts"]
+    run = tmp_path / "run"
+    job = start_mpirun(5, *TINY, *UNTIL_STOPPED, *settings(f"run.dir={run}"))
+    try:
+        wait_until((run / "status.json").exists, "the run's directory")
+        with attach(run, timeout=PATIENCE) as control, Run(run) as recorded:
+            wait_until(lambda: rollouts_with_versions(recorded) == 2, "both rollouts take versions all the same")
+            control.stop()
+        assert job.wait(timeout=PATIENCE) == 0
+    finally:
+        job.kill()
+    (host,) = summary(run)["hosts"]
     counted = {name: value for name, value in host.items() if "bytes" in name}
     assert counted == dict.fromkeys(("bytes_sent", "bytes_received", "model_bytes_sent", "model_bytes_received"), 0)
-    with Run(tmp_path / "run") as recorded:
-        fetches = recorded.latest().column("fetches")[-1]
-    assert (fetches[fetches == fetches] > 3).sum() == 2  # both rollouts took versions all the same
+
+
+def rollouts_with_versions(recorded: Run) -> int:
+    """How many have taken more than three."""
+    fetches = recorded.latest().column("fetches")
+    return int((fetches[-1:] > 3).sum())

@@ -40,7 +40,7 @@ def start(tmp_path, variables, *, command=(sys.executable,), mode=("--serial",))
     "left_over",
     [
         {"PMI_SIZE": "1", "PMI_RANK": "0"},
-        {"PMI_SIZE": "4", "PMI_RANK": "0"},
+        pytest.param({"PMI_SIZE": "4", "PMI_RANK": "0"}, marks=pytest.mark.long),
         {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "PMI_SIZE": "1", "PMI_RANK": "0"},
         {**STEP, "SLURM_PROCID": "0", "SLURM_TASK_PID": "4000000", "PMIX_RANK": "1"},  # of a step that has ended
         pytest.param({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, marks=pytest.mark.long),  # sbatch

@@ -114,7 +114,12 @@ def test_under_nohup_a_closed_terminal_stops_nothing():
 
 @pytest.mark.parametrize(
     ("mode", "number"),
-    [([], signal.SIGINT), (["--serial"], signal.SIGINT), ([], signal.SIGHUP), ([], signal.SIGTERM)],
+    [
+        ([], signal.SIGINT),
+        (["--serial"], signal.SIGINT),
+        pytest.param([], signal.SIGHUP, marks=pytest.mark.long),
+        ([], signal.SIGTERM),
+    ],
     ids=["local", "serial", "terminal closed", "terminated"],
 )
 def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):

@@ -48,7 +48,7 @@ def run_in_turns(preparations: Sequence[Preparation]) -> None:
         raise
 
 
-@pytest.mark.parametrize("network", [[], DROPOUT], ids=["mlp", "dropout"])
+@pytest.mark.parametrize("network", [[], pytest.param(DROPOUT, marks=pytest.mark.long)], ids=["mlp", "dropout"])
 def test_two_tasks_that_take_turns_equal_their_runs_alone(network: list[str], tmp_path: Path) -> None:
     for seed in (1, 2):
         run_serial(prepare(tmp_path / f"alone{seed}", seed, *network))

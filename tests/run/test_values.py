@@ -25,7 +25,9 @@ TWO_NUMBERS = settings(
 @pytest.mark.parametrize(
     ("chosen", "form", "numbers", "lines", "atoms"),
     [
-        (settings("learner.algorithm=c51", "learner.c51.atoms=11"), "probability", 1, 2, 11),
+        pytest.param(
+            settings("learner.algorithm=c51", "learner.c51.atoms=11"), "probability", 1, 2, 11, marks=pytest.mark.long
+        ),
         (settings("learner.algorithm=qrdqn", "learner.qrdqn.quantiles=8"), "quantile", 1, 2, 8),
         (TWO_NUMBERS, "probability", 2, 2, 7),
     ],
