@@ -72,8 +72,8 @@ def endless(tmp_path):
     command += ["--folder", str(folder), "--parallel", "2", "--serial", *TINY]
     command += settings(
         "env.id=tests.run.environments:walk",
-        f"env.kwargs={{pause = 0.02, until = '{tmp_path / 'quick'}'}}",
-        "run.max_env_steps=10000",
+        f"env.kwargs={{pause = 0.05, until = '{tmp_path / 'quick'}'}}",
+        "run.max_env_steps=4000",
         "run.checkpoint_period=100",
         "evaluation.period=0",
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("rlax") is None,
-    reason="projections and losses were NOT compared with rlax: needs the extra [test]",
+    reason="projections and losses were NOT compared with rlax: needs the extra [reference]",
 )
 def test_projections_and_losses_agree_with_rlax() -> None:
     comparison = Path(__file__).with_name("rlax_comparison.py")

@@ -430,6 +430,7 @@ def test_a_stop_that_comes_once_all_is_done_leaves_nothing_in_shared_memory(tmp_
     assert segments_of(run) == []
 
 
+@pytest.mark.long
 def test_the_ledger_of_a_run_whose_trainer_fails_while_it_counts_rows_balances(tmp_path: Path) -> None:
     run = tmp_path / "run"
     fault = "0 trainer:Training._count_recorded:1000:"  # these rows are recorded, and not counted yet

@@ -136,6 +136,7 @@ def test_hosts_of_which_all_ranks_die_are_left_out_until_none_has_a_rollout(tmp_
         assert segments_of(job.run) == []
 
 
+@pytest.mark.long
 def test_a_host_whose_keeper_dies_too_often_leaves_the_job(tmp_path: Path) -> None:
     with Job(tmp_path, "rollout.restarts=0") as job:
         job.kill(["ddrl keeper 2"])
