@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import sqlite3
 import subprocess
 
+import psutil
 import pytest
 
 import ddrl
@@ -108,6 +107,16 @@ def check_still(browser, run, state):
     assert processes.values.shape[1] == 9
 
 
+def kill_without_a_word(run):
+    """Kill the trainer, and rank 0 and its keeper before either can say or save anything; mpirun ends the others."""
+    status = run_status(run)
+    keeper = psutil.Process(status.keeper)
+    those = [keeper.parent(), keeper, psutil.Process(status.pid)]
+    for act in (psutil.Process.suspend, psutil.Process.kill):
+        for process in those:
+            act(process)
+
+
 @pytest.mark.long
 def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashboard, driver):
     run = ddrl.start("cartpole", SETTINGS, ranks=9, root=tmp_path / "runs", wait=PATIENCE)
@@ -137,7 +146,7 @@ def test_every_figure_is_the_tables_whatever_state_the_run_is_in(tmp_path, dashb
             control.resume()
         browser.wait_for("running", "Time left")
         wait_until(lambda: any((run.path / "checkpoints").glob("0*")), "a checkpoint")
-        os.kill(run_status(run.path).pid, signal.SIGKILL)  # rank 0; its launcher ends the others
+        kill_without_a_word(run.path)
         run.wait(PATIENCE)
         browser.wait_for("dead", "never said why")
         check_still(browser, run.path, "dead")
