@@ -124,8 +124,10 @@ def find_causes(frames: Processes, config: Config, *, state: State = "running", 
         return [Cause("unknown", "Not known yet: fewer than three seconds have been recorded.")]
     sick = _silent(window) + _slow(window)
     limiting = _limits(window, config, before)
-    sick_first = [cause for cause in sick if cause.share == 1.0 or limiting[0].starved]
-    return sick_first + limiting + [cause for cause in sick if cause not in sick_first]
+    if limiting[0].starved:
+        return sick + limiting
+    silent = [cause for cause in sick if cause.share == 1.0]
+    return silent + limiting + [cause for cause in sick if cause.share != 1.0]
 
 
 def between(earlier: Record, newest: Record) -> Processes:
