@@ -106,7 +106,8 @@ def film() -> None:
     with st.expander("The agent at play", expanded=found is not None), watch.said():
         if found is None:
             st.markdown("Not filmed yet. Load this page again after:")
-            st.code(plain_line(f"python -m ddrl.evaluate {shlex.quote(str(path))} --video"), language="bash")
+            # Not st.code, whose highlighter every browser would load with this page: 1.5 MB.
+            st.text(plain_line(f"python -m ddrl.evaluate {shlex.quote(str(path))} --video"))
         elif FILMS[found.suffix].startswith("video"):
             st.video(read_regular(found, MAX_ARRAYS), FILMS[found.suffix])
         else:
