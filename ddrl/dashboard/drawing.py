@@ -21,19 +21,10 @@ from ddrl.plots.frame import json_of
 _LIBRARY = components.declare_component(
     "plotly_js", path=str(Path(plotly.__file__).parent / "package_data")
 )  # served, never shown itself
-_CHARTS = Path(st.__file__).parent.glob("static/static/js/PlotlyChart.*.js")  # plotly.js is a part of it
 
 _SCRIPT = """
-const charts = CHARTS;  // Streamlit's own: the browser keeps it, and what it has compiled; a script of ours it may not
 function library() {
-  window.ddrlPlotly ??= Promise.all(charts.map(name => import(new URL("static/js/" + name, document.baseURI))))
-    .catch(() => undefined)
-    .then(() => window.Plotly ?? load());
-  return window.ddrlPlotly;
-}
-
-function load() {
-  return new Promise((done, failed) => {
+  window.ddrlPlotly ??= new Promise((done, failed) => {
     const script = document.createElement("script");
     script.src = new URL("component/LIBRARY/plotly.min.js", document.baseURI).href;
     script.onload = () => done(window.Plotly);
@@ -44,6 +35,7 @@ function load() {
     };
     document.head.append(script);
   });
+  return window.ddrlPlotly;
 }
 
 export default function ({ data, parentElement, setTriggerValue }) {
@@ -77,7 +69,7 @@ export default function ({ data, parentElement, setTriggerValue }) {
     setTimeout(() => window.Plotly?.purge(place), 1000);
   };
 }
-""".replace("LIBRARY", _LIBRARY.name).replace("CHARTS", json.dumps([path.name for path in _CHARTS]))
+""".replace("LIBRARY", _LIBRARY.name)
 
 _v2: Any = getattr(st.components, "v2", None)
 _draw: Any = _v2.component("ddrl_chart", js=_SCRIPT, isolate_styles=False) if _v2 else None
