@@ -42,7 +42,7 @@ def test_inside_a_host_models_and_experience_touch_no_network(tmp_path):
     run = tmp_path / "run"
     job = start_mpirun(5, *TINY, *UNTIL_STOPPED, *settings(f"run.dir={run}"))
     try:
-        wait_until((run / "status.json").exists, "the run's directory")
+        wait_until((run / "live.json").exists, "the way to its commands")
         with attach(run, timeout=PATIENCE) as control, Run(run) as recorded:
             wait_until(lambda: rollouts_with_versions(recorded) == 2, "both rollouts take versions all the same")
             control.stop()
