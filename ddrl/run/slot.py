@@ -97,7 +97,9 @@ def command_of(ranks: int) -> str:
     if "DDRL_LAUNCHER" in os.environ:
         return os.environ["DDRL_LAUNCHER"]
     launcher = "mpirun"
-    if all(name in os.environ for name in SLURM_STEP) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+    # Open MPI's and MPICH's launchers start their daemons on other hosts by srun, whose variables their ranks inherit.
+    has_own = any(name in os.environ for name in ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"))
+    if not has_own and all(name in os.environ for name in SLURM_STEP):
         kind = os.environ.get("SLURM_MPI_TYPE")
         launcher = f"srun --mpi={kind}" if kind else "srun"
     return f"{launcher} -n {ranks} python -m ddrl.run"

@@ -72,6 +72,7 @@ def test_srun_without_mpi_is_refused_once(variables, tmp_path):
     [
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun -n 4 python -m ddrl.run"),
         ({"OMPI_COMM_WORLD_SIZE": "4", **STEP, "SLURM_PROCID": "0"}, "mpirun -n 4 python -m ddrl.run"),
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", **STEP, "SLURM_PROCID": "0"}, "mpirun -n 4 python -m ddrl.run"),
         ({"PMI_SIZE": "4", **STEP, "SLURM_PROCID": "0"}, "srun -n 4 python -m ddrl.run"),
         ({**STEP, "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "pmi2"}, "srun --mpi=pmi2 -n 4 python -m ddrl.run"),
         ({**STEP, "SLURM_PROCID": "0", "DDRL_LAUNCHER": "mpi_launch/local 4"}, "mpi_launch/local 4"),
@@ -79,7 +80,7 @@ def test_srun_without_mpi_is_refused_once(variables, tmp_path):
 )
 def test_who_is_to_go_on_with_a_job_is_told_its_own_launcher(variables, command, monkeypatch):
     for name in [*os.environ]:
-        if name.startswith(("OMPI_", "SLURM_", "DDRL_LAUNCHER")):
+        if name.startswith(("OMPI_", "MPI_LOCAL", "SLURM_", "DDRL_LAUNCHER")):
             monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
