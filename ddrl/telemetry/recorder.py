@@ -118,8 +118,9 @@ class Recorder:
         self.steps: Callable[[], float] = lambda: first_steps  # of the run until now; the task sets it
         for kind, text, fields in store.notes:
             self.record_event(kind, text, **fields)
-        self._thread = threading.Thread(target=self._work, name="ddrl-recorder", daemon=True)
-        self._thread.start()
+        # Not by join: where Ctrl-C interrupts that, CPython 3.11 takes the thread for one that has ended (bpo-45274).
+        self._ended = threading.Event()
+        threading.Thread(target=self._work, name="ddrl-recorder", daemon=True).start()
 
     @property
     def latest(self) -> Record | None:
@@ -158,14 +159,11 @@ class Recorder:
         self._sinks = [sink for sink in self._sinks if not isinstance(sink, Store | TensorBoardFiles)]
 
     def close(self, timeout: float = 10.0) -> None:
-        """Write a last record and all events handed in so far, and end the thread. Further calls do nothing."""
-        if self._thread.is_alive():
-            self._items.put(None)
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                self._report(
-                    f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing"
-                )
+        """Write a last record and all events handed in so far, and end the thread. Further calls do nothing, but wait
+        where an interrupt has ended the first one."""
+        self._items.put(None)
+        if not self._ended.wait(timeout):
+            self._report(f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing")
 
     def __enter__(self) -> Recorder:
         return self
@@ -174,6 +172,12 @@ class Recorder:
         self.close()
 
     def _work(self) -> None:
+        try:
+            self._record()
+        finally:
+            self._ended.set()
+
+    def _record(self) -> None:
         due = time.monotonic()
         open_ = True
         while open_:

@@ -2,8 +2,11 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -24,6 +27,7 @@ from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.facts import list_facts
 from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
+from ddrl.telemetry.store import FILE_NAME
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 
@@ -113,6 +117,46 @@ def test_a_failing_sink_does_not_keep_records_from_the_others(tmp_path):
     assert len(reports) == 3  # its records, the alarm that says so, its end
     with Run(tmp_path / "a") as run:
         assert len(run.series()) >= 5
+
+
+INTERRUPTED_CLOSE = """
+import sys, threading
+from pathlib import Path
+from tests.telemetry.feeding import CONFIG, Feed, FakeCluster
+from ddrl.telemetry import Recorder, run_status
+
+go = threading.Event()
+
+class Slow:
+    def record(self, record): pass
+    event = evaluation = record
+    def close(self):
+        print("closing", flush=True)
+        go.wait()
+
+reports = []
+recorder = Recorder(Path(sys.argv[1]), Feed(FakeCluster(), 5), CONFIG, report=reports.append, sinks=[Slow()])
+try:
+    recorder.close(float(sys.argv[2]))
+except KeyboardInterrupt:
+    recorder.close(0.05)
+    go.set()
+    recorder.close(float(sys.argv[2]))
+    print(run_status(Path(sys.argv[1])).figures["size"], *reports, flush=True)
+"""
+
+
+def test_ctrl_c_at_the_end_does_not_leave_the_recorder_behind(tmp_path):
+    (tmp_path / "config.toml").write_text(config_to_toml(CONFIG))
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_CLOSE, tmp_path, str(PATIENCE)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout.readline() == "closing\n"
+    child.send_signal(signal.SIGINT)
+    printed, _ = child.communicate(timeout=PATIENCE)
+    size, report = printed.split(maxsplit=1)
+    assert int(size) == (tmp_path / FILE_NAME).stat().st_size
+    assert report.startswith("telemetry: the recorder did not end within 0.05 s")
 
 
 def test_a_decimated_series_covers_the_whole_run_in_few_rows(tmp_path):
