@@ -496,7 +496,7 @@ class Job:
         if self._deaths.limit and work_done(self.channels.counters.table()[self._row_of(trainer.rank)]):
             self._spare_at = math.inf
             try:
-                self._spare = self._start_program(SPARE, (*TRAINER_PROGRAM, "spare"))
+                self._spare = self._start_program(SPARE, (*TRAINER_PROGRAM, "spare", str(trainer.pid)))
             except KeeperError as error:
                 self._note_spare_end(f"cannot be started: {error}")
 

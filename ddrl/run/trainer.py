@@ -1,7 +1,7 @@
-"""The trainer's process: `python -m ddrl.run.trainer [spare] RUN_ID LINK ERRORS PARENT`, started by the keeper.
+"""The trainer's process: `python -m ddrl.run.trainer [spare TRAINER] RUN_ID LINK ERRORS PARENT`, started by the keeper.
 
 It imports torch while the keeper prepares the run, then attaches the host's channels and drives the task to its end. A
-spare does the same beside a trainer, and waits for that one's death; until then the channels are not its own.
+spare does the same beside the process TRAINER, and waits for its death; until then the channels are not its own.
 LINK: descriptor of its end of the link to the keeper; ERRORS: where it writes its stacks when it is asked; PARENT: the
 keeper's process id. A keeper that ends is an interrupt: the trainer saves, removes the channels, and ends; before it
 has anything to save it ends at once."""
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -83,12 +85,12 @@ def drive(
             evaluator.close()
 
 
-def await_records(run_id: str, link: Link, parent: int, *, is_spare: bool) -> Sequence[Message]:
+def await_records(link: Link, leave: Callable[[], None]) -> Sequence[Message]:
     """Import what training needs; what the keeper has sent, once there are channels or a trainer has died. There is
     nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        _leave(run_id, parent, is_spare)
+        leave()
         os._exit(130)
 
     before = signal.signal(signal.SIGTERM, end)
@@ -101,9 +103,12 @@ def await_records(run_id: str, link: Link, parent: int, *, is_spare: bool) -> Se
         signal.signal(signal.SIGTERM, before)
 
 
-def _leave(run_id: str, parent: int, is_spare: bool) -> None:
-    """Remove what a keeper that has died had made: nobody else does. A spare leaves it to the trainer, which saves."""
-    if is_orphan(parent) and not is_spare:
+def _leave(run_id: str, parent: int, *, trainer: int | None = None) -> None:
+    """Remove what a keeper that has died had made: nobody else does. trainer: of a spare the pidfd of the trainer
+    beside it, whose end is awaited: it still saves, and may be killed before it removes anything."""
+    if is_orphan(parent):
+        if trainer is not None:
+            select.select([trainer], [], [])
         unlink_run(run_id)
 
 
@@ -172,9 +177,12 @@ def main() -> int:
     from ddrl.run.keeper import report_stacks
 
     run_id, descriptor, errors, parent = sys.argv[-4:]
+    leave = partial(_leave, run_id, int(parent))
     is_spare = sys.argv[1] == "spare"
     if is_spare:
         name_process("ddrl spare")
+        with suppress(ProcessLookupError):  # it has died already, and this process takes its place
+            leave = partial(leave, trainer=os.pidfd_open(int(sys.argv[2])))
     report_stacks(int(errors))
     try:
         with Interrupts() as interrupts:
@@ -188,8 +196,9 @@ def main() -> int:
             try:
                 try:
                     with offered_to_oom_killer() if is_spare else nullcontext():
-                        messages = await_records(run_id, link, int(parent), is_spare=is_spare)
-                    is_spare = is_spare and not messages  # the job has ended without a need of it
+                        messages = await_records(link, leave)
+                    if messages:  # else the job has ended without a need of a spare
+                        leave = partial(_leave, run_id, int(parent))
                     result = Result(train(run_id, link, messages, interrupts))
                 except KeyboardInterrupt:
                     raise
@@ -202,7 +211,7 @@ def main() -> int:
                 return 130
             link.send(result)
     finally:
-        _leave(run_id, int(parent), is_spare)
+        leave()
     return 0 if result.document is not None else 1
 
 

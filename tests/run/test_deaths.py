@@ -482,6 +482,30 @@ def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path:
     balances(run)
 
 
+def test_a_spare_removes_what_a_killed_keeper_and_its_killed_trainer_leave(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    names = {"ddrl 0 trainer", "ddrl spare"}
+    more = settings(f"run.dir={run}", "run.processes=1")
+    with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
+        try:
+            wait_for_checkpoint(run, job)
+            first = processes_of(run)["ddrl 0 trainer"]
+            os.kill(first, signal.SIGKILL)
+            wait_until(
+                lambda: names <= processes_of(run).keys() and first not in processes_of(run).values(), "no spare"
+            )
+            trainer, spare = (processes_of(run)[name] for name in sorted(names))
+            os.kill(trainer, signal.SIGSTOP)
+            os.kill(run_status(run).keeper, signal.SIGKILL)
+            wait_until(lambda: processes_of(run).keys() == names, "others outlive their keeper")
+            assert segments_of(run) != []  # with which the trainer would save
+            os.kill(trainer, signal.SIGKILL)
+            wait_until(lambda: segments_of(run) == [], "the segments stay")
+            wait_until(lambda: processes_of(run) == {}, "the spare stays")
+        finally:
+            job.kill()
+
+
 def alarms(run: Path) -> str:
     """What the run has told its user."""
     with Run(run) as records:
