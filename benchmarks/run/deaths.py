@@ -4,6 +4,7 @@
                the keepers of other groups than the trainer's
     hosts      the same on --hosts hosts, emulated by network namespaces (root)
     kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
+    relays     --jobs jobs under mpirun --with-ft ulfm, each until all its relays but the trainer's host's are killed
     effective  env steps learned from a second, with kills over without, at the same time
     again      seconds from a kill to the next update of a trainer, and to the next step of a rollout
     solve      env steps of CartPole to 475, with kills over without, seed by seed
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import resource
@@ -51,6 +53,7 @@ END_LIMIT = 120.0  # [s]
 ANSWER_LIMIT = 15.0  # [s]
 LOOK_PERIOD = 0.25  # [s]
 COST_STEPS = 30_000
+UPDATES_AFTER = 200  # a job's last death
 SETTINGS = (
     "env.id=benchmarks.run.deaths:slow_cartpole",
     "env.num_envs=4",
@@ -170,13 +173,15 @@ class Job:
         newest = self.path / "checkpoints" / f"{max(steps):012}"
         return {"checkpoint_bytes": sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())}
 
-    def torment(self, seconds: float, every: float, roles: Sequence[str], ways: Sequence[str]) -> None:
-        """Kill processes for so long, or until the run ends; every 0: none."""
+    def torment(
+        self, seconds: float, every: float, roles: Sequence[str], ways: Sequence[str], kills: float = math.inf
+    ) -> None:
+        """Kill processes for so long, so many, or until the run ends; every 0: none."""
         end = time.monotonic() + seconds
         next_kill = time.monotonic() + every * self._rng.uniform(0.5, 1.5)
         with contextlib.ExitStack() as stack:
             group = stack.enter_context(group_without_memory()) if every and "oom" in ways else None
-            while time.monotonic() < end and self.process.poll() is None:
+            while time.monotonic() < end and self.process.poll() is None and self.killed.total() < kills:
                 time.sleep(LOOK_PERIOD)
                 self._look()
                 if not every or time.monotonic() < next_kill or run_status(self.path).state != "running":
@@ -188,6 +193,14 @@ class Job:
                     victim = self._rng.choice(victims)
                     with contextlib.suppress(ProcessLookupError):
                         self.killed[f"{victim.role} {end_by(self._rng.choice(ways), victim, group)}"] += 1
+
+    def learns_on(self, updates: float) -> None:
+        """Until so many further updates, or nothing has moved for HANG seconds."""
+        wanted = self.counts()[1] + updates
+        self._moved_at = time.monotonic()
+        while self.process.poll() is None and self.longest <= HANG and self.counts()[1] < wanted:
+            time.sleep(LOOK_PERIOD)
+            self._look()
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -269,7 +282,7 @@ def hosts(options: argparse.Namespace) -> Any:
 def kept(options: argparse.Namespace) -> Any:
     """Kills under a launcher that starts the job again, of relays and keepers too."""
     launcher = [str(ROOT / "mpi_launch" / "local"), str(options.ranks), "--keep-alive", "1000"]
-    return _torment(options, launcher, (*MEMBERS, "relay", "keeper", "first-keeper"))
+    return _torment(options, launcher, (*MEMBERS, "relay", "first-relay", "keeper", "first-keeper"))
 
 
 def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str], *more: str) -> dict[str, Any]:
@@ -288,6 +301,34 @@ def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequen
             found = {"ranks": options.ranks, "relays": options.relays, "seconds": seconds, **job.stop()}
     print_rows([{name: str(value) for name, value in found.items()}])
     return found
+
+
+def relays(options: argparse.Namespace) -> Any:
+    """Jobs that lose one host after the other, each by the death of its relay, but the trainer's."""
+    ranks = max(options.ranks, 4 * options.relays)  # the trainer's host has a rollout too
+    launcher = [*mpirun(ranks), "--with-ft", "ulfm", sys.executable, "-m", "ddrl.run"]
+    jobs: list[dict[str, Any]] = []
+    for seed in range(options.jobs):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            more = (f"cluster.relays={options.relays}", f"run.seed={seed}", "replay.samples_per_insert=2")
+            with Job(launcher, Path(folder), *ENDLESS, *more, seed=seed) as job:
+                job.learns()
+                job.torment(options.seconds, options.every, ("relay",), ["kill"], options.relays - 1)
+                job.learns_on(UPDATES_AFTER)
+                jobs.append(job.stop())
+        print(f"job {seed}: {jobs[-1]}", flush=True)
+    return {
+        "ranks": ranks,
+        "relays": options.relays,
+        "jobs": len(jobs),
+        "deaths": sum(job["deaths"] for job in jobs),
+        "hangs": sum(job["hangs"] for job in jobs),
+        "ended_otherwise_than_asked": sum(job["status"] != 0 for job in jobs),
+        "versions_refused": sum(job["versions_refused"] for job in jobs),
+        "accounts_that_do_not_balance": [text for job in jobs for text in job["accounts_that_do_not_balance"]],
+        "longest_standstill_seconds": [job["longest_standstill_seconds"] for job in jobs],
+        "last_words": [job["last_words"] for job in jobs if job["status"] != 0],
+    }
 
 
 def effective(options: argparse.Namespace) -> Any:
@@ -435,6 +476,7 @@ def main() -> None:
     parser.add_argument("--how", default="kill,stop,oom", help="ways of dying in sessions (%(default)s)")
     parser.add_argument("--pause", type=float, default=1e-3, help="of an environment's step in sessions [s]")
     parser.add_argument("--hosts", type=int, default=8, help="emulated ones (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=50, help="of part relays (%(default)s)")
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
     parser.add_argument("--gigabytes", type=float, default=0.0, help="that replay holds in part again (CartPole's)")
     parser.add_argument("--pairs-of-runs", type=int, default=3)
@@ -444,6 +486,7 @@ def main() -> None:
             "session": session,
             "hosts": hosts,
             "kept": kept,
+            "relays": relays,
             "effective": effective,
             "again": again,
             "solve": solve,

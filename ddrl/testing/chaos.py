@@ -1,7 +1,8 @@
 """Kills processes of a living run: `python -m ddrl.testing.chaos RUN --every 15 --roles rollout,evaluator,trainer`.
 
 Beside a run on this machine, as its user. Every period (on average) one process is drawn among all of the roles named,
-each alike (keeper: of another host than the trainer's, first-keeper: of that), and one of the ways of dying:
+each alike (keeper, relay: of another host than the trainer's; first-keeper, first-relay: of that, without which the job
+ends), and one of the ways of dying:
 
     kill   SIGKILL
     stop   SIGSTOP: it falls silent, and its keeper ends it after run.silence_limit
@@ -37,7 +38,8 @@ from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.summary import LEDGER, accounts
 
 KEEPER = "keeper"
-ROLES = (*(role.value for role in Role), KEEPER, FIRST_KEEPER := "first-keeper")
+FIRST = "first-"  # of the trainer's host
+ROLES = (*(role.value for role in Role), KEEPER, FIRST + KEEPER, FIRST + Role.RELAY.value)
 WAYS = ("kill", "stop", "oom")
 LOOK_PERIOD = 0.5  # [s] between two looks at the run
 NO_MEMORY = 1 << 18  # [B] of a control group in which nothing more can be had
@@ -70,17 +72,20 @@ def processes_of(job: str) -> list[Victim]:
     """The processes of a job on this machine that have a role. They are named "ddrl RANK ROLE", cut to 15 letters, or
     "ddrl keeper HOST", and have channels of the job mapped."""
     mark = f"/ddrl-{job}-h".encode()
+    of_first_host = mark + b"0-"
     found: list[Victim] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             name = (folder / "comm").read_text().strip()
             words = name.split()
-            if len(words) != 3 or words[0] != "ddrl" or mark not in (folder / "maps").read_bytes():
+            if len(words) != 3 or words[0] != "ddrl" or mark not in (maps := (folder / "maps").read_bytes()):
                 continue
             if words[1] == KEEPER:
-                role = KEEPER if int(words[2]) else FIRST_KEEPER
+                role = KEEPER
             elif role := next((one for one in ROLES if one.startswith(words[2])), ""):
                 name = f"ddrl {words[1]} {role}"
+            if role in (KEEPER, Role.RELAY.value) and of_first_host in maps:
+                role = FIRST + role
             found.append(Victim(int(folder.name), role, name))
     return found
 

@@ -494,7 +494,7 @@ def test_a_spare_removes_what_a_killed_keeper_and_its_killed_trainer_leave(tmp_p
             wait_until(
                 lambda: names <= processes_of(run).keys() and first not in processes_of(run).values(), "no spare"
             )
-            trainer, spare = (processes_of(run)[name] for name in sorted(names))
+            trainer = processes_of(run)["ddrl 0 trainer"]
             os.kill(trainer, signal.SIGSTOP)
             os.kill(run_status(run).keeper, signal.SIGKILL)
             wait_until(lambda: processes_of(run).keys() == names, "others outlive their keeper")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run, attach
 from ddrl.telemetry.summary import LEDGER
+from ddrl.testing.chaos import job_of
+from ddrl.testing.chaos import processes_of as victims_of
 from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
@@ -126,6 +129,16 @@ class Job:
 
 def test_hosts_of_which_all_ranks_die_are_left_out_until_none_has_a_rollout(tmp_path: Path) -> None:
     with Job(tmp_path) as job:
+        wanted = {
+            "first-keeper": 1,
+            "first-relay": 1,
+            "keeper": 2,
+            "relay": 2,
+            "rollout": 4,
+            "evaluator": 1,
+            "trainer": 1,
+        }
+        assert Counter(one.role for one in victims_of(job_of(job.run))) == wanted
         job.kill(["ddrl 6 relay", "slot 7", "slot 8"])
         job.goes_on([1])
         job.kill(["ddrl 3 relay", "slot 4", "slot 5"])
