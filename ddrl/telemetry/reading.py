@@ -119,8 +119,8 @@ class Run:
             is_empty = "events" not in (name for _, name in tables)
             if application == 0 or (application == APPLICATION_ID and is_empty):
                 raise RunDirError(
-                    f"{file} is half-written: its run ended before the first record; delete {self.path} or start "
-                    "the run again"
+                    f"{file} is half-written: its run has not begun to record, or ended before it did; read it again "
+                    f"in a second, and where that is the same delete {self.path} or start the run again"
                 )
             if application != APPLICATION_ID or not own_tables() >= tables:
                 raise RunDirError(f"{file} is a database of another program, not a run of ddrl")
