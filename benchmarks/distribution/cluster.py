@@ -166,6 +166,16 @@ def down() -> None:
     shutil.rmtree(STATE, ignore_errors=True)
 
 
+def on_host(host: int) -> list[str]:
+    """What begins a command that runs in the network of a host."""
+    return ["ip", "netns", "exec", f"{PREFIX}{host}"]
+
+
+def set_link(host: int, state: str) -> None:
+    """Cut a host off, or connect it again. state: "down" or "up"."""
+    _batch(["ip"], [f"link set {LINK}{host} {state}"])
+
+
 def end_processes() -> list[str]:
     """Kill whatever runs on the hosts; their namespaces."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout

@@ -5,6 +5,7 @@
     hosts      the same on --hosts hosts, emulated by network namespaces (root)
     kept       one job under `mpi_launch/local N --keep-alive`, kills of relays and keepers too
     relays     --jobs jobs under mpirun --with-ft ulfm, each until all its relays but the trainer's host's are killed
+    cut        a job on emulated hosts for each scheme, --with-ft ulfm: the link of one host is down for --down seconds
     effective  env steps learned from a second, with kills over without, at the same time
     again      seconds from a kill to the next update of a trainer, and to the next step of a rollout
     solve      env steps of CartPole to 475, with kills over without, seed by seed
@@ -39,10 +40,11 @@ import numpy as np
 
 from benchmarks.distribution import cluster
 from benchmarks.harness import ROOT, arguments, mpi_environment, mpirun, print_rows, ratio_of_pairs, run_parts
+from ddrl.core import plugins
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
 from ddrl.run.topology import HostChannels
-from ddrl.telemetry import Run, attach, run_status
+from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.summary import LEDGER, accounts
 from ddrl.testing.chaos import end_by, group_without_memory, processes_of
 
@@ -53,6 +55,7 @@ END_LIMIT = 120.0  # [s]
 ANSWER_LIMIT = 15.0  # [s]
 LOOK_PERIOD = 0.25  # [s]
 COST_STEPS = 30_000
+CUT_HOSTS = 4
 UPDATES_AFTER = 200  # a job's last death
 SETTINGS = (
     "env.id=benchmarks.run.deaths:slow_cartpole",
@@ -65,6 +68,15 @@ SETTINGS = (
     "run.silence_limit=20",
 )
 ENDLESS = ("run.target_return=inf", "run.max_env_steps=1000000000", "replay.samples_per_insert=8")
+
+
+STOP = f"""
+import contextlib, sys
+from ddrl.core.errors import DdrlError
+from ddrl.telemetry import attach
+with contextlib.suppress(DdrlError), attach(sys.argv[1], timeout={ANSWER_LIMIT}) as control:
+    control.stop()
+"""
 
 
 class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -122,6 +134,7 @@ class Job:
             stderr=self._log,
             stdin=subprocess.DEVNULL,
         )
+        self.beside_trainer: Sequence[str] = ()  # what begins a command that runs on the trainer's host
         self.killed: Counter[str] = Counter()  # by role and way
         self.longest = 0.0  # [s] without a step or an update
         self.again: list[float] = []  # [s] from each end of the job to the first update after it
@@ -154,7 +167,7 @@ class Job:
         begun = time.monotonic()
         while not self.counts()[1]:
             if self.process.poll() is not None or time.monotonic() - begun > START_LIMIT:
-                raise SystemExit(f"the run has not begun: {Path(self._log.name).read_text()[-2000:]}")
+                raise SystemExit(f"the run has not begun: {self.said()[-2000:]}")
             time.sleep(LOOK_PERIOD)
         self._moved_at = time.monotonic()
 
@@ -168,7 +181,7 @@ class Job:
             if steps and max(steps) >= rows:
                 break
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"no checkpoint of {rows:,} steps: {Path(self._log.name).read_text()[-2000:]}")
+                raise SystemExit(f"no checkpoint of {rows:,} steps: {self.said()[-2000:]}")
             time.sleep(LOOK_PERIOD)
         newest = self.path / "checkpoints" / f"{max(steps):012}"
         return {"checkpoint_bytes": sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())}
@@ -220,20 +233,47 @@ class Job:
         summary = self.summary()
         return float(summary["env_steps"]) if "target_return" in summary["reason"] else float("inf")
 
+    def steps_by_host(self) -> dict[int, float]:
+        """Steps that the rollouts of each host have reported."""
+        with Run(self.path) as run:
+            table = run.latest()
+        rollouts = table.column("role")[-1] == list(Role).index(Role.ROLLOUT)
+        hosts, steps = (table.column(name)[-1][rollouts] for name in ("host", "env_steps"))
+        return {int(host): float(np.nansum(steps[hosts == host])) for host in np.unique(hosts)}
+
+    def seconds_to_newer_version(self, host: int) -> float:
+        """Until all processes of a host act with a version that is newer than any of now; infinite after END_LIMIT."""
+        begun = time.monotonic()
+        newest = math.inf
+        while self.process.poll() is None and time.monotonic() - begun < END_LIMIT:
+            with Run(self.path) as run:
+                table = run.latest()
+            versions = table.column("policy_version")[-1]
+            if newest == math.inf:
+                newest = float(np.nanmax(versions))
+            elif np.nanmin(versions[table.column("host")[-1] == host]) > newest:
+                return time.monotonic() - begun
+            time.sleep(LOOK_PERIOD)
+        return math.inf
+
+    def said(self) -> str:
+        """What it has printed."""
+        return Path(self._log.name).read_text()
+
     def summary(self) -> dict[str, Any]:
         """Of the run that has ended; no steps where it has left none, of which the log's end is printed."""
         path = self.path / "summary.json"
         if path.exists():
             return json.loads(path.read_text())
-        print(Path(self._log.name).read_text()[-3000:], flush=True)
+        print(self.said()[-3000:], flush=True)
         return {"env_steps": 0, "reason": ""}
 
     def stop(self) -> dict[str, Any]:
         """End it as a user does, and say what became of it and of its rows."""
         deadline = time.monotonic() + END_LIMIT
         while self.process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(DdrlError), attach(self.path, timeout=ANSWER_LIMIT) as control:
-                control.stop()  # it may be lost with a trainer that was killed just before
+            # It may be lost with a trainer that was killed just before.
+            subprocess.run([*self.beside_trainer, sys.executable, "-c", STOP, self.path], check=False)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(ANSWER_LIMIT)
         status = self.process.poll()
@@ -245,7 +285,7 @@ class Job:
         state = entry["state"]
         return {
             "status": status,
-            "last_words": "" if status == 0 else Path(self._log.name).read_text()[-3000:],
+            "last_words": "" if status == 0 else self.said()[-3000:],
             "deaths": self.killed.total(),
             "killed": dict(sorted(self.killed.items())),
             "longest_standstill_seconds": self.longest,
@@ -275,8 +315,7 @@ def hosts(options: argparse.Namespace) -> Any:
         launcher = cluster.mpirun([sys.executable, "-m", "ddrl.run"], ranks=ranks)
         options.ranks = sum(ranks)
         options.relays = 0
-        # It is not reached from here to be stopped.
-        return _torment(options, launcher, (*MEMBERS, "keeper"), f"run.max_seconds={options.seconds + 60}")
+        return _torment(options, launcher, (*MEMBERS, "keeper"), beside_trainer=cluster.on_host(0))
 
 
 def kept(options: argparse.Namespace) -> Any:
@@ -285,7 +324,9 @@ def kept(options: argparse.Namespace) -> Any:
     return _torment(options, launcher, (*MEMBERS, "relay", "first-relay", "keeper", "first-keeper"))
 
 
-def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str], *more: str) -> dict[str, Any]:
+def _torment(
+    options: argparse.Namespace, launcher: Sequence[str], roles: Sequence[str], beside_trainer: Sequence[str] = ()
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         given = (
             f"cluster.relays={options.relays}",
@@ -293,7 +334,8 @@ def _torment(options: argparse.Namespace, launcher: Sequence[str], roles: Sequen
             "replay.samples_per_insert=2",
             f"env.kwargs={{pause = {options.pause}}}",
         )
-        with Job(launcher, Path(folder), *ENDLESS, *given, *more) as job:
+        with Job(launcher, Path(folder), *ENDLESS, *given) as job:
+            job.beside_trainer = beside_trainer
             job.learns()
             begun = time.monotonic()
             job.torment(options.seconds, options.every, roles, options.how.split(","))
@@ -329,6 +371,37 @@ def relays(options: argparse.Namespace) -> Any:
         "longest_standstill_seconds": [job["longest_standstill_seconds"] for job in jobs],
         "last_words": [job["last_words"] for job in jobs if job["status"] != 0],
     }
+
+
+def cut(options: argparse.Namespace) -> Any:
+    """What the job loses while a link is down, for each scheme: nothing but that host's steps of that time."""
+    if problem := cluster.available():
+        raise SystemExit(problem)
+    found: dict[str, Any] = {}
+    for scheme in plugins.names("ddrl.distribution.schemes"):
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, cluster.made(["1gbit"] * CUT_HOSTS):
+            launcher = cluster.mpirun([sys.executable, "-m", "ddrl.run"], ranks=[4] + [2] * (CUT_HOSTS - 1))
+            more = (f"cluster.scheme={scheme}", "replay.samples_per_insert=2", "run.silence_limit=120")
+            with Job([*launcher[:1], "--with-ft", "ulfm", *launcher[1:]], Path(folder), *ENDLESS, *more) as job:
+                job.beside_trainer = cluster.on_host(0)
+                job.learns()
+                victim = CUT_HOSTS - 1
+                seconds = [job.seconds_to_newer_version(victim)]
+                before = job.steps_by_host()
+                cluster.set_link(victim, "down")
+                job.torment(options.down, 0.0, (), ())
+                during = job.steps_by_host()
+                cluster.set_link(victim, "up")
+                seconds.append(job.seconds_to_newer_version(victim))
+                found[scheme] = {
+                    "acts_with_newer_before_seconds": seconds[0],
+                    "acts_with_newer_after_seconds": seconds[1],
+                    "steps_meanwhile": {host: during[host] - before[host] for host in before},
+                    "left_out": "has died" in job.said(),
+                    **job.stop(),
+                }
+        print(f"{scheme}: {found[scheme]}", flush=True)
+    return found
 
 
 def effective(options: argparse.Namespace) -> Any:
@@ -476,6 +549,7 @@ def main() -> None:
     parser.add_argument("--how", default="kill,stop,oom", help="ways of dying in sessions (%(default)s)")
     parser.add_argument("--pause", type=float, default=1e-3, help="of an environment's step in sessions [s]")
     parser.add_argument("--hosts", type=int, default=8, help="emulated ones (%(default)s)")
+    parser.add_argument("--down", type=float, default=60.0, help="seconds without a link in part cut (%(default)s)")
     parser.add_argument("--jobs", type=int, default=50, help="of part relays (%(default)s)")
     parser.add_argument("--checkpoint-seconds", type=float, default=10.0)
     parser.add_argument("--gigabytes", type=float, default=0.0, help="that replay holds in part again (CartPole's)")
@@ -487,6 +561,7 @@ def main() -> None:
             "hosts": hosts,
             "kept": kept,
             "relays": relays,
+            "cut": cut,
             "effective": effective,
             "again": again,
             "solve": solve,
