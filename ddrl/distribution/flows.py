@@ -49,6 +49,7 @@ STATE_PERIOD = 0.1  # between reads of the root's board values [s]
 QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
 # After STOP without any row taken by the trainer before rows are given up [s]; a closed lane gives them up at once.
 DRAIN_SECONDS = 2.0
+TCP_LONGEST_PAUSE = 120.0  # between two tries [s]
 ANSWER_SECONDS = 2.0  # since a host's last table, within which it takes part in what all hosts do together
 
 
@@ -361,6 +362,7 @@ class TablesIn(Duty):
         self._host_limit = host_limit if membership.shrinks else math.inf
         self._silence: dict[int, float] = {}  # of each host that has sent a table: since the last one [s]
         self._watched_at = 0.0
+        self._healed_at = 0.0  # when every link carries messages again
         membership.beat = self._beat
 
     def _beat(self) -> None:
@@ -386,8 +388,9 @@ class TablesIn(Duty):
         return False
 
     def all_answer(self) -> bool:
-        """Whether no host is silent."""
-        return all(silence < ANSWER_SECONDS for silence in self._silence.values())
+        """Whether no host is silent, and each connection to one that was has had the time to carry messages again."""
+        answer = all(silence < ANSWER_SECONDS for silence in self._silence.values())
+        return answer and time.monotonic() >= self._healed_at
 
     def reset(self, membership: Membership) -> None:
         """Continue with the hosts that are left. Nobody waits for a process of another one; its relay's row says how
@@ -410,6 +413,9 @@ class TablesIn(Duty):
         return {Table: self._load}
 
     def _load(self, host: int, message: Table) -> None:
+        silence = self._silence.get(host, 0.0)
+        if silence >= ANSWER_SECONDS:  # other connections may still wait: TCP tries again after twice the last pause
+            self._healed_at = max(self._healed_at, time.monotonic() + min(silence, TCP_LONGEST_PAUSE))
         self._silence[host] = 0.0
         self._mirrors[host - 1].load(message.values)
 

@@ -407,9 +407,10 @@ def _part(mail: Mail, work: bytearray, result: Result, run_id: str, relays: list
         received = mail.take()
         if received is None:
             rest(begun, SHARE, MAX_SLEEP)
-        elif isinstance(received[1], Left):
-            relays.remove(received[0])
-        relays = [rank for rank in relays if rank not in mail.dead()]
+        gone = mail.dead()
+        if received is not None and isinstance(received[1], Left):  # of one that has died since, too
+            gone.add(received[0])
+        relays = [rank for rank in relays if rank not in gone]
         if time.monotonic() > deadline:
             if result.document is None:
                 abort(mail.world, run_id)

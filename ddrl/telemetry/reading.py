@@ -367,6 +367,13 @@ def _known_series(listed: str) -> dict[str, Series]:
 def _open_unchanged(file: Path) -> sqlite3.Connection:
     """A database, of which nothing is changed and beside which nothing is made. Who writes it keeps a log and an index
     of that. A log whose index is missing would get one: it is read in a copy. Without a log the file is whole."""
+    try:
+        return _open_as_it_is(file)
+    except sqlite3.OperationalError:  # who writes it may just have ended, and taken its log with it
+        return _open_as_it_is(file)
+
+
+def _open_as_it_is(file: Path) -> sqlite3.Connection:
     log, index, journal = (file.with_name(f"{file.name}{ending}") for ending in ("-wal", "-shm", "-journal"))
     if any(path.exists() and not path.is_file() for path in (log, index, journal)):
         raise OSError(errno.EINVAL, "its log, index or journal is not a file")
@@ -389,6 +396,9 @@ def _open_unchanged(file: Path) -> sqlite3.Connection:
             timeout=5.0,
         )
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
-        if not mode:
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens what has no name afterwards
+        try:
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens what may have no name afterwards
+        except BaseException:
+            db.close()
+            raise
     return db

@@ -6,10 +6,14 @@ import sys
 from functools import reduce
 from operator import xor
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING
+from ddrl.distribution import flows
+from ddrl.distribution.membership import Table
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -288,3 +292,28 @@ def test_every_relay_measures_the_same_links_and_what_a_message_and_a_byte_cost_
     same = ("message_seconds", "byte_seconds", "burst", "machines", "cores")
     assert [first[name] for name in same] == [anew[name] for name in same]
     assert first["up"] != anew["up"]
+
+
+def test_links_are_not_measured_before_each_connection_of_a_host_that_was_cut_off_carries_again(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    membership = SimpleNamespace(shrinks=False, beat=None)
+    mirror = SimpleNamespace(load=lambda values: None)
+    tables = flows.TablesIn(membership, [mirror, mirror], {}, None, 120.0)
+    load = tables.handlers()[Table]
+
+    def answers_after(seconds: float, *hosts: int) -> bool:
+        for _ in range(round(seconds / flows.TABLE_PERIOD)):
+            now[0] += flows.TABLE_PERIOD
+            tables.progress()
+            for host in hosts:
+                load(host, Table(np.zeros((1, 1))))
+        return tables.all_answer()
+
+    assert answers_after(5.0, 1, 2)
+    assert not answers_after(60.0, 1)
+    assert not answers_after(59.0, 1, 2)  # a pause of 51 s may have begun just before
+    assert answers_after(2.0, 1, 2)
+    assert not answers_after(600.0, 1)
+    assert not answers_after(119.0, 1, 2)
+    assert answers_after(2.0, 1, 2)  # TCP never waits longer than two minutes

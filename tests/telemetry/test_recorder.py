@@ -27,7 +27,8 @@ from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.facts import list_facts
 from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
-from ddrl.telemetry.store import FILE_NAME
+from ddrl.telemetry.series import Record
+from ddrl.telemetry.store import FILE_NAME, Store
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 
@@ -346,6 +347,27 @@ def test_a_run_deleted_while_it_is_read_says_so(tmp_path):
         run._db.close()
         with pytest.raises(RunDirError, match="being deleted"):
             run.series()
+
+
+def test_a_run_that_ends_while_it_is_opened_is_read(tmp_path, monkeypatch):
+    record_run(tmp_path)
+    (tmp_path / FILE_NAME).unlink()
+    store = Store(tmp_path)
+    store.record(Record(0, 0.0, 0.0, {}, FakeCluster().table()))
+    connect = sqlite3.connect
+    tries = []
+
+    def after_the_end(*words, **options):
+        if not tries:
+            assert (tmp_path / f"{FILE_NAME}-wal").exists()
+            store.close()
+        tries.append(words)
+        return connect(*words, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", after_the_end)
+    with Run(tmp_path) as run:
+        assert len(run.series()) == 1
+    assert len(tries) == 2
 
 
 def test_a_port_in_use_is_named(tmp_path):
