@@ -8,7 +8,7 @@
     cut        a job on emulated hosts for each scheme, --with-ft ulfm: the link of one host is down for --down seconds
     effective  env steps learned from a second, with kills over without, at the same time
     again      seconds from a kill to the next update of a trainer, and to the next step of a rollout
-    solve      env steps of CartPole to 475, with kills over without, seed by seed
+    solve      env steps of CartPole to 475, with kills over without, seed by seed at the same time
     cost       processor time of a run without deaths that can survive them, over one that cannot, in turn
 
 Each victim is drawn among all living processes of the roles, alike; the time between two deaths is --every seconds on
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -229,9 +229,13 @@ class Job:
         self.longest = max(self.longest, now - self._moved_at)
 
     def steps_to_target(self) -> float:
-        """Of a run that has ended; infinite where it has not reached its target."""
+        """Of a run that has ended, those counted that were lost; infinite where it has not reached its target."""
         summary = self.summary()
-        return float(summary["env_steps"]) if "target_return" in summary["reason"] else float("inf")
+        return (
+            float(summary["env_steps"] + summary["steps_lost"])
+            if "target_return" in summary["reason"]
+            else float("inf")
+        )
 
     def steps_by_host(self) -> dict[int, float]:
         """Steps that the rollouts of each host have reported."""
@@ -425,21 +429,29 @@ def effective(options: argparse.Namespace) -> Any:
             steps = job.summary()["env_steps"]  # a trainer's own counter begins with its process
             return (steps - before) / seconds, job.killed.total()
 
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    with ThreadPoolExecutor(2) as pool:
-        for turn in range(options.pairs_of_runs):
-            there = cores[:: -1 if turn % 2 else 1]
-            sides = ("kills", "without")
-            at_once = {side: pool.submit(learn, side, core, turn) for side, core in zip(sides, there, strict=True)}
-            found = {side: each.result() for side, each in at_once.items()}
-            deaths += found["kills"][1]
-            pairs.append({side: rate for side, (rate, _) in found.items()})
-            print(
-                f"pair {turn}: {pairs[-1]['kills']:.0f} steps/s with kills, {pairs[-1]['without']:.0f} without",
-                flush=True,
-            )
+    for turn, found in _at_once(learn, options.pairs_of_runs):
+        deaths += found["kills"][1]
+        pairs.append({side: rate for side, (rate, _) in found.items()})
+        print(
+            f"pair {turn}: {pairs[-1]['kills']:.0f} steps/s with kills, {pairs[-1]['without']:.0f} without", flush=True
+        )
     ratio = ratio_of_pairs([(pair["kills"], pair["without"]) for pair in pairs])
     return {"seconds": options.seconds, "every": options.every, "deaths": deaths, "pairs": pairs, "ratio": ratio}
+
+
+def _at_once(
+    learn: Callable[[str, int, int], tuple[float, int]], pairs: int
+) -> Iterator[tuple[int, dict[str, tuple[float, int]]]]:
+    """What `learn(side, core, turn)` finds for both sides at the same time, turn by turn."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with ThreadPoolExecutor(2) as pool:
+        for turn in range(pairs):
+            there = cores[:: -1 if turn % 2 else 1]
+            at_once = {
+                side: pool.submit(learn, side, core, turn)
+                for side, core in zip(("kills", "without"), there, strict=True)
+            }
+            yield turn, {side: each.result() for side, each in at_once.items()}
 
 
 def again(options: argparse.Namespace) -> Any:
@@ -478,25 +490,31 @@ def again(options: argparse.Namespace) -> Any:
 
 
 def solve(options: argparse.Namespace) -> Any:
-    """Steps to 475, with kills and without, seed by seed."""
+    """Steps to 475, those counted that were lost, with kills and without, seed by seed at the same time, each side on a
+    core of its own, which the next seed swaps."""
     steps: dict[str, list[float]] = {"kills": [], "without": []}
     deaths: list[int] = []
-    for seed in range(options.pairs_of_runs):
-        for side in sorted(steps, reverse=bool(seed % 2)):
-            with tempfile.TemporaryDirectory() as folder:
-                launcher = [sys.executable, "-m", "ddrl.run"]
-                more = ("run.target_return=475", "evaluation.period=1000", "evaluation.episodes=20", f"run.seed={seed}")
-                more += ("run.processes=2",)
-                with Job(launcher, Path(folder), *more, seed=seed) as job:
-                    job.learns()
-                    job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
-                    if job.process.poll() is None:
-                        job.process.send_signal(signal.SIGINT)
-                    job.process.wait(END_LIMIT)
-                    steps[side].append(job.steps_to_target())
-                    if side == "kills":
-                        deaths.append(job.killed.total())
-            print(f"seed {seed}, {side}: {steps[side][-1]:,.0f} env steps", flush=True)
+
+    def learn(side: str, core: int, seed: int) -> tuple[float, int]:
+        launcher = ["taskset", "-c", str(core), sys.executable, "-m", "ddrl.run"]
+        more = ("run.target_return=475", "evaluation.period=1000", "evaluation.episodes=20", "run.processes=2")
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Job(launcher, Path(folder), *more, f"run.seed={seed}", seed=seed) as job,
+        ):
+            job.learns()
+            job.torment(options.seconds, options.every if side == "kills" else 0.0, MEMBERS, ["kill"])
+            if job.process.poll() is None:
+                job.process.send_signal(signal.SIGINT)
+            job.process.wait(END_LIMIT)
+            return job.steps_to_target(), job.killed.total()
+
+    for seed, found in _at_once(learn, options.pairs_of_runs):
+        for side, (taken, _) in found.items():
+            steps[side].append(taken)
+        deaths.append(found["kills"][1])
+        words = ", ".join(f"{side}: {taken:,.0f} env steps" for side, (taken, _) in found.items())
+        print(f"seed {seed}, {words}, {deaths[-1]} deaths", flush=True)
     medians = {side: statistics.median(found) for side, found in steps.items()}
     return {
         "steps": steps,
