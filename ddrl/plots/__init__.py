@@ -22,6 +22,7 @@ from ddrl.plots.distribution import (
 )
 from ddrl.plots.frame import fit_legend, set_up_notebook
 from ddrl.plots.runs import (
+    account_table,
     cpu_by_role,
     differing_labels,
     draw_probabilities,
@@ -50,6 +51,7 @@ from ddrl.plots.runs import (
 
 __all__ = [
     "FULL_LINK",
+    "account_table",
     "bytes_against_bound",
     "cluster_map",
     "cpu_by_role",

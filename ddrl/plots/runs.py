@@ -37,6 +37,7 @@ from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES, SERIES
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
+from ddrl.telemetry.summary import Account
 
 _SERIES = {series.name: series for series in SERIES}  # where a table does not say what its series are
 _TITLES = {
@@ -653,6 +654,22 @@ def gpu_use(processes: Processes) -> go.Figure:
 def failed_ranks(errors: Sequence[str]) -> set[int]:
     """The ranks that texts of errors name as the ones that failed ("rank 7: ...", "rank 7 (rollout) failed: ...")."""
     return {int(found[1]) for text in errors if (found := re.match(r"rank (\d+)[: ]", text))}
+
+
+def account_table(accounts: Sequence[Account]) -> dict[str, list[Any]]:
+    """One row for each account of the ledger, with its total, and one for each of its parts, which were counted apart;
+    what they lack of the total is a part "missing"."""
+    rows: list[tuple[str, str, int]] = []
+    for account in accounts:
+        rows.append((account.name, "in all", account.total))
+        rows += [(account.name, part, count) for part, count in account.parts.items()]
+        if account.missing:
+            rows.append((account.name, "missing", account.missing))
+    return {
+        "account": [name for name, _, _ in rows],
+        "part": [part for _, part, _ in rows],
+        "rows": [count for _, _, count in rows],
+    }
 
 
 def rank_table(

@@ -11,6 +11,7 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
+from ddrl.telemetry.summary import LEDGER
 from tests.sources import ROOT, environment
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
@@ -55,6 +56,23 @@ assert titles() == {
     "time": "The trainer's time",
     "rates": "Recorded and learned from",
 }, titles()
+ledger = page("replay").dataframe[0].value
+assert ledger.to_numpy().tolist() == [
+    ["rows taken from lanes", "in all", 130],
+    ["rows taken from lanes", "steps recorded", 100],
+    ["rows taken from lanes", "ends of episodes recorded", 10],
+    ["rows taken from lanes", "too old", 3],
+    ["rows taken from lanes", "beyond the last step", 2],
+    ["rows taken from lanes", "lost with a trainer", 14],
+    ["rows taken from lanes", "dropped with a collector", 1],
+    ["steps recorded", "in all", 100],
+    ["steps recorded", "held", 60],
+    ["steps recorded", "evicted, seen", 30],
+    ["steps recorded", "evicted, unseen", 7],
+    ["steps recorded", "missing", 3],
+], ledger
+assert [one.value for one in page("replay").error] == ["An account does not balance: steps recorded."]
+page("replay")
 levels = {line.name: line.y[0] for key in ("fill", "balance") for line in drawn[key].data}
 assert levels["capacity"] == 100_000 and "asked for: 8" in levels, levels
 page("overview")
@@ -70,6 +88,24 @@ assert events.value["after [s]"].is_monotonic_decreasing, events.value
 """
 
 
+ACCOUNTS = {
+    "state": {
+        "rows_taken": 130,
+        "env_steps": 100,
+        "rows_ended": 10,
+        "rows_too_old": 3,
+        "rows_beyond": 2,
+        "rows_lost": 14,
+        "rows_dropped": 1,
+    },
+    "popped": None,
+    "held": 60,
+    "evicted_seen": 30,
+    "evicted_unseen": 7,
+    "ended": False,
+}
+
+
 WAITING = """
 import sys
 from streamlit.testing.v1 import AppTest
@@ -80,16 +116,22 @@ test.session_state["wanted page"] = "distribution"
 test.run()
 assert not test.exception, test.exception
 assert [one.value for one in test.info] == ["No rank has reported where it is yet."], test.info
+test = AppTest.from_file(app, default_timeout=600)
+test.session_state["wanted page"] = "replay"
+test.run()
+assert not test.exception, test.exception
+wanted = "What the run has counted cannot be read: it is damaged, or another version's."
+assert wanted in [one.value for one in test.caption], test.caption
 """
 
 
-def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are(tmp_path):
+def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are_or_of_damaged_accounts(tmp_path):
     pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.toml").write_text(config_to_toml(CONFIG))
-    with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), CONFIG):
-        pass  # which writes a last record
+    with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), CONFIG) as recorder:  # which writes a last record
+        recorder.record_snapshot(LEDGER, state="damaged")
     app = ROOT / "ddrl" / "dashboard" / "app.py"
     command = [sys.executable, "-c", WAITING, str(app), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
@@ -107,6 +149,7 @@ def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_rec
         for kind, text in (("note", "first"), ("alarm", "second"), ("stop", "third")):
             feed.cluster.now += 1e-3
             recorder.record_event(kind, text)
+        recorder.record_snapshot(LEDGER, **ACCOUNTS)
     app = ROOT / "ddrl" / "dashboard" / "app.py"
     command = [sys.executable, "-c", PAGES, str(app), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)

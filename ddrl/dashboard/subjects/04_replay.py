@@ -1,10 +1,12 @@
 """Replay: what it holds, how it is drawn from, and who waits for whom."""
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 
 from ddrl import plots
 from ddrl.dashboard import watch
+from ddrl.telemetry.summary import LEDGER, accounts
 
 
 def charts(runs: watch.Runs) -> None:
@@ -45,4 +47,25 @@ def charts(runs: watch.Runs) -> None:
         watch.chart(right, plots.draw_probabilities(priorities, replay.priority_exponent), "priorities")
 
 
+def ledger(runs: watch.Runs) -> None:
+    """Where each row went that rollouts of the main run wrote."""
+    run = next(iter(runs.values()))
+    entry = run.snapshot(LEDGER)
+    counters = run.latest().values
+    if entry is None or not len(counters):
+        st.caption("The run has not counted its rows yet.")
+        return
+    try:
+        found = accounts(entry, counters[-1])
+    except (KeyError, TypeError, ValueError, IndexError):  # whoever wrote the store
+        st.caption("What the run has counted cannot be read: it is damaged, or another version's.")
+        return
+    wrong = [account.name for account in found if account.missing]
+    if wrong:
+        st.error(f"An account does not balance: {', '.join(wrong)}.", icon=":material/error:")
+    st.dataframe(pd.DataFrame(plots.account_table(found)), hide_index=True, key="ledger")
+
+
 watch.live(charts)
+st.subheader("Where every row went", help="Of each account the total and its parts were counted apart, and are equal.")
+watch.live(ledger)
