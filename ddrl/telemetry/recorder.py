@@ -118,9 +118,10 @@ class Recorder:
         self.steps: Callable[[], float] = lambda: first_steps  # of the run until now; the task sets it
         for kind, text, fields in store.notes:
             self.record_event(kind, text, **fields)
-        # Not by join: where Ctrl-C interrupts that, CPython 3.11 takes the thread for one that has ended (bpo-45274).
+        # In place of join: where Ctrl-C interrupts that, CPython 3.11 takes the thread for ended (bpo-45274).
         self._ended = threading.Event()
-        threading.Thread(target=self._work, name="ddrl-recorder", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="ddrl-recorder", daemon=True)
+        self._thread.start()
 
     @property
     def latest(self) -> Record | None:
@@ -161,9 +162,12 @@ class Recorder:
     def close(self, timeout: float = 10.0) -> None:
         """Write a last record and all events handed in so far, and end the thread. Further calls do nothing, but wait
         where an interrupt has ended the first one."""
-        self._items.put(None)
-        if not self._ended.wait(timeout):
-            self._report(f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing")
+        if self._thread.is_alive():  # not so in a copy of the process
+            self._items.put(None)
+            if not self._ended.wait(timeout):
+                self._report(
+                    f"telemetry: the recorder did not end within {timeout:g} s; the last records may be missing"
+                )
 
     def __enter__(self) -> Recorder:
         return self

@@ -160,6 +160,18 @@ def test_ctrl_c_at_the_end_does_not_leave_the_recorder_behind(tmp_path):
     assert report.startswith("telemetry: the recorder did not end within 0.05 s")
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12: this process has another thread
+def test_a_copy_of_the_process_does_not_wait_for_a_recorder_that_it_has_not(tmp_path):
+    feed = Feed(FakeCluster(), 5)
+    reports: list[str] = []
+    with Recorder(tmp_path, feed, CONFIG, clock=feed.clock, monotonic=feed.clock, report=reports.append) as recorder:
+        child = os.fork()
+        if child == 0:
+            recorder.close(0.1)
+            os._exit(len(reports))
+        assert os.waitpid(child, 0)[1] == 0
+
+
 def test_a_decimated_series_covers_the_whole_run_in_few_rows(tmp_path):
     record_run(tmp_path, records=1000)
     with Run(tmp_path) as run:
