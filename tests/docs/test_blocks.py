@@ -116,7 +116,8 @@ def living(tmp_path: Path) -> Iterator[Any]:
     """A run that would last for long."""
     import ddrl
 
-    run = ddrl.start({"env.id": "CartPole-v1", "run.max_env_steps": 10**9, "run.dir": str(tmp_path / "run")})
+    endless = {"run.max_env_steps": 10**9, "run.target_return": float("inf")}
+    run = ddrl.start({"env.id": "CartPole-v1", "run.dir": str(tmp_path / "run"), **endless})
     try:
         yield run
     finally:
