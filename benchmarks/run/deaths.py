@@ -68,8 +68,6 @@ SETTINGS = (
     "run.silence_limit=20",
 )
 ENDLESS = ("run.target_return=inf", "run.max_env_steps=1000000000", "replay.samples_per_insert=8")
-
-
 STOP = f"""
 import contextlib, sys
 from ddrl.core.errors import DdrlError
@@ -231,11 +229,9 @@ class Job:
     def steps_to_target(self) -> float:
         """Of a run that has ended, those counted that were lost; infinite where it has not reached its target."""
         summary = self.summary()
-        return (
-            float(summary["env_steps"] + summary["steps_lost"])
-            if "target_return" in summary["reason"]
-            else float("inf")
-        )
+        if "target_return" not in summary["reason"]:
+            return math.inf
+        return float(summary["env_steps"] + summary["steps_lost"])
 
     def steps_by_host(self) -> dict[int, float]:
         """Steps that the rollouts of each host have reported."""

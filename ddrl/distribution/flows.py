@@ -49,7 +49,7 @@ STATE_PERIOD = 0.1  # between reads of the root's board values [s]
 QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
 # After STOP without any row taken by the trainer before rows are given up [s]; a closed lane gives them up at once.
 DRAIN_SECONDS = 2.0
-TCP_LONGEST_PAUSE = 120.0  # between two tries [s]
+TCP_LONGEST_PAUSE = 120.0  # between two tries to send over a connection that does not answer [s]
 ANSWER_SECONDS = 2.0  # since a host's last table, within which it takes part in what all hosts do together
 
 
@@ -362,7 +362,7 @@ class TablesIn(Duty):
         self._host_limit = host_limit if membership.shrinks else math.inf
         self._silence: dict[int, float] = {}  # of each host that has sent a table: since the last one [s]
         self._watched_at = 0.0
-        self._healed_at = 0.0  # when every link carries messages again
+        self._healed_at = 0.0  # from then on every connection carries messages, after a host was silent [s]
         membership.beat = self._beat
 
     def _beat(self) -> None:

@@ -25,6 +25,7 @@ from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, JobFailed
 from ddrl.core.forks import die_with, end_process, is_orphan
 from ddrl.run.process import (
+    SAVE_SECONDS,
     Interrupts,
     fix_order_of_sums,
     flush_denormals,
@@ -105,10 +106,9 @@ def await_records(link: Link, leave: Callable[[], None]) -> Sequence[Message]:
 
 def _leave(run_id: str, parent: int, *, trainer: int | None = None) -> None:
     """Remove what a keeper that has died had made: nobody else does. trainer: of a spare the pidfd of the trainer
-    beside it, whose end is awaited: it still saves, and may be killed before it removes anything."""
-    if is_orphan(parent):
-        if trainer is not None:
-            select.select([trainer], [], [])
+    beside it: it still saves, and may be killed before it removes anything, so its end is awaited, at most as long as
+    saving may take."""
+    if is_orphan(parent) and (trainer is None or select.select([trainer], [], [], SAVE_SECONDS)[0]):
         unlink_run(run_id)
 
 

@@ -397,7 +397,7 @@ def _open_as_it_is(file: Path) -> sqlite3.Connection:
         )
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE)
         try:
-            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens what may have no name afterwards
+            db.execute("SELECT count(*) FROM sqlite_master").fetchone()  # opens each file, which may be removed later
         except BaseException:
             db.close()
             raise

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from benchmarks.admix import __main__ as admix
 from benchmarks.admix import trained
 from benchmarks.harness import Timing, interleave, ratios
 from benchmarks.pool.bounds import repairman_share
+from benchmarks.run import deaths
 from ddrl.admix.load import Generator
 
 
@@ -183,3 +185,30 @@ def test_a_policy_is_compared_with_the_best_rule_that_does_not_know_the_future()
     assert row["over_prior"] == pytest.approx(0.0)
     assert row["learned"] == pytest.approx(0.9)
     assert row["over_best_worst_seed_bound"] < 0.025
+
+
+@pytest.mark.parametrize(("reason", "steps"), [("run.target_return reached", 1230.0), ("run.max_env_steps", np.inf)])
+def test_steps_to_a_target_count_those_that_were_lost(reason: str, steps: float, tmp_path: Path) -> None:
+    job = deaths.Job.__new__(deaths.Job)  # of a run that has ended
+    job.path = tmp_path
+    (tmp_path / "summary.json").write_text(json.dumps({"env_steps": 1000, "steps_lost": 230, "reason": reason}))
+    assert job.steps_to_target() == steps
+
+
+def test_both_sides_of_a_pair_run_at_the_same_time_and_swap_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deaths.os, "sched_getaffinity", lambda _: {4, 7, 9})
+    met = threading.Barrier(2, timeout=60.0)
+
+    def learn(side: str, core: int, turn: int) -> tuple[float, int]:
+        met.wait()
+        return float(core), turn
+
+    assert list(deaths._at_once(learn, 2)) == [
+        (0, {"kills": (4.0, 0), "without": (7.0, 0)}),
+        (1, {"kills": (7.0, 1), "without": (4.0, 1)}),
+    ]
+
+
+def test_the_ratio_of_steps_is_that_with_kills_over_that_without() -> None:
+    low, high = deaths.interval([30.0, 30.0, 30.0], [10.0, 10.0, 10.0])
+    assert (low, high) == (3.0, 3.0)
