@@ -253,12 +253,12 @@ class SeriesWindow:
     def __post_init__(self) -> None:
         self.series = series_of(self.metrics)
         self._column = {metric.name: index for index, metric in enumerate(self.metrics)}
-        self._counts = np.array([index for index, metric in enumerate(self.metrics) if metric.kind == "count"])
         names = [metric.name for metric in self.metrics if metric.kind == "count"]
+        self._counts = np.array([self._column[name] for name in names])
         self._of_episodes = np.array([name in ("episodes", "episode_steps_sum", "return_sum") for name in names])
         self._rising = np.array([name != "return_sum" for name in names])
-        self._last: Floats | None = None
-        self._grown = np.empty((0, len(self.metrics)))
+        self._last = np.empty((0, len(names)))  # counts as the last table had them [processes, counts]
+        self._ended = np.empty((0, len(names)))  # of processes that ended; NaN: none has, that counted this
         self._moments: deque[tuple[_Moment, float]] = deque()
         self._frozen = False
 
@@ -269,7 +269,7 @@ class SeriesWindow:
     def measure(self, table: Floats, now: float, wall_seconds: float) -> dict[str, float]:
         """Every series from `table` [processes, columns] read at `now` (Unix seconds), `wall_seconds` into the run."""
         moment = _Moment(now, wall_seconds, self._accumulate(table), self._column)
-        held = float(np.nan_to_num(moment.values("rollout_wait", Role.TRAINER)).max(initial=0.0))
+        held = float(np.fmax.reduce(moment.values("rollout_wait", Role.TRAINER), initial=0.0))
         while len(self._moments) > 1 and wall_seconds - self._moments[1][0].seconds >= self.window:
             self._moments.popleft()
         before = self._moments[0][0] if self._moments and not self._frozen else None
@@ -293,20 +293,23 @@ class SeriesWindow:
         """The table with counts that never fall: where one has fallen, another process began at zero, and adds to it.
         Counts of episodes, which are divided by each other, begin anew together: returns may fall below zero, and more
         episodes than before may have been played since."""
-        last = self._grown[:0] if self._last is None else self._last
-        rows = max(len(table), len(last))
-        table, last, grown = (_lengthened(part, rows) for part in (table, last, self._grown))
-        counts = self._counts
-        new = table[:, counts]
-        old = _or_zero(last[:, counts])
-        before = grown[:, counts]
-        fallen = new < old
-        fallen[:, self._of_episodes] = fallen[:, self._of_episodes & self._rising].any(axis=1, keepdims=True)
-        gain = np.where(fallen, new, new - old)
+        table = _lengthened(table, max(len(table), len(self._last)))
+        new = table[:, self._counts]
+        old = _lengthened(self._last, len(table))
+        before = _lengthened(self._ended, len(table))
+        ended = (new < old) & self._rising
+        if ended.any():
+            ended[:, self._of_episodes] = ended[:, self._of_episodes].any(axis=1, keepdims=True)
+        missing = np.isnan(new)
+        ended = (ended | missing) & ~np.isnan(old)
+        if ended.any():
+            before = np.where(ended, _or_zero(before) + old, before)
+        self._last = new
+        self._ended = before
+        if np.isnan(before).all():
+            return table
         whole = table.copy()
-        whole[:, counts] = np.where(np.isnan(new), before, _or_zero(before) + gain)
-        self._last = table.copy()
-        self._grown = whole
+        whole[:, self._counts] = np.where(missing, before, new + _or_zero(before))
         return whole
 
     def _make_whole(self, values: dict[str, float]) -> None:
