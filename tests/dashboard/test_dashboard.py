@@ -3,12 +3,10 @@ the console."""
 
 import contextlib
 import os
-import re
 import shutil
 import sqlite3
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import urllib.request
@@ -367,21 +365,6 @@ def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path,
                 window._errors.clear()
         finally:
             window.close()
-
-
-@pytest.mark.long  # a page of docs/extending.md is drawn in tests/docs
-def test_a_page_is_one_file_as_the_documentation_writes_it(tmp_path, browser):
-    (example,) = re.findall(
-        r"```python\n( *\"\"\"Subject.*?)```", (ROOT / "docs" / "telemetry.md").read_text(), re.DOTALL
-    )
-    shutil.copytree(ROOT / "dashboard", tmp_path / "dashboard", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "dashboard" / "pages" / "08_subject.py").write_text(textwrap.dedent(example))
-    with dashboard_of(tmp_path, tmp_path / "dashboard" / "app.py") as url, LiveRun(tmp_path / "runs" / "alpha"):
-        browser.open(url)
-        browser.wait_for("alpha", "running", "Updates / s")
-        go_to(browser, "Subject")
-        browser.wait_for("replay_size", "wall time")
-        browser.leave()  # before its server goes
 
 
 def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):
