@@ -81,9 +81,16 @@ def file_of(module: str) -> Path | None:
     return next((place for place in places if (ROOT / place).exists()), None)
 
 
-def commits_since(path: Path, code: list[Path]) -> list[str]:
-    """Commits, newest first, that changed the code after the one that last wrote more of the file than its command."""
-    written = _git("log", "-1", "--format=%H", "-G", '^[^"]+("[^c]|$)', "--", str(path.relative_to(ROOT)))
+def commits_since(path: Path, code: list[Path], commit: str = "") -> list[str]:
+    """Commits, newest first, that changed the code after the one that last wrote more of the file than its command, or
+    after `commit`, at which a part of it was measured that later runs have kept; that alone where git knows it no more.
+    """
+    if commit:
+        written = _git("rev-parse", "--verify", "--quiet", commit.rstrip("+") + "^{commit}")
+        if not written:
+            return [commit]
+    else:
+        written = _git("log", "-1", "--format=%H", "-G", '^[^"]+("[^c]|$)', "--", str(path.relative_to(ROOT)))
     return _git("log", "--format=%h", f"{written[0]}..HEAD", "--", *map(str, code)) if written else []
 
 
@@ -98,10 +105,11 @@ def main() -> None:
     rows = []
     for path in sorted(RESULTS.glob("*.json")):
         file = json.loads(path.read_text())
-        code = measured_code(file["command"])
-        commits = commits_since(path, code)
-        if commits:
-            rows.append((path.stem, file["date"], len(commits), commits[0], len(code)))
+        for part, origin in {"": file, **file.get("kept", {})}.items():
+            code = measured_code(origin["command"])
+            commits = commits_since(path, code, origin.get("commit", "") if part else "")
+            if commits:
+                rows.append((f"{path.stem} {part}", origin["date"], len(commits), commits[0], len(code)))
     if rows:
         print("Warning: the code under these figures has changed since they were measured:")
         print_table(("figures", "measured", "commits since", "newest", "files of code"), rows)

@@ -27,7 +27,7 @@ from typing import Any, cast
 import jinja2
 
 from benchmarks.ages import commits_since, measured_code
-from benchmarks.harness import RESULTS, ROOT
+from benchmarks.harness import ORIGIN, RESULTS, ROOT
 
 TEMPLATES = ROOT / "benchmarks" / "pages"
 PART = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
@@ -70,11 +70,11 @@ def render(template: str, page: Path, *, history: bool = False) -> str:
     def linked(name: str, words: str = "") -> str:
         return link(name, page, words)
 
-    def dated(name: str) -> str:
-        return link(name, page, when(name, history))
+    def dated(name: str, *parts: str) -> str:
+        return link(name, page, when(name, history, parts))
 
-    def measured(name: str, command: str = "") -> str:
-        return made(name, page, command, history)
+    def measured(name: str, command: str = "", *parts: str) -> str:
+        return made(name, page, command, history, parts)
 
     names = {"results": results, "given": str, "link": linked, "when": dated, "made": measured}
     try:
@@ -114,33 +114,46 @@ def link(name: str, page: Path, words: str = "") -> str:
     return f"[{words or name}]({path})"
 
 
-def made(name: str, page: Path, command: str = "", history: bool = False) -> str:
+def made(name: str, page: Path, command: str = "", history: bool = False, parts: Sequence[str] = ()) -> str:
     """How a results file came about, as three cells: command; file; date, processor and commit.
 
-    command: the one that measures it today, where the program that the file names has another name or has left."""
-    file = results(name)
-    words = command or f"`{file['command']}`"
+    command: the one that measures it today, where the program that the file names has another name or has left.
+    parts: those of the file that the row takes its numbers from, where they are not all."""
+    words = command or f"`{results(name)['command']}`"
     for module in re.findall(r"python -m ([\w.]+)", words):
         path = ROOT.joinpath(*module.split("."))
         if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
             raise FigureError(f"{page}: {module}, which {name}.json was measured by, is not here: name today's command")
-    return f"{words.replace('|', '&#124;')} | {link(name, page)} | {when(name, history)}"
+    return f"{words.replace('|', '&#124;')} | {link(name, page)} | {when(name, history, parts)}"
 
 
-def when(name: str, history: bool) -> str:
-    """Date, processor and, where it is saved, commit of a results file, with OLDER where its code has changed since."""
+def when(name: str, history: bool, parts: Sequence[str] = ()) -> str:
+    """Date, processor and, where it is saved, commit of a results file, with OLDER where its code has changed since;
+    one after the other where its parts, or those of `parts`, were not measured in one run."""
     file = results(name)
-    words = ", ".join(filter(None, [file["date"], processor(file["machine"]["cpu"]), file.get("commit")]))
-    return words + OLDER * is_older(name, history)
+    kept = file.get("kept", {})
+    origins: dict[str, list[str]] = {}
+    if missing := set(parts) - set(file):
+        raise FigureError(f"{name}.json has no part {', '.join(sorted(missing))}")
+    for part in parts or [*(part for part in file if part not in (*ORIGIN, "kept") and part not in kept), *kept]:
+        origin = kept.get(part, file)
+        words = ", ".join(filter(None, [origin["date"], processor(origin["machine"]["cpu"]), origin.get("commit")]))
+        origins.setdefault(words + OLDER * is_older(name, history, part if part in kept else ""), []).append(part)
+    if len(origins) == 1:
+        return next(iter(origins))
+    return "; ".join(f"{', '.join(its)}: {words}" for words, its in origins.items())
 
 
 @functools.cache
-def is_older(name: str, history: bool) -> bool:
-    """Whether the code under a results file has changed since: where it names no commit, or in git with `history`."""
+def is_older(name: str, history: bool, part: str = "") -> bool:
+    """Whether the code under a results file, or under a part that later runs have kept, has changed since: where it
+    names no commit, or in git with `history`."""
     file = results(name)
-    if "commit" not in file:
+    origin = file["kept"][part] if part else file
+    if "commit" not in origin:
         return True
-    return history and bool(commits_since(RESULTS / f"{name}.json", measured_code(file["command"])))
+    commit = origin["commit"] if part else ""
+    return history and bool(commits_since(RESULTS / f"{name}.json", measured_code(origin["command"]), commit))
 
 
 def processor(model: str) -> str:

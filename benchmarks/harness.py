@@ -30,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PEER = "PYTHON_OF_THE_PEER"
+ORIGIN = ("command", "date", "commit", "machine")  # how figures came about, in their file
 
 
 @dataclass(frozen=True)
@@ -263,14 +264,19 @@ def _children_seconds() -> float:
 def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Callable[[argparse.Namespace], Any]]) -> None:
     """Run the parts of a benchmark that --part names (default: all), each with the options of `parser`.
 
-    Figures are saved after each part; what the JSON holds of other parts is kept.
+    Figures are saved after each part; what the JSON holds of other parts is kept, and beside it, under "kept", the
+    command, date, commit and machine that each of them was measured with.
     """
     parser.add_argument("--part", nargs="+", choices=list(parts), default=list(parts), help="only these (default: all)")
     options = parser.parse_args()
-    figures = known_figures(options.json, parts)
+    known = json.loads(options.json.read_text()) if options.json.exists() else {}
+    figures = {name: known[name] for name in parts if name in known}
+    origin = {name: known[name] for name in ORIGIN if name in known}
+    kept = {name: known.get("kept", {}).get(name, origin) for name in figures}
     for name in options.part:
         figures[name] = parts[name](options)
-        save(options.json, figures)
+        kept.pop(name, None)
+        save(options.json, figures | ({"kept": kept} if kept else {}))
 
 
 def known_figures(path: Path, names: Iterable[str]) -> dict[str, Any]:
@@ -361,13 +367,8 @@ def _shown(cell: object) -> str:
 
 def save(path: Path, figures: Mapping[str, Any]) -> None:
     """Write the figures with the command and the machine that made them."""
-    document = {
-        "command": command(sys.argv[1:]),
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit_of(ROOT),
-        "machine": machine(),
-        **figures,
-    }
+    origin = (command(sys.argv[1:]), time.strftime("%Y-%m-%d"), commit_of(ROOT), machine())
+    document = {**dict(zip(ORIGIN, origin, strict=True)), **figures}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1, default=lambda value: asdict(value)) + "\n")
     print(f"saved {path}")

@@ -81,6 +81,31 @@ def test_a_commit_on_the_code_makes_its_figures_old_and_measuring_them_again_mak
     assert ages.commits_since(results, code) == []
 
 
+def test_a_part_that_later_runs_kept_is_as_old_as_its_own_commit(tree: Path) -> None:
+    code = ages.measured_code("python -m benchmarks.speed")
+    first = ages._git("rev-parse", "--short", "HEAD")[0]
+    commit(tree, "ddrl/learner/losses.py", "2")
+    commit(tree, "results/speed.json", '{}\n "date": "today"')
+    results = tree / "results" / "speed.json"
+    assert ages.commits_since(results, code) == []
+    assert ages.commits_since(results, code, first + "+") == ages._git("rev-parse", "--short", "HEAD~1")
+    assert ages.commits_since(results, code, ages._git("rev-parse", "HEAD")[0]) == []
+    assert ages.commits_since(results, code, "0123abcd") == ["0123abcd"]
+
+
+def test_the_table_of_ages_names_the_parts_that_are_old(tree: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["ages"])
+    monkeypatch.setattr(ages, "RESULTS", tree / "results")
+    command = "python -m benchmarks.speed"
+    kept = {"loads": {"command": command, "date": "2026-11-20", "commit": ages._git("rev-parse", "HEAD")[0]}}
+    commit(tree, "ddrl/learner/losses.py", "2")
+    document = {"command": command, "date": "2026-11-25", "commit": "x", "loads": 1, "kept": kept}
+    commit(tree, "results/speed.json", json.dumps(document, indent=1))
+    ages.main()
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("speed")]
+    assert [row[:4] for row in rows] == [["speed", "loads", "2026-11-20", "1"]]
+
+
 def test_a_program_of_replay_depends_on_the_kernel_and_not_on_ad_mixing() -> None:
     code = ages.measured_code(json.loads((RESULTS / "replay.json").read_text())["command"])
     assert {Path("ddrl/kernel"), Path("ddrl/replay/replay.py")} & set(code)

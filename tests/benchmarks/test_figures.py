@@ -116,11 +116,24 @@ def test_a_row_says_how_it_was_made_and_whether_its_code_has_changed(speed: Path
     speed.write_text(json.dumps({**FILE, "commit": "be93cf5a"}))
     later = row.replace(row.partition(" | ")[0], "the same") + ", be93cf5a"
     assert figures.made("speed", PAGE, "the same") == later
-    monkeypatch.setattr(figures, "commits_since", lambda path, code: ["be93cf5a"])
+    monkeypatch.setattr(figures, "commits_since", lambda *_: ["be93cf5a"])
     assert figures.made("speed", PAGE, "the same", history=True) == later + figures.OLDER
-    monkeypatch.setattr(figures, "commits_since", lambda path, code: [])
+    monkeypatch.setattr(figures, "commits_since", lambda *_: [])
     figures.is_older.cache_clear()
     assert figures.made("speed", PAGE, "the same", history=True) == later
+
+
+def test_a_row_says_of_each_part_when_it_was_measured(speed: Path) -> None:
+    kept = {"steps": {**{name: FILE[name] for name in ("command", "machine")}, "date": "2026-11-20"}}
+    speed.write_text(json.dumps({**FILE, "commit": "be93cf5a", "kept": kept}))
+    new = "2026-11-25, AMD EPYC, be93cf5a"
+    old = "2026-11-20, AMD EPYC, older code"
+    assert figures.when("speed", history=False) == f"seconds, rows: {new}; steps: {old}"
+    assert figures.when("speed", history=False, parts=("seconds", "rows")) == new
+    assert rendered('{{ when("speed", "steps") }}') == f"| speed | [{old}](../benchmarks/results/speed.json) |"
+    assert figures.made("speed", PAGE, "`it`", parts=("steps", "seconds")).endswith(f" | steps: {old}; seconds: {new}")
+    with pytest.raises(figures.FigureError, match="no part minutes"):
+        figures.when("speed", history=False, parts=("minutes",))
 
 
 @pytest.mark.parametrize(

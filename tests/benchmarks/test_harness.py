@@ -28,10 +28,34 @@ def test_a_command_is_recorded_without_places_of_the_machine(
         )
 
 
+def test_a_part_that_is_not_measured_again_keeps_its_own_date_command_and_machine(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(harness, "module", lambda: "benchmarks.pool")
+
+    def measure(day: int, *words: str) -> dict:
+        monkeypatch.setattr(harness.time, "strftime", lambda form: f"2026-11-{day}")
+        monkeypatch.setattr(harness.sys, "argv", ["program", "--json", str(file), *words])
+        harness.run_parts(harness.arguments("pool", "Pools."), {name: lambda _: day for name in ("a", "b", "c")})
+        return json.loads(file.read_text())
+
+    assert "kept" not in measure(20)
+    found = measure(21, "--part", "b", "c")
+    assert {name: found[name] for name in "abc"} == {"a": 20, "b": 21, "c": 21}
+    assert {part: (origin["date"], origin["command"]) for part, origin in found["kept"].items()} == {
+        "a": ("2026-11-20", "python -m benchmarks.pool")
+    }
+    assert found["kept"]["a"]["machine"]["cores"]
+    found = measure(22, "--part", "c")
+    assert {part: origin["date"] for part, origin in found["kept"].items()} == {"a": "2026-11-20", "b": "2026-11-21"}
+    assert found["date"] == "2026-11-22"
+    assert "kept" not in measure(23)
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_command_of_a_results_file_names_no_place_of_the_machine_that_measured(file) -> None:
-    command = json.loads(file.read_text()).get("command", "")
-    assert not re.findall(r"(?<![\w.])/(?:tmp|home|root|work)/", command)
+    found = json.loads(file.read_text())
+    commands = [origin.get("command", "") for origin in (found, *found.get("kept", {}).values())]
+    assert not re.findall(r"(?<![\w.])/(?:tmp|home|root|work)/", "\n".join(commands))
 
 
 def test_a_peer_answers_line_by_line_until_it_ends(tmp_path) -> None:
