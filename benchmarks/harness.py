@@ -285,6 +285,19 @@ def known_figures(path: Path, names: Iterable[str]) -> dict[str, Any]:
     return {name: known[name] for name in names if name in known}
 
 
+def continued(path: Path) -> dict[str, Any]:
+    """The figures that an interrupted run of a benchmark has left in its file, for the next one to go on from; empty
+    where the file is of another commit, whose figures would be passed off as this one's."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if not known:
+        return {}
+    measured = known.get("commit", "an older commit").rstrip("+")
+    if measured != commit_of(ROOT).rstrip("+"):
+        print(f"{path.name} was measured at {measured}: everything is measured anew", flush=True)
+        return {}
+    return {name: figure for name, figure in known.items() if name not in ORIGIN}
+
+
 def mpirun(ranks: int) -> list[str]:
     """The start of a command that runs a program on so many ranks of this machine, under the interpreter's MPI."""
     beside = Path(sys.executable).with_name("mpirun")

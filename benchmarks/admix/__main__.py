@@ -18,7 +18,6 @@ adds one of your own."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import arguments, continued, print_table, save
 from ddrl.admix import Market, MarketConfig, Problem, generated, solve_dual, solve_lp
 from ddrl.admix.baselines import PACKAGE, Case, load, tune
 from ddrl.admix.market import GENERATOR
@@ -207,10 +206,7 @@ def main() -> None:
     parser.add_argument("--baseline", action="append", metavar="NAME", help="only these (default: all built-in ones)")
     options = parser.parse_args()
     baselines = options.baseline or list(plugins.names(PACKAGE))
-    figures: dict[str, Any] = {}
-    if options.json.exists():
-        known = json.loads(options.json.read_text())
-        figures = {name: value for name, value in known.items() if name not in ("command", "date", "commit", "machine")}
+    figures = continued(options.json)
     for part in options.part or ["speed", "optimum", *CELLS]:
         if part in CELLS:
             small = part == "orientation"

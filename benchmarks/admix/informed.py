@@ -12,7 +12,6 @@ paired by days; intervals are bootstrapped over days and seeds."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ import numpy as np
 
 from benchmarks.admix.rooms import CELLS, room
 from benchmarks.admix.today import AlikeEnv, past_days
-from benchmarks.harness import arguments, print_rows, save
+from benchmarks.harness import arguments, continued, print_rows, save
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix import Market, Problem, solve_dual
@@ -144,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.short:
         options.days, options.seeds, options.training_days, options.cell = 4, 1, 4, ["match"]
-    found: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
+    found = continued(options.json)
     found.setdefault("cells", {})
     found["setup"] = {"days": options.days, "training_days": options.training_days, "turns": 3}
     for name in options.cell or PRIORS:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.admix.rooms import LOOSE, PERIOD, joined
-from benchmarks.harness import RESULTS, arguments, print_rows, save
+from benchmarks.harness import RESULTS, arguments, continued, print_rows, save
 from ddrl.admix import Market, Problem, solve_dual
 from ddrl.admix.account import in_turn
 from ddrl.admix.baselines import Case, load
@@ -202,9 +202,7 @@ def main() -> None:
     parser.add_argument("--markets", type=int, default=10, help="seeds of markets (%(default)s)")
     options = parser.parse_args()
     count, last = (1, FROM) if options.short else (options.markets, LAST)
-    found: dict[str, Any] = {}
-    if options.json.exists():
-        found = {name: value for name, value in json.loads(options.json.read_text()).items() if name == "markets"}
+    found = {name: value for name, value in continued(options.json).items() if name == "markets"}
     markets: list[Any] = found.setdefault("markets", [])
     known = {each["seed"] for each in markets}
     for seed in (each for each in range(1, 1 + count) if each not in known):

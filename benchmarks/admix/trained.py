@@ -32,7 +32,7 @@ import numpy as np
 
 from benchmarks.admix.__main__ import DELAYS, DRIFTS, SMALL, TUNING_SEED, UNCERTAIN, cases, interval
 from benchmarks.admix.learned import Learned
-from benchmarks.harness import arguments, print_table, save
+from benchmarks.harness import arguments, continued, print_table, save
 from ddrl.admix import MarketConfig
 from ddrl.admix.baselines import PACKAGE, Baseline, Case, load, tune
 from ddrl.core import plugins
@@ -124,10 +124,9 @@ def main() -> None:
         "period": PERIOD,
     } | ({"first": options.first} if options.first else {})
     figures: dict[str, Any] = {"setup": setup, "cells": {}}
-    if options.json.exists():
-        known = json.loads(options.json.read_text())
-        if known.get("setup") == setup:
-            figures["cells"] = known["cells"]
+    known = continued(options.json)
+    if known.get("setup") == setup:
+        figures["cells"] = known["cells"]
     ready: tuple[MarketConfig, Case | None, list[Case]] | None = None
     chosen = [cell for cell in cells(options.forecast) if options.cell in cell[0]]
     for name, market, delay in chosen[: 1 if options.short else None]:

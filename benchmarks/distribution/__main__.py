@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.distribution import cluster
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
-from benchmarks.harness import arguments, mpi_environment, print_rows, ratios, save
+from benchmarks.harness import arguments, continued, mpi_environment, print_rows, ratios, save
 from ddrl.distribution.links import Links
 from ddrl.distribution.plan import Network, bound_unequal, simulate
 from ddrl.distribution.schemes import make_plan, preset_relays
@@ -374,8 +374,8 @@ def main() -> None:
 
 
 def known(path: Path, setting: Setting) -> dict[str, Any]:
-    """The rows that the JSON holds of this setting."""
-    held = json.loads(path.read_text()) if path.exists() else {}
+    """The rows that the JSON holds of this setting and this commit."""
+    held = continued(path)
     if any(held.get(key) != value for key, value in asdict(setting).items()):
         return {}
     return {key: held[key] for key in ("links", "rows", "trace", "duel") if key in held}

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, Timing, arguments, print_table, ratios, save
+from benchmarks.harness import RESULTS, Timing, arguments, continued, print_table, ratios, save
 from ddrl.run.cli import tasks
 from ddrl.telemetry import Run
 
@@ -189,9 +189,8 @@ def run_contender(
 
 
 def saved(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The runs in a file of this benchmark, by contender."""
-    figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return {name: runs for name, runs in figures.items() if isinstance(runs, list)}
+    """The runs that this benchmark has in its file, of this commit, by contender."""
+    return {name: runs for name, runs in continued(path).items() if isinstance(runs, list)}
 
 
 def show(runs: dict[str, list[dict[str, Any]]], first: str) -> dict[str, dict[str, Timing]]:

@@ -57,18 +57,25 @@ def member_process(channels: HostChannels, assignment: Assignment) -> int:
             try:
                 if channels.attach_policy(START_TIMEOUT) is not None:
                     make_worker(channels, assignment, counters, env=env).run()
+            except BaseException as error:
+                return _report(channels, assignment, error)  # before the others see that this one has ended
             finally:
                 counters["ended"].set(1.0)
                 env.close()
     except BaseException as error:
-        text = describe(error, f"rank {assignment.rank}")
-        status = exit_status(error, channels.topology.config)
-        if status == ENVIRONMENT_FAILED:
-            print(text, file=sys.stderr)  # for the keeper, which starts another process
-        else:
-            report_failure(board, channels.topology.run_id, channels.host, text)
-        return status
+        return _report(channels, assignment, error)
     return 1 if board.command == Command.FAIL else 0
+
+
+def _report(channels: HostChannels, assignment: Assignment, error: BaseException) -> int:
+    """Tell the host's keeper what has ended this member; its exit status."""
+    text = describe(error, f"rank {assignment.rank}")
+    status = exit_status(error, channels.topology.config)
+    if status == ENVIRONMENT_FAILED:
+        print(text, file=sys.stderr)  # for the keeper, which starts another process
+    else:
+        report_failure(channels.board, channels.topology.run_id, channels.host, text)
+    return status
 
 
 def exit_status(error: BaseException, config: Config) -> int:

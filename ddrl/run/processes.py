@@ -816,6 +816,8 @@ class Job:
             self._spare[1].close()
         self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
         self.keeper.close()
+        if self._result is not None and self._result.document is not None and self.board.command == Command.FAIL:
+            self.note(f"after the end of training: {read_failure(self.run_id, self.host)}", 0)
         if self._link is not None:
             self._link.close()
         if self.channels is not None:

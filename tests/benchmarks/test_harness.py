@@ -51,6 +51,23 @@ def test_a_part_that_is_not_measured_again_keeps_its_own_date_command_and_machin
     assert "kept" not in measure(23)
 
 
+def test_a_file_of_another_commit_is_not_gone_on_with(tmp_path, monkeypatch, capsys) -> None:
+    file = tmp_path / "figures.json"
+    assert harness.continued(file) == {}
+    monkeypatch.setattr(harness, "module", lambda: "benchmarks.pool")
+    monkeypatch.setattr(harness, "commit_of", lambda tree: "0123abcd")
+    harness.save(file, {"cells": {"a": 1}})
+    for at in ("0123abcd", "0123abcd+"):
+        monkeypatch.setattr(harness, "commit_of", lambda tree, at=at: at)
+        assert harness.continued(file) == {"cells": {"a": 1}}
+    assert "anew" not in capsys.readouterr().out
+    monkeypatch.setattr(harness, "commit_of", lambda tree: "4567abcd")
+    assert harness.continued(file) == {}
+    assert "figures.json was measured at 0123abcd: everything is measured anew" in capsys.readouterr().out
+    file.write_text('{"cells": {"a": 1}}')  # before files named their commits
+    assert harness.continued(file) == {}
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_the_command_of_a_results_file_names_no_place_of_the_machine_that_measured(file) -> None:
     found = json.loads(file.read_text())

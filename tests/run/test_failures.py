@@ -11,9 +11,10 @@ from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
 RANKS, RELAYS = 9, 3
-# One process of each role, as it is named; the process that makes an environment has the name of rank 1's.
+# One process of each role, as it is named; the probe makes an environment.
 ROOT_RELAY = "0"
-TRAINER = PROBE = "1"
+TRAINER = "1"
+PROBE = "probe"
 EVALUATOR = "2"
 RELAY = "3"
 ROLLOUT = "4"
@@ -57,7 +58,7 @@ PLACES = [
     (RELAY, "relay_process", 1),
     (RELAY, "HostChannels.create_policy", 1),
     (ROOT_RELAY, "HostChannels.attach", 1),
-    (ROLLOUT, "member_process", 1),
+    (ROLLOUT, "make_rollout_env", 1),
     (ROLLOUT, "make_worker", 1),
     (EVALUATOR, "evaluate_versions", 1),
     (EVALUATOR, "Evaluator.__init__", 1),
