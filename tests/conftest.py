@@ -6,6 +6,7 @@ same id refuses to start."""
 
 import contextlib
 import gc
+import importlib.util
 import os
 import subprocess
 import sys
@@ -104,3 +105,20 @@ def processes(denormal_numbers: None, monkeypatch: pytest.MonkeyPatch) -> Iterat
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
     assert not left, f"still there at the test's end: {[child.args for child in left]}"
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of emulated hosts with a name of its own, beside a cluster that somebody uses. It is loaded once more,
+    for it reads its name when it is loaded, which other tests may have done before."""
+    from benchmarks.distribution import cluster
+
+    if reason := cluster.available():
+        pytest.skip(reason)
+    monkeypatch.setenv("DDRL_CLUSTER", "ddtest")
+    spec = importlib.util.spec_from_file_location("tests_own_cluster", cluster.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

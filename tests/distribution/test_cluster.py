@@ -1,30 +1,16 @@
 """The virtual cluster: three hosts stand, speak over MPI through shaped links, and leave nothing behind."""
 
-import importlib.util
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks.distribution import cluster as users
+from benchmarks.distribution.cluster import rate_bytes
 from tests.waiting import PATIENCE
 
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
-REASON = users.available()
 
 
-@pytest.fixture
-def cluster(monkeypatch):
-    """The module once more, with a name of its own: it stands beside a cluster that somebody uses, and its name is read
-    where the module is loaded, which other tests may have done before."""
-    monkeypatch.setenv("DDRL_CLUSTER", "ddtest")
-    spec = importlib.util.spec_from_file_location("tests_own_cluster", users.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.skipif(bool(REASON), reason=REASON or "can be made")
 def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing(cluster):
     limits = [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS]
     cluster.up(["50mbit"] * 3)
@@ -53,7 +39,7 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing(cluster):
 
 
 def test_rates_read_as_tc_writes_them():
-    assert users.rate_bytes("20mbit") == 2.5e6
-    assert users.rate_bytes("1gbit") == 1.25e8
+    assert rate_bytes("20mbit") == 2.5e6
+    assert rate_bytes("1gbit") == 1.25e8
     with pytest.raises(ValueError, match="20mbit"):
-        users.rate_bytes("fast")
+        rate_bytes("fast")

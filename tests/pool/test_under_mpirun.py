@@ -33,7 +33,6 @@ from ddrl.pool.records import PoolSetup
 from ddrl.run.cli import parse
 from ddrl.run.members import member_seed
 from ddrl.telemetry.series import COLUMN, ROLES
-from tests.distribution.test_cluster import REASON, cluster
 from tests.pool.test_hosts import keeper_elsewhere
 from tests.pool.test_rounds import BY_WORKER, COLD, ONE, ROUNDS, lines, run
 from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, segments_of, settings, summary
@@ -244,8 +243,7 @@ def test_one_host_is_enough(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(REASON), reason=REASON or "can be made")
-def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path):
+def test_hosts_with_names_and_a_network_of_their_own_learn_the_same(tmp_path, cluster):
     files = two_tasks(tmp_path, "[run]\nseed = 7\nmax_env_steps = 1200\n")
     common = [*without("cluster.relays", COMMON), *COLD, *settings(f"run.dir={tmp_path / 'pool'}")]
     program = [sys.executable, "-m", "ddrl.run", "--tasks", *files]
