@@ -10,6 +10,7 @@ or a carrier that is `closed`.
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 import threading
@@ -175,6 +176,13 @@ class SocketEnd(Generic[M]):
         """Send no more: the other end reads that it is closed."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
+
+    def is_abandoned(self) -> bool:
+        """Whether nobody holds the other end any more, as when its process has ended; one that has only called `end`
+        still hears."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return any(events & select.POLLHUP for _, events in poll.poll(0))
 
     def detach(self) -> int:
         """The descriptor, which the caller closes."""

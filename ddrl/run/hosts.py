@@ -272,10 +272,14 @@ def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
             text = str(error) if isinstance(error, DdrlError) else describe(error, "the keeper of host 0")
             result = Result(None, text, job.directory)
             job.fail(text)
-        if result is not None:
-            parent.link.send(result)
+        is_heard = result is not None and parent.link.send(result)
         job.serve()
-        if job.parent_has_ended and result is not None and not result.error:  # who would have said it
+        # Who would have said it is gone. Its end of the link closes before the process has ended.
+        if result is None or not (job.parent_has_ended or parent.link.is_abandoned()):
+            return 0
+        if result.error and not is_heard:
+            tell_user(orders.errors, result.error)
+        elif not result.error:
             saved = f"saved; go on: python -m ddrl.run --resume {shlex.quote(job.directory)}"
             nothing = "ended before training began; nothing was lost"
             tell_user(orders.errors, nothing if result.document is None else saved)

@@ -93,3 +93,14 @@ def test_a_socket_carries_long_messages_in_order_until_it_is_closed():
     assert found == sent
     assert not other.send(Text(b"late"))
     other.close()
+
+
+def test_an_end_that_says_no_more_still_hears_and_one_that_nobody_holds_is_abandoned() -> None:
+    one, other = SocketEnd.pair(WIRE)
+    other.end()
+    assert one.receive(wait=True) == []
+    assert one.closed
+    assert not one.is_abandoned()
+    other.close()
+    assert one.is_abandoned()
+    one.close()
