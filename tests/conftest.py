@@ -115,7 +115,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     if reason := cluster.available():
         pytest.skip(reason)
-    monkeypatch.setenv("DDRL_CLUSTER", "ddtest")
+    monkeypatch.setenv("DDRL_CLUSTER", f"dd{os.environ.get('PYTEST_XDIST_WORKER', 'test')}")
     spec = importlib.util.spec_from_file_location("tests_own_cluster", cluster.__file__)
     assert spec is not None
     assert spec.loader is not None

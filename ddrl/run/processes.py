@@ -804,6 +804,7 @@ class Job:
 
     def close(self) -> None:
         """End every process and remove the channels. Before the members have channels they wait for nothing."""
+        in_order = self.board.command != Command.FAIL or (self._result is not None and self._result.document is not None)
         if self.board.command != Command.FAIL:
             self.board.command = Command.STOP
         if self._collectors is not None:
@@ -816,7 +817,7 @@ class Job:
             self._spare[1].close()
         self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
         self.keeper.close()
-        if self._result is not None and self._result.document is not None and self.board.command == Command.FAIL:
+        if in_order and self.board.command == Command.FAIL:
             self.note(f"after the end of training: {read_failure(self.run_id, self.host)}", 0)
         if self._link is not None:
             self._link.close()

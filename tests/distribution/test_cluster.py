@@ -25,14 +25,17 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing(cluster):
             timeout=PATIENCE,
             check=False,
         )
-        assert sorted(done.stdout.split("\n")[:-1]) == ["ddtest-h0 3", "ddtest-h1 3", "ddtest-h2 3"], done.stderr[
+        assert sorted(done.stdout.split("\n")[:-1]) == [f"{cluster.NAME}-h{host} 3" for host in range(3)], done.stderr[
             -2000:
         ]
     finally:
         cluster.down()
-    assert "ddtest" not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
     assert (
-        "ddtest" not in subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, check=True).stdout
+        cluster.NAME not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    )
+    assert (
+        cluster.NAME
+        not in subprocess.run(["ip", "-o", "link", "show"], capture_output=True, text=True, check=True).stdout
     )
     assert [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS] == limits
     assert not cluster.STATE.exists()

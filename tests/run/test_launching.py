@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -222,20 +221,3 @@ def test_sigterm_while_a_job_starts_ends_it_with_a_line_though_mpirun_passes_not
     assert job.returncode != 0
     ends = re.findall("ended before training began|ended by SIGTERM|ended at once|ddrl: saved|interrupted after", said)
     assert ends, said
-
-
-def test_sigterm_before_there_is_a_keeper_is_answered_in_one_line(tmp_path):
-    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
-    fault = f"0:sweep_open_mpi:1:signal 15:{tmp_path / 'sent'}"
-    done = subprocess.run(
-        mpirun_command(4, *SHORT, *UNTIL_STOPPED, *settings(f"run.dir={tmp_path / 'run'}")),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=environment(Path(__file__).parent / "faults", **MPI_ENVIRONMENT, DDRL_TEST_FAULT=fault),
-    )
-    assert done.returncode != 0
-    assert (tmp_path / "sent").exists()
-    assert done.stderr.count("ddrl: ended before training began; nothing was lost") == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
