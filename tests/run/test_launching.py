@@ -200,7 +200,6 @@ def test_a_rank_that_dies_before_the_job_has_begun_is_not_waited_for(message, mo
         assert mail.wait_for(ranks.Ready, 3) == message
 
 
-@pytest.mark.long
 def test_sigterm_while_a_job_starts_ends_it_with_a_line_though_mpirun_passes_nothing_more_on(tmp_path):
     pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
     job = subprocess.Popen(
