@@ -80,7 +80,9 @@ class Result:
 
 
 class Generator:
-    """Sends `bodies` in turn to `url` (http://host:port); request i carries the id i."""
+    """Sends `bodies` in turn to `url` (http://host:port). The requests of a run carry ids that follow each other, from
+    the clock's nanoseconds on: an id that the server has answered before, in an earlier run, is answered from memory,
+    which says nothing about its capacity."""
 
     def __init__(self, url: str, bodies: Sequence[bytes], connections: int) -> None:
         """`bodies`: display requests in JSON that begin with their request_id; ConfigError for another URL."""
@@ -109,7 +111,7 @@ class Generator:
             raise ConfigError(f"no server answers at {self._host}:{self._port} ({error.strerror or error})") from None
         begin = time.perf_counter()
         end = math.inf if seconds is None else begin + seconds
-        due = enumerate(_due_times(sys.maxsize if requests is None else requests, end, rate, seed))
+        due = enumerate(_due_times(sys.maxsize if requests is None else requests, end, rate, seed), time.time_ns())
         await asyncio.gather(*(self._use(reader, writer, due) for reader, writer in made))
         self._result.seconds = time.perf_counter() - begin
         return self._result

@@ -804,8 +804,9 @@ class Job:
 
     def close(self) -> None:
         """End every process and remove the channels. Before the members have channels they wait for nothing."""
-        in_order = self.board.command != Command.FAIL or (self._result is not None and self._result.document is not None)
+        in_order = self._result is not None and self._result.document is not None
         if self.board.command != Command.FAIL:
+            in_order = True
             self.board.command = Command.STOP
         if self._collectors is not None:
             self._collectors.end()

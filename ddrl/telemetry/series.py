@@ -9,7 +9,7 @@ NaN means "not reported". Imports ddrl.core alone."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
 
@@ -85,6 +85,13 @@ class _Moment:
 
     def mean(self, name: str, role: Role | None) -> float:
         return float(self._total(role)[1][self._column[name]])
+
+    def forget_rows(self, roles: Iterable[Role | None]) -> None:
+        """Keep the sums and means of the roles, which is all that a later window asks of its beginning: the tables of
+        all moments of a window would never be in a processor's cache."""
+        for role in roles:
+            self._total(role)
+        del self.table, self._rows
 
     def _total(self, role: Role | None) -> tuple[Floats, Floats]:
         if role not in self._totals:
@@ -253,6 +260,8 @@ class SeriesWindow:
     def __post_init__(self) -> None:
         self.series = series_of(self.metrics)
         self._column = {metric.name: index for index, metric in enumerate(self.metrics)}
+        self._roles = {across.role for metric in self.metrics for across in metric.across}
+        self._roles |= {Role.ROLLOUT, Role.TRAINER}  # of series of several columns
         names = [metric.name for metric in self.metrics if metric.kind == "count"]
         self._counts = np.array([self._column[name] for name in names])
         self._of_episodes = np.array([name in ("episodes", "episode_steps_sum", "return_sum") for name in names])
@@ -287,6 +296,7 @@ class SeriesWindow:
         values |= {series.name: measure(window) for series, measure in _DERIVED}
         self._make_whole(values)
         values["seconds_left"] = self._seconds_left(values, window, wall_seconds)
+        moment.forget_rows(self._roles)
         return {series.name: values[series.name] for series in self.series}
 
     def _accumulate(self, table: Floats) -> Floats:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -50,9 +50,11 @@ class Slow(BaseHTTPRequestHandler):
 
     SECONDS = 0.03
     protocol_version = "HTTP/1.1"
+    ids: ClassVar[list[int]] = []  # of the requests that came
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.ids.append(request["request_id"])
         time.sleep(self.SECONDS)
         body = json.dumps({"request_id": request["request_id"], "version": "1"}).encode()
         self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
@@ -79,6 +81,14 @@ def test_open_loop_latency_counts_from_when_a_request_was_due_and_not_from_when_
     late = [number * Slow.SECONDS for number in range(1, requests + 1)]
     assert result.answered == requests
     assert all(found > 0.9 * at for found, at in zip(sorted(result.latencies), late, strict=True))
+
+
+def test_no_run_of_a_load_asks_what_an_earlier_one_has_asked_which_is_answered_from_memory(slow: str) -> None:
+    Slow.ids.clear()
+    generator = Generator(slow, [b'{"request_id":0,"ad":[]}'], connections=1)
+    for each in (generator, generator, Generator(slow, [b'{"request_id":0,"ad":[]}'], connections=1)):
+        assert asyncio.run(each.run(3, None, rate=None)).wrong == 0
+    assert len(set(Slow.ids)) == 9
 
 
 def test_the_busy_share_of_exponential_rounds_is_that_of_the_textbook() -> None:
