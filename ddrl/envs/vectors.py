@@ -134,7 +134,10 @@ class CheckedVectorEnv:
 
     def _learned(self, raw: Floats) -> Floats32:
         with np.errstate(over="ignore", under="ignore"):  # which the environment may have set to raise
-            return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
+            return self._cast(raw)
+
+    def _cast(self, raw: Floats) -> Floats32:
+        return (np.clip(raw, -1.0, 1.0) if self._reward_clip else raw).astype(np.float32)
 
     def _flags(self, given: Any, name: str) -> Flags:
         """`given` as an array of its own."""
@@ -398,13 +401,13 @@ class NativeVectorEnv(CheckedVectorEnv):
         """Take `action` [N, *action.shape]; an environment whose episode has ended begins the next one instead."""
         if not self._trusted:
             return super().step(action)
-        if self._actions is not None:  # the checks would take a tenth of CartPole's step
+        if self._actions is not None:  # the checks, and numpy's state at errors, would take a tenth of CartPole's step
             action = self._actions[action]
         observation, reward, terminated, truncated, _ = self._vector.step(action)
         raw = reward.astype(np.float64)
         own = np.empty(self._out_shape, self._out_dtype)
         own[...] = observation
-        return EnvStep(own, self._learned(raw), terminated.copy(), truncated.copy(), raw)
+        return EnvStep(own, self._cast(raw), terminated.copy(), truncated.copy(), raw)
 
     def _take(self, action: Array, over: Flags) -> EnvStep:
         observation, reward, terminated, truncated, _ = self._vector.step(action)
