@@ -270,7 +270,7 @@ def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Callable[[arg
     parser.add_argument("--part", nargs="+", choices=list(parts), default=list(parts), help="only these (default: all)")
     options = parser.parse_args()
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
-    figures = {name: known[name] for name in parts if name in known}
+    figures = {name: figure for name, figure in known.items() if name not in (*ORIGIN, "kept")}
     origin = {name: known[name] for name in ORIGIN if name in known}
     kept = {name: known.get("kept", {}).get(name, origin) for name in figures}
     for name in options.part:
