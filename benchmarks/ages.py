@@ -2,7 +2,8 @@
 
 The code under a file in benchmarks/results is what its command's program imports and runs: modules by their import
 statements, modules that a benchmark names in words (`"-m", "ddrl.run"`), and packages whose plug-ins are found by name.
-A figure is old where that code has changed in git since the file was last written. Prints them; never fails."""
+A figure is old where that code has changed in git since the commit that it was measured at, or, where it
+names none, since its file was last written. Prints them; never fails."""
 
 from __future__ import annotations
 
@@ -82,9 +83,8 @@ def file_of(module: str) -> Path | None:
 
 
 def commits_since(path: Path, code: list[Path], commit: str = "") -> list[str]:
-    """Commits, newest first, that changed the code after the one that last wrote more of the file than its command, or
-    after `commit`, at which a part of it was measured that later runs have kept; that alone where git knows it no more.
-    """
+    """Commits, newest first, that changed the code after `commit`, at which the figures were measured; that alone where
+    git knows it no more. Where they name none: after the one that last wrote more of the file than its command."""
     if commit:
         written = _git("rev-parse", "--verify", "--quiet", commit.rstrip("+") + "^{commit}")
         if not written:
@@ -107,7 +107,7 @@ def main() -> None:
         file = json.loads(path.read_text())
         for part, origin in {"": file, **file.get("kept", {})}.items():
             code = measured_code(origin["command"])
-            commits = commits_since(path, code, origin.get("commit", "") if part else "")
+            commits = commits_since(path, code, origin.get("commit", ""))
             if commits:
                 rows.append((f"{path.stem} {part}", origin["date"], len(commits), commits[0], len(code)))
     if rows:

@@ -152,8 +152,7 @@ def is_older(name: str, history: bool, part: str = "") -> bool:
     origin = file["kept"][part] if part else file
     if "commit" not in origin:
         return True
-    commit = origin["commit"] if part else ""
-    return history and bool(commits_since(RESULTS / f"{name}.json", measured_code(origin["command"]), commit))
+    return history and bool(commits_since(RESULTS / f"{name}.json", measured_code(origin["command"]), origin["commit"]))
 
 
 def processor(model: str) -> str:

@@ -99,7 +99,8 @@ def test_the_table_of_ages_names_the_parts_that_are_old(tree: Path, monkeypatch,
     command = "python -m benchmarks.speed"
     kept = {"loads": {"command": command, "date": "2026-11-20", "commit": ages._git("rev-parse", "HEAD")[0]}}
     commit(tree, "ddrl/learner/losses.py", "2")
-    document = {"command": command, "date": "2026-11-25", "commit": "x", "loads": 1, "kept": kept}
+    newest = ages._git("rev-parse", "HEAD")[0]
+    document = {"command": command, "date": "2026-11-25", "commit": newest, "loads": 1, "kept": kept}
     commit(tree, "results/speed.json", json.dumps(document, indent=1))
     ages.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("speed")]
