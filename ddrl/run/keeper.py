@@ -367,7 +367,8 @@ class Silent:
 class Silence:
     """Finds processes that show no sign of life, in the counters of all processes [processes, columns].
 
-    Only changes of a heartbeat count, measured by this process's clock: clocks of hosts differ. The limit is
+    Only changes of a heartbeat count, measured by this process's clock: clocks of hosts differ. Time in which this
+    process was stopped itself does not count: the others were, too, or nobody could see them beat. The limit is
     `start_limit` until the first sign of life, then `limit`; a phase (`Phase`) may have another one."""
 
     def __init__(self, limit: float, start_limit: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -378,6 +379,7 @@ class Silence:
         self._changed = np.empty(0)  # when each heartbeat was seen to change [s]
         self._started = np.empty(0, bool)
         self._noted: set[int] = set()
+        self._looked = clock()
         self._next_look = 0.0
 
     def due(self) -> bool:
@@ -388,6 +390,10 @@ class Silence:
         """Those that are silent for WORDS_AFTER of their limit (each once) or for all of it (until `restarted`)."""
         now = self._clock()
         self._next_look = now + LOOK_PERIOD
+        stopped = now - self._looked - LOOK_PERIOD
+        self._looked = now
+        if stopped > LOOK_PERIOD:
+            self._changed += stopped
         beats = np.nan_to_num(table[:, HEARTBEAT], nan=-1.0)
         beats[np.isnan(table[:, ROLE])] = -2.0  # its first counter is a sign of life
         if len(beats) != len(self._beats):

@@ -32,6 +32,11 @@ class Watched:
         self.table[rows, COLUMNS.index(name)] = values  # type: ignore[index]
 
     def after(self, seconds: float, beating: object) -> list[Silent]:
+        """What a look finds at the end of a time in which this process was not stopped."""
+        self.silence._looked += seconds
+        return self.look(seconds, beating)
+
+    def look(self, seconds: float, beating: object) -> list[Silent]:
         self.now += seconds
         self.set("heartbeat", self.now, beating)
         found = self.silence.look(self.table)
@@ -49,6 +54,16 @@ def test_silence_is_said_once_and_then_at_its_limit() -> None:
     assert (told.rank, told.final) == (4, False)
     assert "rank 4 (rollout of host 0) has shown no sign of life for 12 s" in told.words
     (final,) = watched.after(20, [0, 1, 2, 3])
+    assert (final.rank, final.final) == (4, True)
+
+
+def test_time_in_which_the_watcher_was_stopped_itself_does_not_count() -> None:
+    watched = Watched()
+    watched.after(5, slice(None))
+    assert watched.look(1000, []) == []  # a machine that sleeps: nobody beat
+    (told,) = watched.after(13, [0, 1, 2, 3])
+    assert (told.rank, told.final) == (4, False)
+    (final,) = watched.after(120, [0, 1, 2, 3])
     assert (final.rank, final.final) == (4, True)
 
 
