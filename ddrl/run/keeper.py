@@ -375,9 +375,9 @@ class Silence:
         self._limit = limit
         self._start_limit = max(limit, start_limit)
         self._clock = clock
-        self._beats = np.empty(0)
-        self._changed = np.empty(0)  # when each heartbeat was seen to change [s]
-        self._started = np.empty(0, bool)
+        self._beats: NDArray[np.float64] = np.empty(0)
+        self._changed: NDArray[np.float64] = np.empty(0)  # when each heartbeat was seen to change [s]
+        self._started: NDArray[np.bool_] = np.empty(0, bool)
         self._noted: set[int] = set()
         self._looked = clock()
         self._next_look = 0.0
