@@ -4,7 +4,7 @@ front.
 Every sizer meets the same noise. `--train` pre-trains the DDQN agents that have no file yet (minutes a seed); their
 files are in benchmarks/results/microbatch/, and the first seed's is the one that ships (ddrl/balance/ddqn.safetensors).
 Kinds and numbers of nodes marked unseen were absent from training. Intervals are 95 %, by bootstrap over clusters, and
-for the DDQN over trainings as well."""
+for the DDQN over trainings as well. An interrupted table of regrets goes on where it was."""
 
 # pyright: basic
 # scipy and torch have no complete types.
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import RESULTS, arguments, print_rows, print_table, save
+from benchmarks.harness import RESULTS, arguments, continued, print_rows, print_table, save
 from benchmarks.microbatch.fronts import hypervolume, nondominated
 from benchmarks.microbatch.simulator import (
     BY_CLOCK,
@@ -40,7 +40,7 @@ AGENTS = RESULTS / "microbatch"
 SEEDS = (0, 1, 2, 3, 4)
 SEEN = ("static", "drifting", "bursty", "periodic", "lasting", *BY_CLOCK)  # some of these within `mixed` alone
 UNSEEN = ("capped", "transient", "wave", "racks", "cron")
-NODES = (4, 10, 32, 64)  # all unseen
+NODES = [4, 10, 32, 64]  # all unseen
 FILTERS = ("ema", "last_value", "controller", "affine")
 RULES = (*FILTERS, "rhythm", "hedge", "both")
 PLAIN = ("equal", "static", *RULES, "clairvoyant")
@@ -118,12 +118,15 @@ def row_of_regrets(kind: str, clusters: int, iterations: int, agents: Mapping[st
 
 
 def table_of_regrets(
-    kinds: list[str], clusters: int, iterations: int, agents: Mapping[str, list[Path]], processes: int
-) -> dict[str, dict[str, Any]]:
-    """`row_of_regrets` of each kind, in `processes` processes."""
+    kinds: list[str], found: dict[str, Any], agents: Mapping[str, list[Path]], processes: int, file: Path
+) -> None:
+    """Add `row_of_regrets` of each kind that `found` lacks to it, in `processes` processes; saved after each."""
+    missing = [kind for kind in kinds if kind not in found["regret"]]
     with ProcessPoolExecutor(processes) as pool:
-        rows = pool.map(row_of_regrets, kinds, *map(itertools.repeat, (clusters, iterations, agents)))
-        return dict(zip(kinds, rows, strict=True))
+        constants = map(itertools.repeat, (found["clusters"], found["iterations"], agents))
+        for kind, row in zip(missing, pool.map(row_of_regrets, missing, *constants), strict=True):
+            found["regret"][kind] = row
+            save(file, found)
 
 
 def noisy(clusters: int, iterations: int) -> dict[str, Any]:
@@ -247,13 +250,11 @@ def main() -> None:
     agents = {"ddqn": trained} | ({"ddqn, always": trained[:1]} if options.part == "all" else {})
     clusters = options.clusters or (8 if options.short else 200)
     iterations = 40 if options.short else 150
-    found = {
-        "clusters": clusters,
-        "iterations": iterations,
-        "nodes": NODES,
-        "training_seeds": len(trained),
-        "regret": table_of_regrets(options.kinds, clusters, iterations, agents, options.processes),
-    }
+    setup = {"clusters": clusters, "iterations": iterations, "nodes": NODES, "training_seeds": len(trained)}
+    known = continued(options.json)
+    same = all(known.get(name) == value for name, value in setup.items())
+    found = {**setup, "regret": known["regret"] if same else {}}
+    table_of_regrets(options.kinds, found, agents, options.processes, options.json)
     if options.part == "all":
         found |= parts_beside_regret(options.short, iterations, trained, clusters)
     save(options.json, found)
