@@ -2,7 +2,8 @@
 
 Needs root and the cgroup cpu controller. What is measured: equal and balanced sizes in turn in one run, beside what the
 overheads and speeds allow that were measured first, beside the simulator with these, and beside torch
-DistributedDataParallel; seconds to a target loss; the first K of N exponential times."""
+DistributedDataParallel; seconds to a target loss; the first K of N exponential times; sizers on nodes that are slowed
+by the clock, with periods and at random."""
 
 from __future__ import annotations
 
@@ -16,8 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, arguments, mpi_environment, on_ranks, print_table, ratios, run_parts
-from benchmarks.microbatch.work import expected_first_of, exponential_times, fit
+from benchmarks.harness import (
+    Timing,
+    arguments,
+    mpi_environment,
+    on_ranks,
+    print_table,
+    ratio_of_pairs,
+    ratios,
+    run_parts,
+)
+from benchmarks.microbatch import simulator
+from benchmarks.microbatch.work import expected_first_of, exponential_times, fit, law_of
+from ddrl.balance import Cluster
+from ddrl.balance.sizers import make_sizer
 from ddrl.balance.sizes import balanced_sizes
 
 SHARES = [0.4, 0.4, 0.4, 0.1]
@@ -25,6 +38,8 @@ HIDDEN = [512, 512]
 LOSS = 0.03  # of `target_loss`, a tenth of the first one
 MEAN = 0.4  # [s] of the exponential times
 PORT = 29517
+SKIP = 20  # iterations at the beginning that do not count
+ITERATION = 0.08  # [s] at full speed, by which the laws are stretched
 
 
 def ranks(count: int, case: str, **options: Any) -> Any:
@@ -156,7 +171,55 @@ def first_of(short: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def by_clock(law: str, clusters: int, short: bool) -> dict[str, Any]:
+    """Seconds an iteration of sizers in turn on nodes whose quotas follow a law of the simulator by the clock, in
+    clusters that are drawn; beside what the simulator says of the same ones."""
+    shares = [0.4] * 4
+    sizers = ["affine", "both", "ddqn"]
+    iterations = SKIP + (10 if short else 130)
+    plan = {"rows": 4096, "hidden": HIDDEN, "shares": shares, "law": law, "iterations": iterations}
+    means: dict[str, list[float]] = {name: [] for name in sizers}
+    simulated: dict[str, list[float]] = {name: [] for name in sizers}
+    for seed in range(1 if short else clusters):
+        order = sizers[seed % len(sizers) :] + sizers[: seed % len(sizers)]
+        found = ranks(len(shares) + 1, "clock", **plan, seed=seed, iteration=ITERATION, sizers=order)
+        scenario = like_real(law, plan["rows"], law_of(law, seed, iterations, shares))
+        for name in sizers:
+            means[name].append(statistics.mean(found[name][SKIP:]))
+            course = simulator.simulate(scenario, make_sizer(name, scenario.cluster))
+            simulated[name].append(float(course.seconds[SKIP:].mean()))
+        print(law, seed, {name: round(each[-1], 4) for name, each in means.items()}, flush=True)
+
+    def over(one: str, other: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
+        return ratio_of_pairs(list(zip(seconds[one], seconds[other], strict=True)))
+
+    pairs = [("both", "affine"), ("ddqn", "affine"), ("ddqn", "both")]
+    return {
+        "shares": shares,
+        "iterations": iterations,
+        "seconds": means,
+        **{f"{one}_over_{other}": over(one, other, means) for one, other in pairs},
+        "simulated": {f"{one}_over_{other}": over(one, other, simulated) for one, other in pairs},
+    }
+
+
+def like_real(law: str, rows: int, slow: np.ndarray) -> simulator.Scenario:
+    """A scenario of the simulator that meets `slow` [steps, nodes] on equal nodes, with the middle of the overheads and
+    the communication that its clusters are drawn with, and their jitter."""
+    nodes = slow.shape[1]
+    iterations = len(slow) // (simulator.LAPS * simulator.STEPS)
+    speed = np.full((1, nodes), rows / nodes / ITERATION)
+    jitter = np.random.default_rng(0).lognormal(-0.5 * 0.05**2, 0.05, (iterations, 1, nodes))
+    parts = [np.full((1, nodes), share * ITERATION) for share in (0.1, 0.03)]
+    cluster = Cluster.of(np.array([rows]), speed)
+    noise = np.full((iterations, 1), float(rows))
+    step = np.array([ITERATION / simulator.STEPS])
+    return simulator.Scenario(law, cluster, parts[0], speed, parts[1], slow[:, None], jitter, noise, step)
+
+
 PARTS = {
+    "clock_periodic": partial(by_clock, "clock periodic", 16),
+    "clock_bursty": partial(by_clock, "clock bursty", 8),
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "target_loss": target_loss,

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
@@ -19,12 +20,21 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from benchmarks.microbatch.work import SPEC, Transitions, batch_of, config_of, exponential_times, lessons_of
+from benchmarks.microbatch.simulator import STEPS
+from benchmarks.microbatch.work import (
+    SPEC,
+    Transitions,
+    batch_of,
+    config_of,
+    exponential_times,
+    law_of,
+    lessons_of,
+)
 from ddrl.balance import Balancer
 from ddrl.balance.exchange import Exchange
 from ddrl.balance.leader import Leader
 from ddrl.balance.nodes import serve
-from ddrl.balance.sizes import proportional_sizes
+from ddrl.balance.sizes import Floats, proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
 from ddrl.learner import Learner
@@ -156,7 +166,60 @@ def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGr
     return waited
 
 
-CASES = {"unequal": unequal, "waits": waits, "target": target}
+class Load:
+    """A law of the simulator on the nodes' quotas: within the context each node is slowed as it says at that time.
+
+    slow [G, N]: of steps of `step` seconds from the beginning, after which it begins again."""
+
+    def __init__(self, groups: list[QuotaGroup], shares: list[float], slow: Floats, step: float) -> None:
+        self._groups = groups
+        self._shares = shares
+        self._slow = slow
+        self._step = step
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._apply, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        set_shares(self._groups, self._shares)
+
+    def _apply(self) -> None:
+        begin = time.perf_counter()
+        held = np.ones(len(self._shares))
+        for at in itertools.count():
+            slow = self._slow[at % len(self._slow)]
+            for node in np.flatnonzero(slow != held):
+                group = self._groups[node]
+                QuotaGroup(group.controller, group.path.name, self._shares[node] / slow[node])
+            held = slow
+            if self._over.wait(max(0.0, begin + (at + 1) * self._step - time.perf_counter())):
+                return
+
+
+def clock(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
+    """Seconds of `iterations` iterations by each sizer in turn, which all meet the same load by the clock: `law` of the
+    simulator, drawn by `seed`, in which an iteration at full speed takes `iteration` seconds."""
+    rows = config.learner.batch_size
+    batch = batch_of(SPEC, rows)
+    slow = law_of(options["law"], options["seed"], options["iterations"], options["shares"])
+    found: dict[str, list[float]] = {}
+    for _ in range(4):
+        iterate(leader, learner, batch, Balancer(rows, NODES, "equal").sizes)
+    for name in options["sizers"]:
+        balancer = Balancer(rows, NODES, name)
+        with Load(groups, options["shares"], slow, options["iteration"] / STEPS):
+            for _ in range(options["iterations"]):
+                row = iterate(leader, learner, batch, balancer.sizes)
+                balancer.update(row["nodes"])
+                found.setdefault(name, []).append(row["seconds"])
+    return found
+
+
+CASES = {"unequal": unequal, "waits": waits, "target": target, "clock": clock}
 
 
 def sleeper(learner: Learner, times: list[float]) -> None:

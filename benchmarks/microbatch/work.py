@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from benchmarks.microbatch.simulator import BY_CLOCK, LAPS, STEPS
 from ddrl.balance.settings import BalanceConfig
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.pool.devices import MIN_QUOTA_US, PERIOD_US
 
 SPEC = EnvSpec("Made-up", ArraySpec((64,), "float32"), 4)
 
@@ -60,6 +62,13 @@ def exponential_times(iterations: int, nodes: int, mean: float, seed: int = 0) -
     strata = draw.permuted(np.tile(np.arange(iterations), (nodes, 1)), axis=1).T
     spacings = -np.log1p(-(strata + draw.random((iterations, nodes))) / iterations) / np.arange(nodes, 0, -1)
     return draw.permuted(mean * spacings.cumsum(1), axis=1)
+
+
+def law_of(law: str, seed: int, iterations: int, shares: list[float]) -> NDArray[np.float64]:
+    """How slow nodes of these shares of a core are by a law of the simulator [steps of its clock, nodes], and no slower
+    than the least quota of the kernel allows."""
+    drawn = BY_CLOCK[law](np.random.default_rng(seed), (LAPS * STEPS * iterations, 1, len(shares)))[:, 0]
+    return np.minimum(drawn, np.array(shares) * PERIOD_US / MIN_QUOTA_US)
 
 
 def fit(trace: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
