@@ -50,6 +50,15 @@ class ContractCourse(msgspec.Struct, frozen=True):
     billed: list[float]  # [T], impressions, under the policy
 
 
+class Calibration(msgspec.Struct, frozen=True):
+    """How scores agree with what is shown, on the first day: pairs of a request and a contract of its queue in BINS
+    parts of equal size, by the contract's score. All lists have an entry a part, and none where there are no pairs."""
+
+    score: list[float]  # mean [eCPM]
+    shown: list[float]  # share of the pairs whose contract was shown
+    above_bids: list[float]  # share of the pairs whose score is above the request's best bid
+
+
 class Account(msgspec.Struct, frozen=True):
     """See the module."""
 
@@ -65,6 +74,7 @@ class Account(msgspec.Struct, frozen=True):
     gap: float  # largest of all days
     rules: list[Rule]  # the policy first
     contracts: list[ContractCourse]
+    calibration: Calibration | None = None  # of the policy; None in mode "all", and in files of before
 
 
 def write_account(run: Path, account: Account) -> Path:
@@ -93,6 +103,7 @@ MOMENTS = 97  # of a course: two in each of 48 windows
 TUNING_DAYS = 3
 SEED = 1_700_000_000  # of the first day; days that are tuned on follow those that are reported
 BLOCKS = 200  # of a day, at which baselines decide anew
+BINS = 10  # of a calibration
 
 
 def account_days(
@@ -172,6 +183,7 @@ def account(
             )
             for j in range(contracts.count)
         ],
+        calibration=None if play.mode == "all" else _calibration(case, play, played),
     )
 
 
@@ -203,6 +215,8 @@ class Played:
     value: Floats  # [n]
     course: Floats  # [1 + steps], V of the first day so far
     billed: Floats  # [1 + steps, C], of the first day
+    shown: Floats  # [1 + steps, C], of the first day
+    actions: Floats  # [steps, C] or, in mode "all", [steps, Q], of the first day
 
 
 Pairs = list[tuple[Day, Day]]  # days with the days before them
@@ -244,15 +258,39 @@ def play_days(saved: SavedPolicy, play: PlayConfig, known: Book, days: Sequence[
     value = np.zeros(len(days))
     course = [0.0]
     billed = [np.zeros(env.contracts.count)]
+    shown = [np.zeros(env.contracts.count)]
+    actions: list[Floats] = []
     while not over.all():
-        step = env.step(policy.greedy(state, saved.vector))
+        action = policy.greedy(state, saved.vector)
+        step = env.step(action)
         value += np.where(over, 0.0, step.raw_reward)
         if not over[0]:
             course.append(float(value[0]))
             billed.append(env.delivery.billed[0].copy())
+            shown.append(env.delivery.shown[0].copy())
+            actions.append(action[0].astype(np.float64))
         over |= step.terminated | step.truncated
         state = step.observation
-    return Played(value, np.array(course), np.stack(billed))
+    return Played(value, np.array(course), np.stack(billed), np.stack(shown), np.stack(actions))
+
+
+def _calibration(case: Case, play: PlayConfig, played: Played) -> Calibration:
+    """Of the policy on the first day. What a step showed of a contract counts alike for all requests of the step whose
+    queue it was in: which of them it won is not kept."""
+    count = int(case.days.length[0])
+    requests = {name: case.days.requests[name][0, :count] for name in ("eligible", "ctr", "ecpm")}
+    step = np.arange(count) // play.repeat
+    score = played.actions[step]
+    if play.mode == "bonuses":
+        score = score + 1000 * case.days.click_value * requests["ctr"]
+    queued = requests["eligible"] & (played.shown[step] < case.contracts.cap)
+    pairs = np.stack([np.bincount(step, column, len(played.actions)) for column in queued.T.astype(np.float64)], 1)
+    share = (np.diff(played.shown, axis=0) / np.maximum(pairs, 1))[step]
+    above = score > 1000 * requests["ecpm"]
+    order = np.argsort(score[queued], kind="stable")
+    parts = [part for part in np.array_split(order, BINS) if len(part)]
+    means = [[float(values[queued][part].mean()) for part in parts] for values in (score, share, above)]
+    return Calibration(*means)
 
 
 def _course(case: Case, outcome: Outcome, counts: Ints, due: Floats) -> Floats:

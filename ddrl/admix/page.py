@@ -17,6 +17,7 @@ from ddrl.telemetry.reading import Table
 __all__ = [
     "delivery",
     "delivery_ahead",
+    "display_frequencies",
     "latest_contract",
     "oscillation",
     "revenue_left",
@@ -118,6 +119,21 @@ def delivery(account: Account, place: int) -> go.Figure:
     add_line(figure, times[[0, -1]], np.repeat(one.demand, 2), "demand", 6, dash="dot")
     figure.update_yaxes(rangemode="tozero")
     return legend_below(figure, 3)
+
+
+def display_frequencies(account: Account) -> go.Figure:
+    """How often a contract of the queue was shown, by its score, beside how often that score was above the best bid:
+    what it would win if it were alone."""
+    figure = new_figure("Displays by score", "score [eCPM]", "share of requests", height=320)
+    made = account.calibration
+    if made is None or not made.score:
+        return say_nothing_yet(figure, "the account has no scores of contracts: make it again")
+    score = np.asarray(made.score)
+    add_line(figure, score, np.asarray(made.above_bids), "score above the best bid", 1, dash="dash")
+    add_line(figure, score, np.asarray(made.shown), "contract shown", 0, marker={"size": 6})
+    figure.data[-1].mode = "lines+markers"
+    figure.update_yaxes(range=[0, 1.05], tickformat=".0%")
+    return legend_below(figure, 2)
 
 
 def latest_contract(account: Account) -> int:

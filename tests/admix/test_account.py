@@ -13,8 +13,9 @@ import pytest
 
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix import LogWriter, Market, MarketConfig
-from ddrl.admix.account import NAME, account, read_account, write_account
+from ddrl.admix.account import BINS, NAME, SEED, account, read_account, write_account
 from ddrl.admix.baselines import Case, Decision, Feedback, Outlook
+from ddrl.admix.environment import market_and_play
 from ddrl.admix.logs import to_record
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import CheckpointError, ConfigError, RunDirError
@@ -69,6 +70,39 @@ def test_policy_and_baselines_play_the_same_days_by_the_same_rules(run: Path) ->
         assert (np.diff(one.billed) >= 0).all()
     write_account(run, made)
     assert read_account(run) == made
+
+
+def test_scores_stand_beside_the_displays_that_they_led_to(tmp_path: Path) -> None:
+    config, _ = market_and_play(ENV.kwargs)
+    day = Market(config).day(SEED, 1)
+    requests = day.requests()
+    score = 1000 * (SHARE * day.contracts.penalty + config.click_value * requests.ctr)
+    above = requests.eligible & (score > 1000 * requests.best_bid[:, None])
+    shown = np.zeros_like(above)
+    won = np.flatnonzero(above.any(1))
+    shown[won, np.where(requests.eligible, score, -1.0)[won].argmax(1)] = True
+    order = np.argsort(score[requests.eligible], kind="stable")
+
+    def means(values: Any) -> list[float]:
+        return [float(values[requests.eligible][part].mean()) for part in np.array_split(order, BINS)]
+
+    for repeat in (1, 5):
+        env = env_config(**(ENV.kwargs | {"repeat": repeat, "cap": 100.0}))
+        save_run(tmp_path / str(repeat), env, penalty=SHARE)
+        made = account(load_policy(tmp_path / str(repeat)), 1, baselines=["bid_only"]).calibration
+        assert made is not None
+        assert made.score == pytest.approx(means(score), rel=1e-5)
+        assert made.above_bids == pytest.approx(means(above), abs=1e-3)
+        assert np.mean(made.shown) == pytest.approx(np.mean(means(shown)), abs=1e-3)
+        if repeat == 1:
+            assert made.shown == pytest.approx(means(shown), abs=1e-3)
+
+    save_run(tmp_path / "capped", env_config(**(ENV.kwargs | {"cap": 1.0})), penalty=SHARE)
+    capped = account(load_policy(tmp_path / "capped"), 1, baselines=["bid_only"]).calibration
+    assert capped is not None
+    assert np.mean(capped.shown) > 0.5  # 0.34 with the requests of full contracts
+    save_run(tmp_path / "all", env_config(mode="all"), value=1.0)
+    assert account(load_policy(tmp_path / "all"), 1, baselines=["bid_only"]).calibration is None
 
 
 def test_baselines_are_tuned_on_other_days_than_those_that_are_reported(

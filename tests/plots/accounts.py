@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddrl.admix.account import FORMAT, Account, ContractCourse, Rule
+from ddrl.admix.account import FORMAT, Account, Calibration, ContractCourse, Rule
 
 TIMES = np.linspace(0, 1, 9)
 
@@ -22,7 +22,8 @@ def small_account() -> Account:
         ContractCourse(ad, demand, 0.01, (demand * TIMES).tolist(), (share * demand * TIMES).tolist())
         for ad, demand, share in courses
     ]
-    return Account(FORMAT, 0.0, {}, 2, 1000, 0.05, TIMES.tolist(), -8.0, 2.6, 1e-9, rules, contracts)
+    scores = Calibration([1.0, 3.0], [0.1, 0.6], [0.2, 0.9])
+    return Account(FORMAT, 0.0, {}, 2, 1000, 0.05, TIMES.tolist(), -8.0, 2.6, 1e-9, rules, contracts, scores)
 
 
 def categorical_values() -> dict[str, object]:

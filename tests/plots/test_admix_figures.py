@@ -64,6 +64,16 @@ def test_delivery_is_drawn_against_the_play_curve():
     assert trace(figure, "due").y[-1] == trace(figure, "demand").y[-1] == 200
 
 
+def test_displays_are_drawn_over_the_scores_that_led_to_them():
+    account = small_account()
+    figure = plots.display_frequencies(account)
+    assert [list(each.x) for each in figure.data] == [[1.0, 3.0]] * 2
+    assert list(trace(figure, "contract shown").y) == [0.1, 0.6]
+    assert list(trace(figure, "score above").y) == [0.2, 0.9]
+    older = msgspec.structs.replace(account, calibration=None)
+    assert "no scores of contracts" in plots.display_frequencies(older).layout.annotations[0].text
+
+
 def test_swings_are_about_a_straight_line_of_the_second_half():
     wild_then_straight = [50, -50, 90, -90, *np.linspace(0, 10, 6)]
     assert plots.oscillation(evaluations(wild_then_straight)) == pytest.approx(0, abs=1e-9)

@@ -72,6 +72,11 @@ def days(account: Account) -> None:
         "Contract", ads, index=plots.latest_contract(account), key="contract", help="First: what misses most at the end"
     )
     watch.chart(right, plots.delivery(account, ads.index(ad if ad is not None else ads[0])), "delivery")
+    watch.chart(st, plots.display_frequencies(account), "frequencies")
+    st.caption(
+        "Scores say something of displays where the solid line rises. It lies below the dashed one by what other "
+        "contracts won."
+    )
 
 
 def critic(run: Run, names: list[str]) -> None:
