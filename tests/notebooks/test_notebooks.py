@@ -161,6 +161,16 @@ assert times["DDQN"] < times["equal"]
 for line, way in zip(compared.data, ways):
     assert line.name == way
     np.testing.assert_allclose(line.y.mean(), times[way])
+assert taken["affine"] == 1 and taken["ddqn"] < min(taken[rule] for rule in RULES) - 0.02, taken
+assert [line.name for line in ahead.data] == list(beats)
+for line, (way, seconds) in zip(ahead.data, beats.items()):
+    np.testing.assert_allclose(line.y[-1], np.mean(seconds.sum(1) / beats["affine"].sum(1)))
+    assert np.isclose(line.y[-1], taken[way]) and line.x[-1] == 149
+one, two = Beats(0), Beats(0)
+one.slow[:], one.part[:], two.slow[:], two.part[:] = 1, 0.5, 2, 1
+alone = one.iterate(np.full(16, 64))
+np.testing.assert_allclose(two.iterate(np.full(16, 64)), 2 * alone)
+np.testing.assert_allclose(np.median(alone / (one.a + 64 / one.v)), 1, atol=0.05)
 np.testing.assert_allclose(pareto.data[0].x, front[:, 0])
 np.testing.assert_allclose(pareto.data[0].y, front[:, 1])
 assert list(pareto.data[0].text) == ["w = 0", "w = 0.25", "w = 0.5", "w = 0.75", "w = 1"]
