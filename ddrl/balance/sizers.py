@@ -418,6 +418,7 @@ class Both(Choice):
 
 
 AGENT_GAIN = 0.005  # iterations that the agent's sizes must save on average beside the filter's to be used
+RHYTHM_GAIN = 0.01  # the same of `rhythm`: half of hedge's, for where a rhythm holds each late iteration is dear
 AGENT = len(RULES)  # its place among the candidates
 
 
@@ -431,7 +432,7 @@ class DdqnSettings(HedgeSettings):
     margin: float = setting(
         0.02,
         "iterations",
-        "What an action must promise, and a rule have saved on average, to be used.",
+        "What an action must promise, and hedge have saved on average, to be used.",
         ge=0,
     )
     trust: float = setting(
@@ -458,7 +459,7 @@ class Ddqn(Choice):
 
     def __init__(self, cluster: Cluster, settings: DdqnSettings) -> None:
         weights = check_weights(settings.weights).astype(np.float32)
-        margins = (0.0, settings.margin, settings.margin, AGENT_GAIN)
+        margins = (0.0, min(RHYTHM_GAIN, settings.margin), settings.margin, AGENT_GAIN)
         super().__init__(cluster, settings, weights, settings.trust or RULE_TRUST, margins)
         self._settings = settings
         self.reads_gradients = settings.gradients

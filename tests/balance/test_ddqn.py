@@ -19,7 +19,7 @@ from ddrl.balance.ddqn import (
     NodeState,
     ValueNetwork,
 )
-from ddrl.balance.sizers import AGENT, AGENT_GAIN, RULE_GAIN, apply_actions, best_actions, first_of
+from ddrl.balance.sizers import AGENT, AGENT_GAIN, RHYTHM_GAIN, RULE_GAIN, apply_actions, best_actions, first_of
 from ddrl.balance.sizes import FilterSettings
 from ddrl.core.errors import CheckpointError
 
@@ -180,10 +180,10 @@ def test_what_the_agent_earns_is_counted_in_seconds_not_by_iterations():
 @pytest.mark.parametrize(
     ("earned", "chosen"),
     [
-        ((0.0, 0.019, 0.0, AGENT_GAIN - 0.001), 0),
-        ((0.0, 0.021, 0.0, AGENT_GAIN), 1),
-        ((0.0, 0.0, 0.021, 0.0), 2),
-        ((0.0, 0.021, 0.0, AGENT_GAIN + 0.002), AGENT),
+        ((0.0, RHYTHM_GAIN - 0.001, 0.019, AGENT_GAIN - 0.001), 0),
+        ((0.0, RHYTHM_GAIN + 0.001, 0.02, AGENT_GAIN), 1),
+        ((0.0, RHYTHM_GAIN, 0.021, 0.0), 2),
+        ((0.0, RHYTHM_GAIN + 0.001, 0.0, AGENT_GAIN + 0.002), AGENT),
     ],
 )
 def test_a_rule_and_the_agent_must_each_have_saved_their_margin(earned, chosen):
