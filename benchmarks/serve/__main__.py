@@ -1,8 +1,9 @@
 """Serving beside the bare paths. 50 candidates a request, 6.5 KB JSON, the same network everywhere.
 
-inprocess  bytes to bytes on one thread: ours, the bare msgspec path, decoding alone [processor seconds]
-http       closed loop, servers on one core, the generator on another: ours, bare servers with the bare path and with a
-           fixed answer, on uvicorn and (where it is installed) granian
+inprocess  bytes to bytes on one thread: ours, ours with its log of decisions, the bare msgspec path, decoding alone
+           [processor seconds]
+http       closed loop, servers on one core, the generator on another: ours, ours with its log, bare servers with the
+           bare path and with a fixed answer, on uvicorn and (where it is installed) granian
 latency    open loop at 70 % of what `http` measured, a newer policy saved every second
 million    10^6 requests in process with a change every 1,000: each answered once, by the version in force
 """
@@ -34,6 +35,7 @@ from benchmarks.serve.bare import Bare
 from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, load_trusted_policy, save_policy
 from ddrl.admix.environment import make_book
+from ddrl.admix.journal import Journal
 from ddrl.admix.load import Generator, bodies_of, run
 from ddrl.admix.mixer import Decision, DisplayRequest, ServedPolicy
 from ddrl.admix.serving import open_mixer
@@ -51,12 +53,15 @@ def bodies() -> list[bytes]:
 def inprocess(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Processor time a request, interleaved."""
     mixer = open_mixer(folder)
+    logging = open_mixer(folder)
+    journal = Journal(folder / "inprocess-log", logging.book, 1, print)
+    logging.journal = journal.add
     given = bodies()
     rests = [body[body.index(b",") :] for body in given]
     numbers = itertools.count()
     bare = Bare(mixer.book, mixer.policy)
     decode = msgspec.json.Decoder(DisplayRequest).decode
-    cases = {"ours": mixer.decide, "bare": bare.decide, "decode": decode}
+    cases = {"ours": mixer.decide, "ours, log": logging.decide, "bare": bare.decide, "decode": decode}
 
     def all_of(decide: Any) -> Any:
         """Each with an id of its own: one that is sent again would be answered from memory."""
@@ -68,12 +73,22 @@ def inprocess(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         warmup=2,
         clock=time.process_time,
     )
+    journal.close()
+    if journal.lost:
+        raise SystemExit(f"{journal.lost} decisions were not logged: the disk is too slow for this measurement")
     micro = {name: Timing.of([1e6 * each / len(given) for each in times]) for name, times in seconds.items()}
     share = ratios(seconds["bare"], seconds["ours"])
+    with_log = ratios(seconds["bare"], seconds["ours, log"])
     print_table(["", "us a request"], list(micro.items()))
-    print(f"speed of ours as a share of the bare path: {share.median:.3f} ({share.low:.3f} to {share.high:.3f})")
+    print(f"speed of ours as a share of the bare path: {share}; with the log: {with_log}")
     sizes = sorted(len(body) for body in given)
-    return {"body_bytes": sizes[len(sizes) // 2], "us_a_request": micro, "share_of_bare": share, "goal": 0.75}
+    return {
+        "body_bytes": sizes[len(sizes) // 2],
+        "us_a_request": micro,
+        "share_of_bare": share,
+        "share_with_log": with_log,
+        "goal": 0.75,
+    }
 
 
 @contextmanager
@@ -104,6 +119,13 @@ def http(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     given = bodies()
     cores = sorted(os.sched_getaffinity(0))
     commands = {"ours": ours(folder, "--reload-period", "0")}
+    commands["ours, log"] = [
+        *commands["ours"],
+        "--write-log",
+        str(folder / "http-log"),
+        "--state",
+        str(folder / "s.json"),
+    ]
     for name in ("uvicorn", "granian") if find_spec("granian") else ("uvicorn",):
         for kind in ("path", "empty"):
             commands[f"{name} {kind}"] = ["benchmarks.serve.bare", str(folder), name, kind]

@@ -19,6 +19,9 @@ import pytest
 from benchmarks.admix import __main__ as admix
 from benchmarks.admix import trained
 from benchmarks.harness import Timing, interleave, ratios
+from benchmarks.microbatch import real, simulator
+from benchmarks.microbatch.simulator import LAPS, STEPS
+from benchmarks.microbatch.work import law_of
 from benchmarks.pool.bounds import repairman_share
 from benchmarks.run import deaths
 from ddrl.admix.load import Generator
@@ -222,3 +225,50 @@ def test_both_sides_of_a_pair_run_at_the_same_time_and_swap_their_cores(monkeypa
 def test_the_ratio_of_steps_is_that_with_kills_over_that_without() -> None:
     low, high = deaths.interval([30.0, 30.0, 30.0], [10.0, 10.0, 10.0])
     assert (low, high) == (3.0, 3.0)
+
+
+class Group:
+    """Stands for a group of processes with a quota: keeps each share that its node was given."""
+
+    given: ClassVar[list[tuple[str, float]]] = []
+
+    def __init__(self, controller: object, name: str, share: float) -> None:
+        self.controller = controller
+        self.path = Path(name)
+        self.given.append((name, share))
+
+
+def test_a_load_by_the_clock_gives_each_node_the_share_that_its_law_says_and_its_own_back(monkeypatch) -> None:
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    from benchmarks.microbatch import real_ranks
+
+    monkeypatch.setattr(real_ranks, "QuotaGroup", Group)
+    monkeypatch.setattr(Group, "given", [])
+    groups: list[Any] = [Group(None, name, share) for name, share in (("a", 0.4), ("b", 0.2), ("leader", 2.0))]
+    Group.given.clear()
+    slow = np.array([[1.0, 2.0], [4.0, 2.0], [1.0, 1.0]])
+    load = real_ranks.Load(groups, [0.4, 0.2], slow, 0.01)
+    steps = iter([False] * 4)
+    monkeypatch.setattr(load._over, "wait", lambda seconds: next(steps, True))
+    with load:
+        load._thread.join()
+    assert Group.given[:5] == [("b", 0.1), ("a", 0.1), ("a", 0.4), ("b", 0.2), ("b", 0.1)]  # the law begins again
+    assert Group.given[-2:] == [("a", 0.4), ("b", 0.2)]
+
+
+def test_no_node_is_slowed_below_the_least_quota_of_the_kernel() -> None:
+    for law, shares in (("clock periodic", [0.4, 0.15]), ("clock bursty", [0.4, 0.15])):
+        laws = [law_of(law, seed, 40, shares) for seed in range(20)]
+        assert {each.shape for each in laws} == {(LAPS * STEPS * 40, 2)}
+        assert min(float(each.min()) for each in laws) == 1.0
+        most = np.max([each.max(0) for each in laws], 0)
+        assert most[1] == pytest.approx(0.15 / 0.1)
+        assert 2 < most[0] <= 4.0
+
+
+def test_the_simulator_meets_real_nodes_load_with_the_times_of_nodes_that_are_measured() -> None:
+    scenario = real.like_real("clock periodic", 400, np.ones((LAPS * STEPS * 40, 4)))
+    sizer = simulator.make_sizer("equal", scenario.cluster, {})
+    seconds = simulator.simulate(scenario, sizer).seconds
+    # An iteration at full speed, its overhead and communication, and the slowest of four nodes' jitter of 5 %.
+    assert seconds.mean() == pytest.approx(real.ITERATION * (1.13 + 1.1 * 1.03 * 0.05), rel=0.02)
