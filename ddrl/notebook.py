@@ -563,6 +563,7 @@ def compare(runs: Sequence[AnyRun]) -> Comparison:
 
 
 FIRST = "00_quickstart.ipynb"
+COPIED = (".ipynb", ".py", ".json")
 TOOLS = ("execute.py", "photograph.py")  # of the repository, beside its notebooks
 
 
@@ -573,10 +574,10 @@ def notebooks_source() -> Path:
 
 
 def copy_notebooks(folder: Path) -> list[str]:
-    """Copy the notebooks and the modules beside them into `folder`; the names of what was copied. Files that are there
+    """Copy the notebooks, and the modules and data beside them, into `folder`; the names of what was copied. Files that are there
     are the user's and stay as they are."""
     source = notebooks_source()
-    files = [file for file in sorted(source.glob("*.*")) if file.suffix in (".ipynb", ".py") and file.name not in TOOLS]
+    files = [file for file in sorted(source.glob("*.*")) if file.suffix in COPIED and file.name not in TOOLS]
     if not files:
         raise DdrlError(f"ddrl was installed without its notebooks ({source} is missing): install its wheel again")
     try:

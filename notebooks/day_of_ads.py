@@ -101,6 +101,36 @@ def rule_scores(scores: Mapping[str, Sequence[float]]) -> go.Figure:
     return figure
 
 
+def learned_days() -> dict[str, dict[str, Any]]:
+    """Days on which learning was measured, by the law of their market: scores of each by the best rule ("rule"), by a
+    learned policy ("learned", mean of its trainings) and by hindsight. Measured by the "command" of the file beside."""
+    return json.loads(Path(__file__).with_name("learned_days.json").read_text())["laws"]
+
+
+def gain(days: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Points of score by which learning is above the best rule: mean, and its 95 % interval by bootstrap over days."""
+    gains = 100 * (np.array(days["learned"]) - np.array(days["rule"]))
+    means = gains[np.random.default_rng(0).integers(0, len(gains), (2000, len(gains)))].mean(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(gains.mean()), float(low), float(high)
+
+
+def learned_over_rule(laws: Mapping[str, Mapping[str, Any]]) -> go.Figure:
+    """Each day a point: what learning adds to the best rule over what hindsight would."""
+    figure = new_figure("Learned policy less the best rule, by day", "hindsight less the best rule [points]", "points")
+    most = 0.0
+    for index, (law, days) in enumerate(laws.items()):
+        rule, learned, hindsight = (100 * np.array(days[name]) for name in ("rule", "learned", "hindsight"))
+        most = max(most, float((hindsight - rule).max()))
+        marker = {"size": 5, "color": COLORS[index], "symbol": ("circle", "diamond")[index % 2]}
+        name = f"{law}: {(learned - rule).mean():+.2f} of {(hindsight - rule).mean():.2f}"
+        figure.add_scatter(x=hindsight - rule, y=learned - rule, name=name, mode="markers", marker=marker, opacity=0.6)
+    for name, end, dash in (("hindsight", most, "dash"), ("the rule", 0.0, "dot")):
+        figure.add_scatter(x=[0, most], y=[0, end], name=name, mode="lines", line={"color": COLORS[6], "dash": dash})
+    figure.update_layout(hovermode="closest")
+    return legend_below(figure, 2 + len(laws))
+
+
 def why_chosen(decision: Mapping[str, Any]) -> go.Figure:
     """The scores of one decision's candidates, the highest on top, and why some could not be shown.
 

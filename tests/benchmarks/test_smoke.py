@@ -27,6 +27,7 @@ FORMS = {
 }
 # Programs without figures.
 PLAIN = {
+    "benchmarks.admix.for_notebook": [""],
     "benchmarks.ages": [""],
     "benchmarks.figures": ["--check"],
     "benchmarks.published": ["CartPole-v1"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ def test_the_notebooks_are_copied_once_and_what_the_user_changed_stays(tmp_path,
     folder = tmp_path / "mine"
     assert notebook.main([str(folder), "--copy"]) == 0
     names = {path.name for path in folder.iterdir()}
-    assert {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} <= names
+    assert {path.name for path in (ROOT / "notebooks").glob("*.*") if path.name not in notebook.TOOLS} == names
     assert not names & set(notebook.TOOLS)
     (folder / notebook.FIRST).write_text("changed")
     (folder / "01_replay.ipynb").unlink()
@@ -26,6 +27,14 @@ def test_the_notebooks_are_copied_once_and_what_the_user_changed_stays(tmp_path,
     assert (folder / notebook.FIRST).read_text() == "changed"
     assert (folder / "01_replay.ipynb").is_file()
     assert "1 files copied" in capsys.readouterr().out
+
+
+def test_the_days_that_notebook_04_draws_are_those_that_were_measured():
+    from benchmarks.admix import for_notebook
+
+    assert json.loads(for_notebook.FILE.read_text()) == for_notebook.learned_days(), "benchmarks.admix.for_notebook"
+    for law in for_notebook.learned_days()["laws"].values():
+        assert {len(law[name]) for name in ("rule", "learned", "hindsight")} == {300}
 
 
 @pytest.mark.parametrize("trouble", ["a file in the way", "no notebooks", "no jupyterlab"])

@@ -202,6 +202,12 @@ bars, points = day_of_ads.rule_scores(rules).data
 assert bars.y[0] == "hindsight" and len(points.x) == DAYS * len(names)
 np.testing.assert_allclose(bars.x, sorted((np.mean(rules[name]) for name in names), reverse=True))
 assert np.mean(rules["adaptive_pacing"]) > np.mean(rules["contract_first"])
+assert [trace.name.partition(":")[0] for trace in learned.data] == [*laws, "hindsight", "the rule"]
+for trace, days in zip(learned.data, laws.values()):
+    np.testing.assert_allclose(trace.x, 100 * np.subtract(days["hindsight"], days["rule"]))
+    np.testing.assert_allclose(trace.y, 100 * np.subtract(days["learned"], days["rule"]))
+    mean, low, high = day_of_ads.gain(days)
+    assert 0 < low < mean < high and np.isclose(mean, np.mean(trace.y))
 (swings,) = plots.revenue_swings({"admix": evaluations}).data
 np.testing.assert_allclose(swings.x, evaluations["env_steps"])
 np.testing.assert_allclose(swings.y, evaluations["mean"])
