@@ -218,8 +218,8 @@ def like_real(law: str, rows: int, slow: np.ndarray) -> simulator.Scenario:
 
 
 PARTS = {
-    "clock_periodic": partial(by_clock, "clock periodic", 16),
-    "clock_bursty": partial(by_clock, "clock bursty", 8),
+    "clock_periodic": partial(by_clock, "clock periodic", 12),
+    "clock_bursty": partial(by_clock, "clock bursty", 6),
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "target_loss": target_loss,
