@@ -574,8 +574,8 @@ def notebooks_source() -> Path:
 
 
 def copy_notebooks(folder: Path) -> list[str]:
-    """Copy the notebooks, and the modules and data beside them, into `folder`; the names of what was copied. Files that are there
-    are the user's and stay as they are."""
+    """Copy the notebooks, and the modules and data beside them, into `folder`; the names of what was copied. Files that
+    are there are the user's and stay as they are."""
     source = notebooks_source()
     files = [file for file in sorted(source.glob("*.*")) if file.suffix in COPIED and file.name not in TOOLS]
     if not files:
