@@ -48,6 +48,7 @@ MAX_REMEMBERED = 1 << 16  # decisions by which a request that is sent again is k
 _Money = Annotated[float, Meta(ge=0, le=1e30)]
 _Probability = Annotated[float, Meta(ge=0, le=1)]
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Bits = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # as many as a log holds
 _Listed = Meta(max_length=MAX_CANDIDATES)
 
 
@@ -66,7 +67,7 @@ class DisplayRequest(Struct, forbid_unknown_fields=True, gc=False):
     ecpm: Annotated[list[_Money], Meta(max_length=MAX_CANDIDATES, description="Currency per 1000; 0 for contracts.")]
     ctr: Annotated[list[_Probability], Meta(max_length=MAX_CANDIDATES, description="Predicted click rate.")]
     slot: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Place on the page.")] = 0
-    filters: Annotated[list[_Count], Meta(max_length=MAX_CANDIDATES, description="Bits; 1: the ad is excluded.")] = []
+    filters: Annotated[list[_Bits], Meta(max_length=MAX_CANDIDATES, description="Bits; 1: the ad is excluded.")] = []
     creative: Annotated[
         list[str], Meta(max_length=MAX_CANDIDATES, description="That of the chosen ad comes back.")
     ] = []

@@ -158,6 +158,32 @@ def test_a_day_of_the_log_is_what_was_decided(loop: Loop) -> None:
     assert loop.app.mixer.shown.sum() == 0  # the next day has begun
 
 
+def test_a_log_holds_each_request_whole_and_loses_alone_what_a_column_cannot_hold(loop: Loop) -> None:
+    day = loop.market.day(0, loop.days + 1)
+    sent = [each for part in day for each in requests_of(part, day.contracts)][:60]
+    for number, request in enumerate(sent):
+        request.slot = number
+    sent[7].filters = [2] * (len(sent[7].ad) - 1) + [2**31 - 1]
+    made = [loop.app.mixer.answer(request) for request in sent]
+    wrong = msgspec.structs.replace(sent[9], filters=[0] * (len(sent[9].ad) - 1) + [2**31])
+    with pytest.raises(MessageError, match="<= 2147483647"):
+        loop.app.mixer.decide(msgspec.json.encode(wrong))
+    loop.journal.add(wrong, 0.5, made[9])  # as a program of one's own may
+    assert loop.journal.lost == 1
+    assert "1 decisions are missing" in loop.lost[0]
+    loop.journal.add(sent[10], 0.5, made[10])
+    track = pyarrow.parquet.read_table(loop.end_day() / "track_log.parquet")
+    kept = [*sent, sent[10]]
+    for name in ("ad", "kind", "filters", "region", "gender", "age", "slot"):
+        wanted = [getattr(each, name) for each in kept]
+        if name == "filters":
+            wanted = [each.filters or [0] * len(each.ad) for each in kept]
+        assert track[name].to_pylist() == wanted, name
+    for name in ("ecpm", "ctr"):
+        values = [np.float32(getattr(each, name)).tolist() for each in kept]
+        assert track[name].to_pylist() == values, name
+
+
 def test_times_of_the_log_never_fall_and_old_days_go(loop: Loop) -> None:
     loop.journal._keep = 2
     for _ in range(4):
