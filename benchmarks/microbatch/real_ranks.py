@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -177,15 +178,16 @@ class Load:
         self._slow = slow
         self._step = step
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._apply, daemon=True)
+        self._pool = ThreadPoolExecutor(1, "load")
 
     def __enter__(self) -> None:
-        self._thread.start()
+        self._applied = self._pool.submit(self._apply)
 
     def __exit__(self, *error: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._pool.shutdown()
         set_shares(self._groups, self._shares)
+        self._applied.result()  # raises where the load could not be applied: what was measured meanwhile is void
 
     def _apply(self) -> None:
         begin = time.perf_counter()

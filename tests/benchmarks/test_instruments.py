@@ -251,9 +251,27 @@ def test_a_load_by_the_clock_gives_each_node_the_share_that_its_law_says_and_its
     steps = iter([False] * 4)
     monkeypatch.setattr(load._over, "wait", lambda seconds: next(steps, True))
     with load:
-        load._thread.join()
+        load._applied.result()
     assert Group.given[:5] == [("b", 0.1), ("a", 0.1), ("a", 0.4), ("b", 0.2), ("b", 0.1)]  # the law begins again
     assert Group.given[-2:] == [("a", 0.4), ("b", 0.2)]
+
+
+def test_a_load_that_cannot_be_applied_voids_what_was_measured(monkeypatch) -> None:
+    pytest.importorskip("mpi4py", reason="needs mpi4py")
+    from benchmarks.microbatch import real_ranks
+
+    groups: list[Any] = [Group(None, name, 0.4) for name in ("a", "leader")]
+    load = real_ranks.Load(groups, [0.4], np.full((4, 1), 2.0), 0.01)
+    refused = iter([OSError("no quota")])
+
+    def group(controller: object, name: str, share: float) -> Group:
+        if error := next(refused, None):
+            raise error
+        return Group(controller, name, share)
+
+    monkeypatch.setattr(real_ranks, "QuotaGroup", group)
+    with pytest.raises(OSError, match="no quota"), load:
+        pass
 
 
 def test_no_node_is_slowed_below_the_least_quota_of_the_kernel() -> None:

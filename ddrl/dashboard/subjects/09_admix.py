@@ -74,8 +74,8 @@ def days(account: Account) -> None:
     watch.chart(right, plots.delivery(account, ads.index(ad if ad is not None else ads[0])), "delivery")
     watch.chart(st, plots.display_frequencies(account), "frequencies")
     st.caption(
-        "Scores say something of displays where the solid line rises. It lies below the dashed one by what other "
-        "contracts won."
+        "A contract with a higher score should be shown more often: the solid line rises. Where it lies below the "
+        "dashed one, other contracts won. Of the requests of one decision each contract has one share."
     )
 
 
