@@ -453,10 +453,14 @@ def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path:
     trainer = "ddrl 0 trainer"
     spare = "ddrl spare"
 
+    def replaced(pid: int) -> bool:
+        now = processes_of(run)  # one look: between two of them the killed process can leave the list
+        return {trainer, spare} <= now.keys() and pid not in now.values()
+
     def kill(name: str) -> None:
         pid = processes_of(run)[name]
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: {trainer, spare} <= processes_of(run).keys() and pid not in processes_of(run).values(), name)
+        wait_until(lambda: replaced(pid), name)
 
     with subprocess.Popen([*DDRL, *TINY, *UNTIL_STOPPED, *more], env=environment()) as job:
         try:
