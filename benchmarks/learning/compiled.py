@@ -26,8 +26,9 @@ TD3 = (
     "rollout.warmup_steps=100",
 )
 PQN = ("learner.hidden=[64,64]", "learner.pqn.epochs=5", "learner.pqn.minibatches=16")
+TWO_THREADS = ", two threads"  # of ours; the peer's program takes all cores in each case
 # By the peer's name of a case: task, env steps, settings.
-CASES = {
+CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "td3 128": ("pendulum", 4_000, (*TD3, "learner.batch_size=128", "replay.samples_per_insert=128")),
     "td3 256": ("pendulum", 4_000, (*TD3, "learner.batch_size=256", "replay.samples_per_insert=256")),
     "pqn 16x128": (
@@ -37,6 +38,9 @@ CASES = {
     ),
     "pqn 64x32": ("cartpole_pqn", 102_400, (*PQN, "env.num_envs=64", "learner.batch_size=64", "learner.pqn.length=32")),
 }
+for _name in ("td3 128", "td3 256"):
+    _task, _env_steps, _settings = CASES[_name]
+    CASES[_name + TWO_THREADS] = (_task, _env_steps, (*_settings, "learner.threads=2"))
 KINDS = ("processor_seconds", "wall_seconds")
 
 
@@ -63,7 +67,14 @@ def main() -> None:
         for _ in range(1 if options.short else options.rounds):
             found["ddrl"].append(ours(case, env_steps))
             if options.peer_python:
-                command = [options.peer_python, "-W", "ignore", str(PEER), case, str(env_steps)]
+                command = [
+                    options.peer_python,
+                    "-W",
+                    "ignore",
+                    str(PEER),
+                    case.removesuffix(TWO_THREADS),
+                    str(env_steps),
+                ]
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                 found["peer"].append(json.loads(done.stdout.splitlines()[-1]))
                 versions = found["peer"][-1].pop("versions")

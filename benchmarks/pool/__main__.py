@@ -30,9 +30,13 @@ def exponential(chosen: Namespace) -> dict[str, Any]:
 
 
 def policies(chosen: Namespace) -> dict[str, Any]:
-    """The same tasks under each policy, twice, in turn."""
+    """The same tasks under each policy, and under Ray where it has an interpreter, --rounds times in turn."""
     names: Sequence[str] = chosen.policies.split(",")
-    return {"pools": [real.shares(name, 8, 6, UPDATES) for name in (names if chosen.short else [*names, *names])]}
+    rows = []
+    for _ in range(1 if chosen.short else chosen.rounds):
+        rows += [real.shares(name, 8, 6, UPDATES) for name in names]
+        rows += [real.under_ray(chosen.ray_python, 8, 6, UPDATES)] if chosen.ray_python else []
+    return {"pools": rows}
 
 
 def collectors(chosen: Namespace) -> dict[str, Any]:
@@ -77,6 +81,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the pools' directories are, at any depth")
     parser.add_argument("--tasks", default="8,10", help="tasks of the real pools, one after another (%(default)s)")
     parser.add_argument("--policies", default="fair,exclusive", help="policies to compare (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=2, help="of the policies, in turn (%(default)s)")
+    parser.add_argument("--ray-python", help="interpreter that has ray and ddrl's requirements: its row beside them")
     chosen = parser.parse_args()
     figures = PARTS[chosen.part](chosen)
     for title, rows in figures.items():

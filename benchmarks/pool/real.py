@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import mpi_environment, mpirun
+from benchmarks.harness import ROOT, mpi_environment, mpirun
 from benchmarks.pool.bounds import hindsight, repairman_share
 from ddrl.pool.prewarm import Round, Warmth
 from ddrl.pool.records import Collector, Lease, PoolRecord, busy_between, jain_index, read_pool
@@ -146,6 +146,14 @@ def shares(policy: str, tasks: int, rounds: int, updates: int, **more: Any) -> d
         "jain": jain_index(float(task["busy_seconds"]) for task in summary["tasks"].values()),
         "hit_rate": sum(one["predicted_hits"] for one in figures) / predicted if predicted else None,
     }
+
+
+def under_ray(python: str, tasks: int, rounds: int, updates: int) -> dict[str, Any]:
+    """The tasks of `shares` under Ray's fractional resources."""
+    command = [python, "-m", "benchmarks.peers.ray_pool", str(tasks), str(rounds), str(updates)]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=variables)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _duty(leases: Sequence[Lease], collectors: Sequence[Collector]) -> float:

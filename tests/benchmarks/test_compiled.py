@@ -14,12 +14,14 @@ from benchmarks.learning import compiled
 
 def test_the_start_is_left_out_and_the_ratio_is_ours_over_the_peers(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     asked: list[tuple[str, int, tuple[str, ...]]] = []
+    peers: list[str] = []
 
     def run_loop(task: str, env_steps: int, settings: Any) -> dict[str, float]:
         asked.append((task, env_steps, tuple(settings)))
         return {"processor_seconds": 3.0 + 2e-3 * env_steps, "wall_seconds": 5.0 + 4e-3 * env_steps}
 
     def run(command: list[str], **_: object) -> Any:
+        peers.append(command[-2])
         seconds = 1e-3 * int(command[-1])
         answer = {"processor_seconds": seconds, "wall_seconds": seconds, "versions": {"jax": "1"}}
         return subprocess.CompletedProcess(command, 0, "a warning\n" + json.dumps(answer) + "\n")
@@ -27,16 +29,18 @@ def test_the_start_is_left_out_and_the_ratio_is_ours_over_the_peers(monkeypatch:
     monkeypatch.setattr(compiled, "run_loop", run_loop)
     monkeypatch.setattr(compiled, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
     monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.learning.compiled")
-    words = ["compiled", "--peer-python", "python", "--cases", "td3 128", "--rounds", "2"]
+    words = ["compiled", "--peer-python", "python", "--cases", "td3 128, two threads", "--rounds", "2"]
     monkeypatch.setattr("sys.argv", [*words, "--json", str(tmp_path / "figures.json")])
     compiled.main()
-    figures = json.loads((tmp_path / "figures.json").read_text())["td3 128"]
+    figures = json.loads((tmp_path / "figures.json").read_text())["td3 128, two threads"]
     row = figures["microseconds_a_step"]
     assert row["ddrl"]["processor_seconds"]["median"] == pytest.approx(2000.0)
     assert row["peer"]["processor_seconds"]["median"] == pytest.approx(1000.0)
     assert row["ddrl_over_peer"]["processor_seconds"]["median"] == pytest.approx(2.0)
     assert row["ddrl_over_peer"]["wall_seconds"]["median"] == pytest.approx(4.0)
     assert figures["versions"] == {"jax": "1"}
+    assert peers == ["td3 128"] * 2
+    assert all("learner.threads=2" in settings for _, _, settings in asked)
     assert [steps for _, steps, _ in asked] == [compiled.WARM, compiled.WARM + figures["env_steps"]] * 2
 
 
@@ -47,4 +51,4 @@ def test_every_case_has_settings_that_exist_and_a_program_of_the_peers() -> None
     program = compiled.PEER.read_text()
     for case, (task, _, settings) in compiled.CASES.items():
         load_config(tasks()[task], settings)
-        assert f'"{case}":' in program
+        assert f'"{case.removesuffix(compiled.TWO_THREADS)}":' in program

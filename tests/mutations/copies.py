@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from tests.mutations.named import Fault
+from tests.mutations.nearest import BROWSER
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
@@ -85,9 +86,10 @@ class Copy:
         file.write_text(text.replace(fault.old, fault.new))
 
     def test(self, tests: Sequence[str], timeout: float, without: Collection[str] = ()) -> Outcome:
-        """Run the tests until the first one fails, the long ones only where each is named by itself; `without`: names
-        of tests that are left out."""
-        marks = "not browser" if all("::" in name for name in tests) else "not long and not browser"
+        """Run the tests until the first one fails, the long ones only where each is named by itself, those in a
+        browser also where their file is all that is run; `without`: names of tests that are left out."""
+        slow = "not long" if tests == (BROWSER,) else "not long and not browser"
+        marks = "" if all("::" in name for name in tests) else slow
         sys.stdout.flush()
         with tempfile.TemporaryFile() as written:  # not a pipe: what a test leaves running would hold it open
             child = os.fork()

@@ -3,7 +3,11 @@ looked at. A line of code is replaced by another one; its text stands once in it
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import NamedTuple
+
+OUTSIDE = ("outside", "held_out")  # files of faults by somebody who had not seen the tests
 
 
 class Fault(NamedTuple):
@@ -755,3 +759,9 @@ _NAMED = {
 }
 
 NAMED = tuple(Fault(name, f"ddrl/{path}", old, new) for path, faults in _NAMED.items() for name, old, new in faults)
+
+
+def from_outside(name: str) -> list[Fault]:
+    """The faults of a file of `OUTSIDE`."""
+    rows = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text())["faults"]
+    return [Fault(row["name"], row["path"], row["old"], row["new"]) for row in rows]

@@ -1,6 +1,6 @@
 """Which tests are nearest to a module, in rings: the files of its name, those that import it, the folder that mirrors
-its package, then runs that go through it. Of a header of the kernel first the C++ programs that include it: they need
-no module of Python's."""
+its package, then runs that go through it, or a browser that shows it. Of a header of the kernel first the C++ programs
+that include it: they need no module of Python's."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from benchmarks.harness import ROOT
 MAX_FILES = 6  # that import a module: of more, the folder's own tests say as much
 PROGRAMS = "tests/kernel/test_programs.py"
 RUNS = ("tests/run/test_serial.py", "tests/run/test_training.py", "tests/run/test_resume.py")
+BROWSER = "tests/dashboard/test_dashboard.py"
 MPI = ("tests/run/test_processes.py", "tests/run/test_handover.py")
 # Packages whose tests are not the folder of their name alone, and those whose last ring is not RUNS.
 FOLDERS = {
     "acting": ("tests/acting", "tests/rollout"),
+    "docs": ("tests/docs", "tests/benchmarks/test_figures.py"),
+    "mpi_launch": ("tests/launch", "tests/run/test_launching.py", "tests/run/test_launch.py"),
     "kernel": (
         "tests/replay",
         "tests/channels",
@@ -29,10 +32,15 @@ FOLDERS = {
 FURTHER: dict[str, tuple[str, ...]] = {
     "admix": (),
     "balance": (),
+    "benchmarks": (),
     "core": ("tests/telemetry", "tests/channels", "tests/learner", *RUNS),
+    "dashboard": (BROWSER,),
     "distribution": MPI,
+    "docs": (),
     "kernel": (),
-    "plots": (),
+    "mpi_launch": (),
+    "notebooks": (),
+    "plots": (BROWSER,),
     "pool": (),
     "run": (*RUNS, *MPI),
 }
@@ -42,11 +50,12 @@ def nearest(path: str) -> list[tuple[str, ...]]:
     """The tests of a file, in rings: each runs where those before it have noticed nothing."""
     module = path.removesuffix(".py").replace("/", ".")
     stem = Path(path).stem
-    package = path.split("/")[1]
+    top, _, below = path.partition("/")
+    package = below.split("/")[0] if top == "ddrl" else top if below else "docs"
     folder = FOLDERS.get(package, (f"tests/{package}",))
     folder = tuple(name for name in folder if (ROOT / name).exists())
     imported = re.compile(rf"\b{re.escape(module)}\b(?!\.)")
-    importing = [name for name, text in _test_files() if imported.search(text)]
+    importing = [name for name, text in _test_files() if imported.search(text) or (top != "ddrl" and path in text)]
     importing.sort(key=lambda name: not name.startswith(folder))
     own = tuple(
         name
@@ -77,5 +86,4 @@ def _included(source: Path, kernel: Path) -> Set[Path]:
 
 @cache
 def _test_files() -> list[tuple[str, str]]:
-    paths = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if path.parent.name != "dashboard"]
-    return [(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
+    return [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
