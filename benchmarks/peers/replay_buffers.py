@@ -1,5 +1,5 @@
 """Other libraries' replay buffers, for benchmarks.replay: run by the peer's own interpreter, `replay_buffers.py
-cpprb|sb3|tianshou|torchrl`.
+cpprb|rlox|sb3|tianshou|torchrl`.
 
 Reads a line, answers a line: "version"; "has CASE" -> yes or no (and makes it ready); "run CASE" -> the seconds one
 call took. Cases: "windows EPISODES STEPS COUNT LENGTH" (state float32[4]), "uniform B", "prioritized B" (sample and
@@ -82,6 +82,70 @@ class Cpprb:
         buffer = self.make("", frames, (84, 84, 4), np.uint8, prioritized, stack_compress="obs")
         self.fill(buffer, frames, (84, 84, 4), np.uint8)
         return self.prioritized(size, buffer) if prioritized else lambda: buffer.sample(size)
+
+
+class Rlox:
+    """Columns of float32 behind Rust; each draw is given a seed."""
+
+    def __init__(self):
+        self.draws = 0
+
+    def seed(self):
+        self.draws += 1
+        return self.draws
+
+    def rows(self, count, dim):
+        states = np.ones(count * dim, np.float32)
+        numbers = np.ones(count, np.float32)
+        flags = np.zeros(count, np.uint8)
+        return states, states, numbers, numbers, flags, flags
+
+    def make(self, size, dim):
+        import rlox
+
+        buffer = rlox.ReplayBuffer(size, dim, 1)
+        rows = self.rows(1000, dim)
+        for _ in range(size // 1000):
+            buffer.push_batch(*rows)
+        return buffer
+
+    def windows(self, episodes, steps, count, length):
+        import rlox
+
+        buffer = rlox.SequenceReplayBuffer(episodes * steps, 4, 1)
+        state = np.ones(4, np.float32)
+        action = np.zeros(1, np.float32)
+        for row in range(episodes * steps):
+            buffer.push(state, state, action, 1.0, row % steps == steps - 1, False)
+        return lambda: buffer.sample_sequences(count, length, self.seed())
+
+    def uniform(self, size):
+        buffer = self.make(ROWS, 8)
+        return lambda: buffer.sample(size, self.seed())
+
+    def prioritized(self, size):
+        import rlox
+
+        buffer = rlox.PrioritizedReplayBuffer(ROWS, 8, 1, alpha=0.6, beta=0.4)
+        state = np.ones(8, np.float32)
+        action = np.zeros(1, np.float32)
+        for priority in priorities(ROWS).tolist():
+            buffer.push(state, action, 1.0, False, False, state, priority)
+        update = priorities(size).astype(np.float64)
+
+        def call():
+            buffer.update_priorities(buffer.sample(size, self.seed())["indices"], update)
+
+        return call
+
+    def add(self, count, rows=ROWS, dim=8):
+        buffer = self.make(rows, dim)
+        if count > 1:
+            block = self.rows(count, dim)
+            return lambda: buffer.push_batch(*block)
+        state = np.ones(dim, np.float32)
+        action = np.zeros(1, np.float32)
+        return lambda: buffer.push(state, action, 1.0, False, False, state)
 
 
 class Sb3:
@@ -249,6 +313,7 @@ class TorchRL:
 
 LIBRARIES = {
     "cpprb": (Cpprb, "cpprb"),
+    "rlox": (Rlox, "rlox"),
     "sb3": (Sb3, "stable-baselines3"),
     "tianshou": (Tianshou, "tianshou"),
     "torchrl": (TorchRL, "torchrl"),
