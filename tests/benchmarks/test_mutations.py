@@ -7,8 +7,8 @@ import ast
 import pytest
 
 from tests.mutations.copies import Copy, stands
-from tests.mutations.named import NAMED
-from tests.mutations.nearest import FOLDERS, FURTHER, RUNS, nearest
+from tests.mutations.named import NAMED, OUTSIDE, from_outside
+from tests.mutations.nearest import BROWSER, FOLDERS, FURTHER, RUNS, nearest
 from tests.mutations.operators import candidates, draw
 from tests.sources import ROOT
 
@@ -42,6 +42,13 @@ def test_at_least_a_hundred_named_faults_stand_at_one_place_each_in_all_packages
     assert packages <= {fault.path.split("/")[1] for fault in NAMED}
 
 
+def test_faults_from_outside_are_210_of_which_nearly_all_stand_and_have_tests_near_them() -> None:
+    faults = [fault for name in OUTSIDE for fault in from_outside(name)]
+    assert len({fault.name for fault in faults}) == len(faults) == 210
+    assert sum(map(stands, faults)) >= 190  # a line that was written anew takes its fault along
+    assert [fault.path for fault in faults if not nearest(fault.path)] == []
+
+
 def test_the_nearest_tests_are_in_rings_and_exist() -> None:
     for tests in (*FOLDERS.values(), *FURTHER.values(), RUNS):
         for path in tests:
@@ -51,6 +58,10 @@ def test_the_nearest_tests_are_in_rings_and_exist() -> None:
     assert nearest("ddrl/kernel/ring.hpp")[0][0] == program("test_ring")
     assert program("test_replay") in nearest("ddrl/kernel/replay/selectors.hpp")[0]  # through other headers
     assert nearest("ddrl/replay/pacing.py")[0] == ("tests/replay/test_pacing.py",)
+    assert "tests/launch/test_local.py" in nearest("mpi_launch/local")[0]
+    assert "tests/docs" in nearest("README.md")[-1]
+    assert "tests/docs/test_own_data.py" in nearest("docs/own_data.md")[0]
+    assert nearest("ddrl/plots/runs.py")[-1] == (BROWSER,)
     own, importing, folder, further = nearest("ddrl/acting/policy.py")
     assert own == ("tests/acting/test_policy.py",)
     assert "tests/rollout/test_worker.py" in importing
