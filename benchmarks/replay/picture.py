@@ -21,6 +21,7 @@ NAMES = {
     "ddrl": COLORS[0],
     "limit": LIMIT,
     "cpprb": COLORS[2],
+    "rlox": "#8c564b",
     "sb3": COLORS[3],
     "tianshou": COLORS[4],
     "torchrl": COLORS[5],
