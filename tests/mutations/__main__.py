@@ -39,6 +39,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=SEED, metavar="S", help="of the random faults (%(default)s)")
     parser.add_argument("--only", default="", metavar="WORD", help="faults whose file or name holds this word")
     parser.add_argument("--again", action="store_true", help="judge those that survived once more")
+    parser.add_argument("--near", action="store_true", help="without runs that go through a file")
     parser.add_argument("--timeout", type=float, default=1800.0, metavar="S", help="of one test run (%(default)s)")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -63,7 +64,7 @@ def main() -> int:
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
-        judge = Judge(Path(folder), options.timeout)
+        judge = Judge(Path(folder), options.timeout, near=options.near)
         for place, (kind, fault) in enumerate(todo, 1):
             why = explanation(fault)
             verdict = Verdict(False, why, 0.0) if why else judge(fault)
@@ -94,8 +95,9 @@ class Judge:
     fail a second time by itself: a busy machine is no proof. A test of which this does not hold is left out, and the
     others judge."""
 
-    def __init__(self, folder: Path, timeout: float) -> None:
+    def __init__(self, folder: Path, timeout: float, *, near: bool = False) -> None:
         self._timeout = timeout
+        self._near = near
         preload()
         self._clean = Copy(folder / "clean")
         self._copy = Copy(folder / "copy")
@@ -110,7 +112,7 @@ class Judge:
         self._copy.make(self._clean.path)
         self._copy.put(fault)
         by = ""
-        for tests in nearest(fault.path):
+        for tests in nearest(fault.path, further=not self._near):
             if fault.path.startswith(KERNEL) and not tests[0].startswith(PROGRAMS):
                 self._kernel.into(self._copy, fault)
             if by := self._noticed_by(tests):

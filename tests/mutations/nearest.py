@@ -46,8 +46,9 @@ FURTHER: dict[str, tuple[str, ...]] = {
 }
 
 
-def nearest(path: str) -> list[tuple[str, ...]]:
-    """The tests of a file, in rings: each runs where those before it have noticed nothing."""
+def nearest(path: str, *, further: bool = True) -> list[tuple[str, ...]]:
+    """The tests of a file, in rings: each runs where those before it have noticed nothing. The last one is left out
+    where nothing `further` is asked for."""
     module = path.removesuffix(".py").replace("/", ".")
     stem = Path(path).stem
     top, _, below = path.partition("/")
@@ -63,8 +64,8 @@ def nearest(path: str) -> list[tuple[str, ...]]:
         if Path(name).stem == f"test_{stem}" and (name in importing or name.startswith(folder or "tests/"))
     )
     others = tuple(name for name in importing if name not in own)[:MAX_FILES]
-    further = FURTHER.get(package, RUNS)
-    return [ring for ring in (_programs(path), own, others, folder, further) if ring]
+    runs = FURTHER.get(package, RUNS) if further else ()
+    return [ring for ring in (_programs(path), own, others, folder, runs) if ring]
 
 
 def _programs(header: str) -> tuple[str, ...]:
