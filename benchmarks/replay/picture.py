@@ -53,7 +53,9 @@ def draw(document: dict[str, Any], path: Path) -> None:
             texts = [f"{median:.3g}" for median in held.values()]
             cases = [case.replace(", sample and update", "<br>sample + update") for case in held]
             bars = go.Bar(x=cases, y=list(held.values()), name=name, text=texts, textposition="outside")
-            bars.update(legendgroup=name, showlegend=False, marker={"color": color})
+            named = any(name in cell["get_5000"] for cell in cells)  # by the first plot
+            legend = column == 1 and bool(held) and not named
+            bars.update(legendgroup=name, showlegend=legend, marker={"color": color})
             figure.add_trace(bars, row=2, col=column)
     for row, column, title in PANELS.values():
         figure.update_yaxes(type="log", title_text="us", dtick=1, row=row, col=column)
