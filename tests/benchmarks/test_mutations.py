@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.mutations.copies import Copy, stands
+from tests.mutations.copies import FASTER_BUILD, Copy, stands
 from tests.mutations.named import NAMED, OUTSIDE, from_outside
 from tests.mutations.nearest import BROWSER, FOLDERS, FURTHER, RUNS, nearest
 from tests.mutations.operators import candidates, draw
@@ -23,6 +23,7 @@ SOURCE = '''def function(a, b):
 
 def test_at_least_a_hundred_named_faults_stand_at_one_place_each_in_all_packages() -> None:
     assert [fault.name for fault in NAMED if not stands(fault)] == []  # whose line changes takes its fault along
+    assert stands(FASTER_BUILD)  # with which the kernel is compiled for its faults
     assert len(NAMED) >= 100
     assert len({fault.name for fault in NAMED}) == len(NAMED)
     packages = {

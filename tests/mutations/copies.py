@@ -24,6 +24,7 @@ from tests.mutations.nearest import BROWSER
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
 PYTEST = ("-x", "-vv", "--no-header", "--tb=line", "-rfE")
+FASTER_BUILD = Fault("compiled in half the time", "CMakeLists.txt", "(_kernel PRIVATE -O3", "(_kernel PRIVATE -O1")
 NO_TESTS = 5  # pytest's exit status where none is left to run
 BY_TIME = re.compile(
     r"[Tt]imeout|timed out|no end|exit status -9|within [\d.]+ s"
@@ -193,7 +194,7 @@ class KernelBuild:
         noticed anything then."""
         if not self._fault:
             self._sources.make(self._clean)
-            self._sources.put(Fault("compiled in half the time", "CMakeLists.txt", "PRIVATE -O3", "PRIVATE -O1"))
+            self._sources.put(FASTER_BUILD)
         elif self._fault != fault:  # as it was, and newer than the objects
             (self._sources.path / self._fault.path).write_bytes((self._clean / self._fault.path).read_bytes())
         if self._fault != fault:
