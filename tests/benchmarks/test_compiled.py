@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.learning import compiled
+from benchmarks.learning import compiled, whole
 
 
 def test_the_start_is_left_out_and_the_ratio_is_ours_over_the_peers(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -52,3 +53,37 @@ def test_every_case_has_settings_that_exist_and_a_program_of_the_peers() -> None
     for case, (task, _, settings) in compiled.CASES.items():
         load_config(tasks()[task], settings)
         assert f'"{case.removesuffix(compiled.TWO_THREADS)}":' in program
+
+
+def test_a_whole_process_counts_from_its_start_to_its_end_and_one_that_fails_counts_nothing() -> None:
+    program = "import subprocess, sys, time; time.sleep(0.3); sys.exit(subprocess.call([sys.executable, '-c', 'pass']))"
+    found = whole.seconds_of([sys.executable, "-c", program])
+    assert 0.0 < found["processor_seconds"] < found["wall_seconds"] - 0.29  # a sleep takes no processor
+    with pytest.raises(subprocess.CalledProcessError):
+        whole.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_whole_processes_take_turns_for_as_many_steps_and_the_ratio_is_ours_over_the_peers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    asked: list[list[str]] = []
+
+    def seconds_of(command: list[str]) -> dict[str, float]:
+        asked.append(list(command))
+        mine = "ddrl.run" in command
+        return {"processor_seconds": 6.0 if mine else 3.0, "wall_seconds": 2.0 if mine else 4.0}
+
+    monkeypatch.setattr(whole, "seconds_of", seconds_of)
+    monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.learning.whole")
+    words = ["whole", "--peer-python", "python", "--rounds", "2", "--json", str(tmp_path / "figures.json")]
+    monkeypatch.setattr("sys.argv", words)
+    whole.main()
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    for place, name in enumerate(whole.NAMES):
+        ratios = figures[name]["ddrl_over_peer"]
+        assert (ratios["processor_seconds"]["median"], ratios["wall_seconds"]["median"]) == (2.0, 0.5)
+        own, peer, *_ = asked[4 * place : 4 * place + 4]
+        assert "run.max_env_steps=5000" in own
+        assert ("learner.threads=2" in own) == ("two threads" in name)
+        assert peer[-2:] == ["td3 128", "4000"]  # behind a thousand of its own
+    assert f"warm = {whole.WARM:_}" in whole.PEER.read_text()
