@@ -143,6 +143,11 @@ def test_a_dict_gives_the_vector_that_gymnasium_flattens_it_to() -> None:
         env = LoopVectorEnv("given", [Given(space, value)])
         np.testing.assert_array_equal(env.reset(1)[0], spaces.flatten(space, value).astype(np.float32))
     assert [name for name, _ in env.spec.entries] == ["z", "a.0", "a.1", "m.b", "m.c"]
+    owners = [name for name, count in env.spec.entries for _ in range(count)]
+    for place, owner in enumerate(owners):  # each number is said to be its own entry's, those at the ends too
+        broken = np.zeros((2, len(owners)), np.float32)
+        broken[1, place] = np.nan
+        assert f"entry {owner} of" in env.spec.nonfinite_entry(np.zeros_like(broken), broken)
 
 
 @pytest.mark.parametrize("reward", [np.array([1.5]), np.float32(1.5), np.array(1.5), np.array([[1.5]])])

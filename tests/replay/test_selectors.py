@@ -110,6 +110,16 @@ def test_a_recency_selector_survives_many_half_lives() -> None:
     replay.check()
 
 
+def test_recency_keeps_its_law_when_the_origin_of_births_moves() -> None:
+    replay = make_replay(100)
+    selector = replay.new_pick_selector("recency", half_life=5)
+    fill(replay, [50] * 13)  # the origin moves at birth 301 and at 602, among the picks that are held
+    handles, positions = replay.picks()
+    age = 99 - ((handles - handles.min()) * 50 + positions).astype(np.float64)
+    law = 0.5 ** (age / 5) / (0.5 ** (age / 5)).sum()
+    np.testing.assert_allclose(replay.probabilities(selector), law, rtol=1e-4)
+
+
 def test_ranks_stay_exact_through_thousands_of_updates_and_evictions() -> None:
     replay = make_replay(5000)
     selector = replay.new_pick_selector("rank_based", priority_exponent=1.0)

@@ -183,6 +183,11 @@ def test_the_best_action_of_a_network_and_its_target_is_an_allowed_one(algorithm
     assert allowed[0].all()
 
 
+def test_a_mask_that_allows_nothing_allows_all_in_its_own_row_alone() -> None:
+    masks = np.array([[True, False, False], [False, False, False], [False, True, True]])
+    assert allowed_actions(masks).tolist() == [[True, False, False], [True, True, True], [False, True, True]]
+
+
 def test_values_of_allowed_actions_are_those_of_the_network_alone() -> None:
     network = torch.nn.Linear(3, 4)
     masks = np.array([[True, False, True, False]])

@@ -219,7 +219,7 @@ def test_no_row_is_learned_from_that_arrived_beyond_the_bound(what: str, tmp_pat
 
 def test_a_percentile_is_numpys() -> None:
     recent = Recent()
-    values = np.random.default_rng(3).integers(0, 1000, 4097)
+    values = np.random.default_rng(3).integers(0, 10**9, 4097)  # far apart: where a place lies between two counts
     for part in np.array_split(values, 7):
         recent.add(part)
     for percentile in (0, 3.7, 50, 99, 100):
