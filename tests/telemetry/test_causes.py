@@ -164,6 +164,15 @@ def test_the_host_whose_rollouts_wait_most_at_full_lanes_is_named():
     assert "rollouts of host 1 wait 60% of theirs at full lanes" in found.sentence
 
 
+def test_late_versions_are_those_of_the_host_that_seals_them_last():
+    moments = frames(BUSY | {"publish_deferred": 300.0})
+    for place, (host, seconds) in enumerate(((0, np.nan), (1, 0.5), (2, 4.0), (3, 1.0))):
+        moments.values[:, place, COLUMNS.index("host")] = host
+        moments.values[:, place, COLUMNS.index("seal_seconds")] = seconds
+    late = next(cause for cause in find_causes(moments, Config()) if cause.kind == "network")
+    assert "4 s to host 2" in late.sentence
+
+
 def test_states_come_before_shares_and_nothing_is_claimed_too_early():
     assert find_causes(frames(), Config(), state="paused")[0].kind == "paused"
     assert find_causes(frames(), Config(), state="ending")[0].kind == "evaluation"
