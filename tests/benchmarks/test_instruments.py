@@ -26,6 +26,7 @@ from benchmarks.microbatch.work import law_of
 from benchmarks.pool import bounds
 from benchmarks.pool.bounds import repairman_share
 from benchmarks.run import deaths, starts
+from benchmarks.serve import __main__ as serve
 from benchmarks.telemetry import causes
 from ddrl.admix.load import Generator
 from tests.pool.recorded import write_pool
@@ -351,3 +352,28 @@ def test_the_error_of_the_simulator_is_that_of_its_makespan_against_the_measured
     assert row["error"] == pytest.approx(row["simulated"] / row["measured"] - 1)
     assert row["measured"] - row["simulated"] == pytest.approx(5.0)
     assert row["waited"] - row["waited_simulated"] == pytest.approx(5.0)
+
+
+def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx", reason="needs the extra [train]")
+    from tests.admix.material import env_config, save_run
+
+    env = env_config(mode="all")
+    save_run(tmp_path / "run", env)
+    monkeypatch.setattr(serve, "ENV", env)
+    monkeypatch.setattr(serve, "CANDIDATES", 11)  # as many as the market's queue holds
+    answers: dict[str, Any] = {}
+
+    def interleave(cases: dict[str, Any], *_: Any, **__: Any) -> dict[str, list[float]]:
+        answers.update({name: case() for name, case in cases.items()})
+        return {"ours": [2.0, 4.0], "ours, log": [4.0, 8.0], "bare": [1.0, 2.0], "decode": [0.5, 0.5]}
+
+    monkeypatch.setattr(serve, "interleave", interleave)
+    found = serve.inprocess(tmp_path / "run", SimpleNamespace(short=True))
+    assert {len(given) for given in answers.values()} == {1000}
+    assert (found["share_of_bare"].median, found["share_with_log"].median) == (0.5, 0.25)
+    assert {name: timing.median for name, timing in found["us_a_request"].items()} == {
+        "ours": 3000.0, "ours, log": 6000.0, "bare": 1500.0, "decode": 500.0,
+    }  # fmt: skip
