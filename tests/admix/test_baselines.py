@@ -125,6 +125,21 @@ def test_feedback_is_what_the_environment_knows():
             env.step(np.full((1, 1), 1e3))
 
 
+@pytest.mark.parametrize(("period", "lag"), [(1, 3), (2, 4), (3, 3), (4, 4), (5, 5)])
+def test_news_of_billing_is_never_earlier_than_the_delay_where_a_block_is_longer(period, lag):
+    """Twelve requests, all of which are shown the contract; a delay of a quarter of the day is three of them."""
+    day = HandDay(contracts([12], cap=100), requests([[1.0]] * 12, np.full((12, 1), 0.1)))
+    rule = load("contract_first")
+    outcome = Case.of([day], [day], 0.1).play(rule, rule.Settings(), 0.25, False, period, with_trace=True)
+    begins = range(0, 12, period)
+    assert [feedback.requests for feedback in outcome.trace] == list(begins)
+    assert [feedback.seen_billed[0, 0] for feedback in outcome.trace] == [max(begin - lag, 0) for begin in begins]
+    dues = [feedback.due[0, 0] for feedback in outcome.trace]
+    assert [feedback.seen_due[0, 0] for feedback in outcome.trace] == [
+        dues[max(begin - lag, 0) // period] for begin in begins
+    ]
+
+
 def test_scores_run_from_bids_alone_to_hindsight(small):
     def score(name, **settings):
         baseline = load(name)
@@ -213,6 +228,14 @@ def test_the_integral_of_pid_does_not_wind_up_and_its_derivative_is_smoothed():
     player = Pid(outlook(), Pid.Settings(kp=0.0, ki=0.0, kd=0.3))
     # the error rises by .1 in a tenth of a day: a slope of 1, of which 1 - exp(-5) is taken over
     assert player.decide(feedback(0.1, 0.0, 0.1)).bonus[0, 0] == pytest.approx(0.01 * (0.5 + 0.3 * (1 - np.exp(-5))))
+
+
+@pytest.mark.parametrize(("behind", "bonus"), [(0.4, 0.01), (-0.4, 0.0)])
+def test_the_integral_of_pid_does_not_wind_up_at_either_bound(behind, bonus):
+    player = Pid(outlook(), Pid.Settings(kp=2.0, ki=4.0, kd=0.0))
+    for time in np.arange(1, 6) / 10:
+        assert player.decide(feedback(0.4 + behind / 2, 0.4 - behind / 2, time)).bonus[0, 0] == bonus
+    assert player.decide(feedback(0.4, 0.4, 0.6)).bonus[0, 0] == pytest.approx(0.01 * 0.5)
 
 
 def test_dual_descent_and_adaptive_pacing_step_as_a_hand_computes():

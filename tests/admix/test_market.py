@@ -92,6 +92,17 @@ def test_drift_moves_supply_prices_and_click_rates_slowly_and_none_stands_still_
     assert abs(np.std(many) - 0.6) < 0.1  # drift is the stationary standard deviation
 
 
+@pytest.mark.parametrize("cause", ["drift", "noise"])
+def test_random_factors_change_a_days_levels_but_not_their_means(cause):
+    config = replace(SMALL, windows=4, drift=0.0, noise=0.0, drift_days=0.2)
+    still, market = Market(config).day(0), Market(replace(config, **{cause: 0.8}))
+    days = [market.day(seed) for seed in range(150)]
+    for name in {"drift": ("supply", "price", "ctr_mean"), "noise": ("supply", "price")}[cause]:
+        factors = [getattr(day, name) / getattr(still, name) for day in days]
+        assert np.std(factors) > 0.2
+        assert np.mean(factors) == pytest.approx(1.0, abs=0.05)
+
+
 def test_a_day_begins_where_the_day_before_it_ended():
     market = Market(replace(SMALL, drift=0.6, noise=0, drift_days=1.0))
     first, second = market.day(7, 0)._levels, market.day(7, 1)._levels

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddrl.admix import Market, MarketConfig, Problem, solve_dual, solve_lp
-from ddrl.admix.optimum import descend, dual_value
+from ddrl.admix.optimum import Optimum, descend, dual_value
 from ddrl.core.errors import EnvError, MissingExtraError
 from tests.admix.days import CLICK_VALUE, SMALL, contracts, requests
 
@@ -49,6 +49,22 @@ def test_billed_rates_count_in_the_optimum():
     day = requests([[1.0]] * 5, np.zeros((5, 1)))
     best = solve_lp(Problem.of(day, booked, CLICK_VALUE, np.full((2, 1), 0.5)))
     assert best.lower == pytest.approx(0.001)  # one bid is left
+
+
+def test_a_pair_has_the_billed_rate_of_its_requests_window_and_contract():
+    day = requests([[1.0]] * 4, np.zeros((4, 2)), eligible=[[1, 1], [0, 1], [1, 0], [1, 1]])  # two in each window
+    by_window = Problem.of(day, contracts([1, 1]), CLICK_VALUE, np.array([[1.0, 0.8], [0.5, 0.2]]))
+    assert list(zip(by_window.row, by_window.column, strict=True)) == [(0, 0), (0, 1), (1, 1), (2, 0), (3, 0), (3, 1)]
+    assert by_window.rate.tolist() == [1.0, 0.8, 0.8, 0.5, 0.5, 0.2]
+    whole = Problem.of(day, contracts([1, 1]), CLICK_VALUE, np.array([0.9, 0.7]))
+    assert whole.rate.tolist() == [0.9, 0.7, 0.7, 0.9, 0.9, 0.7]
+
+
+def test_the_gap_and_the_score_are_shares_of_what_contracts_add_to_bids_alone():
+    best = Optimum(lower=9.0, upper=11.0, alpha=np.zeros(1), beta=np.zeros(1), bid_only=5.0)
+    assert best.gap == pytest.approx(2.0 / 4.0)
+    assert [best.normalised(value) for value in (5.0, 8.0, 11.0)] == pytest.approx([0.0, 0.5, 1.0])
+    assert replace(best, lower=5.0).gap == 0  # contracts add nothing
 
 
 def test_no_contract_exceeds_its_cap_in_the_optimum():

@@ -69,6 +69,16 @@ def test_the_rewards_of_a_day_add_up_to_its_value():
     assert total == pytest.approx(value, rel=1e-5)
 
 
+def test_an_episode_that_begins_midway_is_not_charged_for_what_was_due_before():
+    # of a demand of 4 a quarter falls due with each request, of which the second window has three; none is served
+    times = [0.25, 0.5, 0.75, 1 - 1e-9]
+    day = HandDay(contracts([4], penalty=0.01), requests([[1.0]] * 4, np.zeros((4, 1)), time=times))
+    env = hand_env(day, first_window=1, ctr_weight=0, bid_weight=0)
+    env.reset(0)
+    rewards = [env.step(np.zeros((1, 1), np.float32)).raw_reward[0] for _ in range(8)]
+    assert rewards == pytest.approx([-0.01, -0.01, 0.0, 0.0] * 2, abs=1e-6)  # the fourth step begins the next day
+
+
 def test_equal_scores_go_to_contracts_first_and_then_to_the_first_bid():
     day = HandDay(contracts([5, 5]), requests([[4.0, 4.0]] * 2, [[0.1, 0.1]] * 2))
     env = hand_env(day, mode="all")

@@ -87,3 +87,19 @@ def test_times_of_a_machine_that_is_busy_with_other_things_never_make_a_variance
             track.update(Observation.of(cluster, sizes, seconds))
     assert np.isfinite(track.speed).all()
     assert (track.speed > 0).all()
+
+
+def test_what_is_learned_after_a_jump_is_the_same_in_the_nodes_new_unit():
+    """A node's times are then four times as long, another's a quarter, with another overhead than expected."""
+    settings = FilterSettings(learning=0.0, jitter_learning=0.0)
+    track = AffineFilter(CLUSTER, settings)
+    for _ in range(20):
+        feed(track, np.array([100, 100, 100]), 0.2, 100.0)
+    factor = np.array([4.0, 0.25, 4.0])
+    feed(track, np.array([100, 100, 100]), 0.2 * factor, 100.0 / factor)
+    assert track.jumped.all()
+    for size in (60, 140, 80, 100):
+        feed(track, np.full(3, size), 0.3 * factor, 110.0 / factor)
+        assert not track.jumped.any()
+        np.testing.assert_allclose(track.overhead / factor, track.overhead[0] / 4.0, rtol=1e-6)
+        np.testing.assert_allclose(track.speed * factor, track.speed[0] * 4.0, rtol=1e-6)

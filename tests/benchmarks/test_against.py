@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -79,3 +83,38 @@ def test_a_program_that_the_other_tree_lacks_is_run_with_its_library(tmp_path, m
     with pytest.raises(SystemExit):
         harness.arguments("probe", "A probe.").parse_args()
     assert json.loads((tmp_path / "found.json").read_text())["ratios"]["seconds"]["ratio"] == 0.5
+
+
+def test_the_interval_of_a_mean_is_student_s() -> None:
+    row = ratio_of_pairs([(math.exp(logarithm), 1.0) for logarithm in (1.0, 2.0, 3.0, 4.0)])
+    half = 3.18245 * (5 / 3) ** 0.5 / 4**0.5  # the 97.5 % point of t with 3 degrees of freedom
+    logarithms = [math.log(row[name]) for name in ("mean_low", "mean", "mean_high")]
+    assert logarithms == pytest.approx([2.5 - half, 2.5, 2.5 + half], rel=1e-5)
+
+
+@pytest.mark.parametrize("pairs", [3, 4])
+def test_the_side_that_goes_first_changes_from_pair_to_pair(
+    pairs: int, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import json, sys\nopen({!r}, 'a').write('{} ')\njson.dump({{'seconds': 1}}, open(sys.argv[-1], 'w'))\n"
+    for tree in ("here", "there"):
+        (tmp_path / tree / "benchmarks").mkdir(parents=True)
+        (tmp_path / tree / "benchmarks" / "probe.py").write_text(program.format(str(tmp_path / "order"), tree))
+    monkeypatch.setattr(harness, "ROOT", tmp_path / "here")
+    monkeypatch.setattr(harness, "module", lambda: "benchmarks.probe")
+    words = ["--against", str(tmp_path / "there"), "--pairs", str(pairs), "--json", str(tmp_path / "found.json")]
+    monkeypatch.setattr(harness.sys, "argv", ["probe", *words])
+    with pytest.raises(SystemExit):
+        harness.arguments("probe", "A probe.").parse_args()
+    order = (tmp_path / "order").read_text().split()
+    assert order == ["here", "there", "there", "here", "here", "there", "there", "here"][: 2 * pairs]
+
+
+def test_the_seconds_of_programs_are_those_in_user_and_in_kernel_mode() -> None:
+    burn = "import os; zero = open('/dev/zero', 'rb', buffering=0)\nwhile os.times()[{}] < 0.2: zero.read({})"
+    for mode, size in ((0, 1), (1, 1 << 20)):
+        used, before = harness._children_seconds(), os.times()
+        subprocess.run([sys.executable, "-S", "-c", burn.format(mode, size)], check=True)
+        now = os.times()
+        both = now.children_user + now.children_system - before.children_user - before.children_system
+        assert harness._children_seconds() - used == pytest.approx(both, abs=0.05)

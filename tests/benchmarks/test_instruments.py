@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,14 +18,19 @@ import numpy as np
 import pytest
 
 from benchmarks.admix import __main__ as admix
-from benchmarks.admix import trained
+from benchmarks.admix import informed, trained
 from benchmarks.harness import Timing, interleave, ratios
 from benchmarks.microbatch import real, simulator
 from benchmarks.microbatch.simulator import LAPS, STEPS
 from benchmarks.microbatch.work import law_of
+from benchmarks.pool import bounds
 from benchmarks.pool.bounds import repairman_share
-from benchmarks.run import deaths
+from benchmarks.run import deaths, starts
+from benchmarks.serve import __main__ as serve
+from benchmarks.telemetry import causes
 from ddrl.admix.load import Generator
+from tests.pool.recorded import write_pool
+from tests.waiting import wait_until
 
 
 def test_cases_take_turns_and_each_is_timed_by_itself_without_the_warm_up() -> None:
@@ -290,3 +296,84 @@ def test_the_simulator_meets_real_nodes_load_with_the_times_of_nodes_that_are_me
     seconds = simulator.simulate(scenario, sizer).seconds
     # An iteration at full speed, its overhead and communication, and the slowest of four nodes' jitter of 5 %.
     assert seconds.mean() == pytest.approx(real.ITERATION * (1.13 + 1.1 * 1.03 * 0.05), rel=0.02)
+
+
+def test_an_interval_over_days_and_seeds_holds_19_of_20_means() -> None:
+    days = np.repeat([0.0, 1.0], 50)[None]  # of means of 100 coins 1.8 % lie below 0.40, and as many above 0.60
+    assert informed.bootstrapped(days) == pytest.approx({"mean": 0.5, "low": 0.40, "high": 0.60}, abs=0.012)
+    seeds = np.repeat([0.0, 1.0], 50)[:, None].repeat(3, 1)  # the same by seed, all days of one being equal
+    assert informed.bootstrapped(seeds) == pytest.approx({"mean": 0.5, "low": 0.40, "high": 0.60}, abs=0.012)
+
+
+def test_the_time_of_a_job_counts_children_that_have_ended_in_user_and_kernel_mode(tmp_path: Path) -> None:
+    burn = "import os; zero = open('/dev/zero', 'rb', buffering=0)\nwhile os.times()[{}] < 0.25: zero.read({})"
+    user, kernel = (f'{sys.executable} -S -c "{burn.format(mode, size)}"' for mode, size in ((0, 1), (1, 1 << 20)))
+    script = f"{user}; {kernel}; touch {tmp_path}/burned; exec sleep 600"
+    with starts.Marked(["sh", "-c", script]) as job:
+        wait_until((tmp_path / "burned").exists, "the children did not end")
+        assert job.cpu_seconds() >= 0.5
+
+
+@dataclass
+class Saying:
+    """Stands for a run whose terminal says one cause more each time that it is looked at."""
+
+    causes: list[str]
+    path: Path = Path()
+    looks: int = 0
+
+    def said(self) -> list[str]:
+        self.looks += 1
+        return self.causes[: self.looks]
+
+
+def test_only_what_the_terminal_names_after_the_fault_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = {"kind": "learner", "remedy": "a smaller network", "rank": 3}
+    monkeypatch.setattr(causes, "named_in_json", lambda path: {**right, "all": ["Learner: ..."]})
+    monkeypatch.setattr(causes, "Page", lambda path: SimpleNamespace(text=lambda: "Learner: ..."))
+    monkeypatch.setattr(causes.time, "sleep", lambda seconds: None)
+    found: dict[str, Any] = {"json": None, "page": None, "terminal": None}
+    run = Saying(["Learner: before the fault", "Replay: drawing", "Learner: since the fault"])
+    causes.watch(run, {"cause": "learner"}, found, 3)
+    assert found["said"] == "Replay: drawing | Learner: since the fault"
+    assert None not in (found["json"], found["page"], found["terminal"])
+    assert found["kept"] == 1.0
+
+
+def test_the_error_of_the_simulator_is_that_of_its_makespan_against_the_measured_one(tmp_path: Path) -> None:
+    write_pool(tmp_path / "runs" / "pool", tasks=1, devices=("cpu:0",), rounds=4)
+    file = tmp_path / "runs" / "pool" / "pool" / "leases.jsonl"
+    rows = file.read_text().splitlines()
+    last = json.loads(rows[-1])
+    late = {**last, "granted": last["granted"] + 5.0, "released": last["released"] + 5.0}  # which nothing explains
+    file.write_text("\n".join([*rows[:-1], json.dumps(late)]) + "\n")
+    (row,) = bounds.replay(tmp_path)
+    assert (row["tasks"], row["rounds"]) == (1, 4)
+    assert row["error"] == pytest.approx(row["simulated"] / row["measured"] - 1)
+    assert row["measured"] - row["simulated"] == pytest.approx(5.0)
+    assert row["waited"] - row["waited_simulated"] == pytest.approx(5.0)
+
+
+def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx", reason="needs the extra [train]")
+    from tests.admix.material import env_config, save_run
+
+    env = env_config(mode="all")
+    save_run(tmp_path / "run", env)
+    monkeypatch.setattr(serve, "ENV", env)
+    monkeypatch.setattr(serve, "CANDIDATES", 11)  # as many as the market's queue holds
+    answers: dict[str, Any] = {}
+
+    def interleave(cases: dict[str, Any], *_: Any, **__: Any) -> dict[str, list[float]]:
+        answers.update({name: case() for name, case in cases.items()})
+        return {"ours": [2.0, 4.0], "ours, log": [4.0, 8.0], "bare": [1.0, 2.0], "decode": [0.5, 0.5]}
+
+    monkeypatch.setattr(serve, "interleave", interleave)
+    found = serve.inprocess(tmp_path / "run", SimpleNamespace(short=True))
+    assert {len(given) for given in answers.values()} == {1000}
+    assert (found["share_of_bare"].median, found["share_with_log"].median) == (0.5, 0.25)
+    assert {name: timing.median for name, timing in found["us_a_request"].items()} == {
+        "ours": 3000.0, "ours, log": 6000.0, "bare": 1500.0, "decode": 500.0,
+    }  # fmt: skip

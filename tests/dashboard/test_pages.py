@@ -11,7 +11,9 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
+from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
 from ddrl.telemetry.summary import LEDGER
+from tests.pool.recorded import write_pool
 from tests.sources import ROOT, environment
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
@@ -154,3 +156,49 @@ def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_rec
     command = [sys.executable, "-c", PAGES, str(app), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+CHOSEN = """
+import sys
+from types import SimpleNamespace
+import streamlit
+from streamlit.testing.v1 import AppTest
+from ddrl.dashboard import drawing
+app, runs = sys.argv[1:]
+sys.argv = [app, runs]
+drawn = {}
+drawing.draw = lambda place, figure, key, open_point: drawn.update({key: figure})
+
+def page(name):
+    test = AppTest.from_file(app, default_timeout=600)
+    test.session_state["wanted page"] = name
+    test.run()
+    assert not test.exception, test.exception
+    return test
+
+page("pool")
+(diamond,) = [trace for trace in drawn["tasks"].data if trace.marker.symbol == "diamond"]
+assert diamond.x == (3,), diamond.x
+assert 0.5 < diamond.y[0] <= 1.0, diamond.y
+streamlit.dataframe = lambda *_, **__: SimpleNamespace(selection=SimpleNamespace(rows=[0]))  # a click on the first row
+test = page("runs")
+(hide,) = [button for button in test.button if button.label == "Hide the chosen runs"]
+hide.click().run()
+assert not test.exception, test.exception
+"""
+
+
+def test_a_pool_stands_at_its_number_of_tasks_and_a_run_that_is_hidden_keeps_its_notes(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    write_pool(tmp_path / "morning", tasks=3, devices=("cpu:0", "cpu:1"))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config_to_toml(CONFIG))
+    with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), CONFIG):
+        pass
+    write_notes(run, Notes("first", ("good", "old"), "a note"))
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    command = [sys.executable, "-c", CHOSEN, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert read_notes(run) == Notes("first", ("good", "old", HIDDEN), "a note")

@@ -226,6 +226,25 @@ def test_the_target_bootstraps_from_the_largest_value_and_not_from_terminal_stat
         torch.testing.assert_close(loss.priority, torch.tensor(wanted))
 
 
+@pytest.mark.parametrize("by_kernel", [True, False], ids=["kernel", "torch"])
+@pytest.mark.parametrize("loss", ["quantiles", "categorical"])
+def test_the_value_of_several_objectives_is_their_sum_and_their_priority_the_mean(loss: str, by_kernel: bool) -> None:
+    """Both predict 1 and 2 for certain; the targets are 1 and 4."""
+    given = [None, torch.tensor([[1.0, 4.0]]), torch.zeros(1)]  # no action, r_t, discount_t
+    with nullcontext() if by_kernel else without_kernel():
+        if loss == "quantiles":  # of one fraction, whose Huber loss is |d| - 1 / 2 beyond 1, weighed by 1 / 2
+            value = torch.tensor([[[1.0], [2.0]]])
+            made = quantiles(value, torch.tensor([0.5]), *given, value, None, torch.ones(1), 1.0)
+            expected = (0.0 + 0.5 * 1.5) / 2
+        else:
+            value = torch.full((1, 2, 5), -10.0)
+            value[0, 0, 1] = value[0, 1, 2] = 10.0
+            made = categorical(value, *given, value, None, torch.ones(1), Support(0.0, 4.0, 5))
+            expected = (0.0 + 20.0) / 2  # log of the share at 4 is -20
+    assert made.priority.tolist() == pytest.approx([expected], abs=1e-3)
+    assert made.figures["q_mean"].tolist() == pytest.approx([3.0], abs=1e-3)
+
+
 def test_the_step_size_falls_linearly_and_stays_at_its_end() -> None:
     assert np.allclose(
         [linear_lr(1e-3, 0.1, progress) for progress in (-1, 0, 0.5, 1, 7)], [1e-3, 1e-3, 5.5e-4, 1e-4, 1e-4]

@@ -66,6 +66,14 @@ def test_the_generator_is_part_of_the_state(saved: tuple[Learner, Path]) -> None
     assert go_on(third) != expected
 
 
+def test_an_update_that_draws_leaves_the_process_s_generator_as_it_was(saved: tuple[Learner, Path]) -> None:
+    learner, _ = saved
+    own, outer = learner.state()["torch_rng"], torch.get_rng_state()
+    learner.update(random_batch(VECTOR, 8, 0))
+    assert torch.equal(torch.get_rng_state(), outer)
+    assert not np.array_equal(learner.state()["torch_rng"], own)
+
+
 def test_the_state_is_a_copy_and_plain_arrays(saved: tuple[Learner, Path]) -> None:
     learner, _ = saved
     state = learner.state()
@@ -146,6 +154,26 @@ def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str
         other.load(tmp_path / "state")
     assert np.array_equal(other.parameters.numpy(), before)
     assert other.updates == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"a": np.zeros((2, 3), np.float64)}, r"a is float64 \[2, 3\] there and float32 \[2, 3\] here"),
+        ({"a": np.zeros((2, 3), np.int32)}, "a is int32"),
+        ({"a": np.zeros((3, 2), np.float32)}, r"a is float32 \[3, 2\] there"),
+        ({"a": np.zeros(6, np.float32)}, r"a is float32 \[6\] there"),
+        ({"c": np.zeros(1)}, "it has c, which this one lacks"),
+        ({"a": None}, "it lacks a"),
+    ],
+)
+def test_arrays_of_other_names_shapes_or_types_do_not_fit(changed: dict, words: str) -> None:
+    wanted = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(1, np.int64)}
+    snapshot.check_fits(wanted, wanted, optional=(), source="state")
+    snapshot.check_fits({"a": wanted["a"]}, wanted, optional=("b",), source="state")
+    state = {name: array for name, array in (wanted | changed).items() if array is not None}
+    with pytest.raises(CheckpointError, match=f"another network .{words}"):
+        snapshot.check_fits(state, wanted, optional=(), source="state")
 
 
 def test_a_directory_that_cannot_be_written_is_named(saved: tuple[Learner, Path], tmp_path: Path) -> None:

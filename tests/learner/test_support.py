@@ -26,6 +26,9 @@ def share(reward: float, discount: float, favorite: int) -> float:
         (-1.0, 1.0, 20, 0.0),
         (25.0, 0.0, 10, 1.0),
         (0.4, 1.0, 20, 0.0),  # less than half an atom
+        (-0.4, 1.0, 0, 0.0),
+        (0.6, 1.0, 20, 1.0),
+        (-0.6, 1.0, 0, 1.0),
     ],
 )
 def test_what_lies_beyond_the_ends_is_counted(reward: float, discount: float, favorite: int, expected: float) -> None:

@@ -91,3 +91,18 @@ def test_the_busy_share_is_bounded_by_the_duty_cycles():
     traces = [generate(f"t{k}", 5, generator) for k in range(10)]
     assert share_bound(traces[:8], 2) == pytest.approx(0.8)
     assert share_bound(traces, 2) == pytest.approx(1.0)
+
+
+def test_the_busy_share_is_never_above_one():
+    generator = np.random.default_rng(2)
+    assert share_bound([generate(f"t{k}", 5, generator) for k in range(10)], 1) == 1.0  # duty cycles sum to 2
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_device_seconds_of_a_full_pool_hold_both_switches_of_each_round(devices):
+    generator = np.random.default_rng(3)
+    parts = {"startup": 1.0, "send": 0.5, "switch": 0.25}  # of a round of 5 s with 1 s of work: 3 s of collecting
+    traces = [generate(f"t{k}", 4, generator, **parts) for k in range(10 * devices)]
+    bound = (1.0 + 3.0) + 10 * 4 * (1.0 + 2 * 0.25) + 0.5
+    assert lower_bound(traces, devices) == pytest.approx(bound)
+    assert simulate(traces, devices, Fifo(), "alive").makespan == pytest.approx(bound)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +18,7 @@ from ddrl.core.errors import PoolError
 from ddrl.pool.leases import LeaseHolder, LeaseMaster
 from ddrl.pool.policies import Exclusive, Fair, Fifo, Slices, SlicesSettings
 from tests.pool.conftest import MasterThread, serve, turn
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 
 def waiting(master: LeaseMaster) -> list[str]:
@@ -116,8 +117,8 @@ def test_a_new_process_that_claims_before_the_master_looks_does_not_inherit_the_
 def served(master):
     made = []
 
-    def make(policy, devices, tasks):
-        pool = master(policy, devices)
+    def make(policy, devices, tasks, **options):
+        pool = master(policy, devices, **options)
         for task in tasks:
             pool.add(task)
         made.append(MasterThread(pool))
@@ -142,6 +143,20 @@ def test_one_acquire_a_task_and_round(served, name):
         holder.release()
     assert holder.acquire(3, part=1) is not None
     holder.close()
+
+
+def test_each_lease_is_recorded_with_its_own_busy_and_held_seconds(served, name):
+    ended = []
+    running = served(Fifo(), 1, ["a"], on_lease=ended.append)
+    holder = LeaseHolder(name, "a")
+    for round in range(5):
+        holder.acquire(round)
+        wait_until(lambda: "a" in running.master.queue.holders, "the grant")
+        holder.release(busy=float(round + 1))
+    holder.close()
+    wait_until(lambda: len(ended) == 5, "the last lease")
+    assert [(lease.round, lease.busy) for lease in ended] == [(round, round + 1.0) for round in range(5)]
+    assert all(lease.granted <= lease.released <= following.asked for lease, following in pairwise(ended))
 
 
 def test_a_wait_that_ends_without_a_device_leaves_the_queue(served, name):

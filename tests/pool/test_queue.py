@@ -201,6 +201,23 @@ def test_a_late_comer_does_not_hold_the_devices_until_it_has_caught_up():
     assert served.count("t0") == 4
 
 
+@pytest.mark.parametrize("weight", [1.0, 4.0])
+def test_a_late_comer_begins_level_with_the_least_served_by_weight(weight):
+    queue = queue_of(Fair(FairSettings(patience=1e9)), 1, 2)
+    for task, hold in (("t0", 9.0), ("t1", 2.0)):
+        queue.request(Request(task, 0.0))
+        queue.grants(0.0)
+        queue.release(task, hold)
+    queue.join("late", weight)
+    order = []
+    for at, task in enumerate(("t0", "t1", "late")):
+        queue.request(Request(task, 10.0 + at))
+    for now in (20.0, 21.0, 22.0):
+        order += granted(queue, now)
+        queue.release(order[-1], now + 0.5)
+    assert order == ["t1", "late", "t0"]  # of the two that are level the one that asked first
+
+
 def test_fair_gives_device_seconds_by_weight():
     queue = DeviceQueue(Fair(FairSettings(patience=1e9)), 1)
     queue.join("light", 1.0)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 import socket
@@ -349,6 +350,27 @@ def test_settings_reach_the_command_line_as_toml():
         assert tomllib.loads(f"v = {_toml(value)}")["v"] == value
     for scalar in (np.float32(0.5), np.float64(0.5), np.array([0.5])[0]):
         assert tomllib.loads(f"v = {_toml([scalar, np.int64(3)])}")["v"] == [0.5, 3]
+
+
+def test_settings_override_a_task_given_as_a_mapping_and_what_is_given_by_name_overrides_both(tmp_path, monkeypatch):
+    commands = []
+
+    def refused(command, **_):
+        commands.append(command)
+        raise OSError("no processes are left")
+
+    monkeypatch.setattr("ddrl.notebook.subprocess.Popen", refused)
+    task = {"learner.lr": 1e-3, "env.num_envs": 2, "env.id": "One-v0", "learner.network": "mlp"}
+    settings = {"learner.lr": 5e-4, "env.id": "Two-v0"}
+    with pytest.raises(RunDirError, match="no processes are left"):
+        start(task, settings, env="Three-v0", root=tmp_path)
+    words = commands[0]
+    given = dict(word.split("=", 1) for option, word in itertools.pairwise(words) if option == "--set")
+    assert given.pop("run.dir").startswith(str(tmp_path))
+    assert given == {
+        "learner.lr": "0.0005", "env.num_envs": "2", "env.id": '"Three-v0"', "learner.network": '"mlp"',
+    }  # fmt: skip
+    assert task["learner.lr"] == 1e-3
 
 
 def test_a_run_that_ends_at_once_gives_its_own_words(tmp_path):

@@ -1,0 +1,61 @@
+"""Each setting that README.md or a page of docs/ names exists; the table of algorithms gives each exactly its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra [train]")
+
+from ddrl.core import plugins
+from ddrl.core.config import CORE_SECTIONS, installed_slices
+from ddrl.core.settings import describe_plugin_settings, describe_settings
+from tests.docs.test_names import PAGES, PAST
+from tests.sources import ROOT
+
+EVERY = [page for page in PAGES if page.name not in PAST]
+NAME = rf"(?:{'|'.join((*CORE_SECTIONS, *installed_slices()))})(?:\.\w+)+"
+GIVEN = re.compile(rf"--set '?({NAME})=")
+NAMED = re.compile(rf"`({NAME})(?: ?=[^`]*)?`")
+OWN_SETTINGS = {"learner.munchausen.scale"}  # of a plug-in that a page writes
+NO_SETTINGS = {  # attributes, modules and files of the same form
+    *("channels.segment.start_time", "env.events", "env.py", "learner.batches.draw_rows", "replay.prioritized"),
+    *("replay.snapshot", "run.about", "run.figures", "run.frame", "telemetry.sqlite"),
+}
+ALGORITHMS = "ddrl.learner.algorithms"
+ROW = re.compile(r"^\| `(\w+)` \| (.*?) \|", re.MULTILINE)
+
+
+@cache
+def known() -> frozenset[str]:
+    return frozenset(info.name for info in (*describe_settings(installed_slices()), *describe_plugin_settings()))
+
+
+def names_of(page: Path) -> set[str]:
+    """Of settings, as `--set` or the running text gives them; without what an environment itself takes, and places to
+    fill in, as in `env.NAME`."""
+    text = page.read_text()
+    found = {*GIVEN.findall(text), *NAMED.findall(text)}
+    return {name for name in found if not name.startswith("env.kwargs.") and not re.search("[A-Z]{2}", name)}
+
+
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: page.stem)
+def test_each_setting_that_a_page_names_exists(page: Path) -> None:
+    assert names_of(page) - known() <= OWN_SETTINGS | NO_SETTINGS
+
+
+def test_settings_are_found() -> None:
+    assert len(set.union(*map(names_of, EVERY)) & known()) > 60
+
+
+def test_the_table_of_algorithms_gives_each_its_settings() -> None:
+    section = (ROOT / "docs" / "learning.md").read_text().partition("| algorithm | table |")[2].partition("\n\n")[0]
+    listed = {name: re.findall(r"`(\w+)`", settings) for name, settings in ROW.findall(section)}
+    kinds = {name: plugins.load("learner.algorithm", ALGORITHMS, name) for name in plugins.names(ALGORITHMS)}
+    assert listed == {
+        name: [item.name for item in fields(kind.Settings)] if kind.Settings else [] for name, kind in kinds.items()
+    }
