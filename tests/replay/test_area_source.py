@@ -173,15 +173,13 @@ def test_a_writer_makes_blocks_of_the_steps_that_environments_take() -> None:
 def test_a_cut_drops_the_samples_of_the_block_that_is_not_full() -> None:
     area = SampleArea.create(None, COLUMNS, BLOCK, 200)
     writer = AreaWriter(area, SCHEMA, 0, 1, n_step=1, discount=0.5)
+    columns = {"logp": np.zeros(1, np.float32), "hidden": np.zeros((1, 3), np.float32)}
+    no = np.zeros(1, bool)
 
     def steps(first: int, count: int) -> None:
         for step in range(first, first + count):
-            states, columns = (
-                [np.full((1, 2), at, np.float32) for at in (step, step + 1)],
-                {"logp": np.zeros(1, np.float32), "hidden": np.zeros((1, 3), np.float32)},
-            )
-            no, action, reward = np.zeros(1, bool), np.zeros(1, np.int64), np.zeros(1, np.float32)
-            writer.write(states[0], action, reward, no, no, states[1], 0, columns)
+            state, following = (np.full((1, 2), at, np.float32) for at in (step, step + 1))
+            writer.write(state, np.zeros(1, np.int64), np.zeros(1, np.float32), no, no, following, 0, columns)
 
     steps(0, 256)  # of which 255 are transitions, one short of a block
     assert area.written == 255 // BLOCK
