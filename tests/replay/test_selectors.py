@@ -110,6 +110,15 @@ def test_a_recency_selector_survives_many_half_lives() -> None:
     replay.check()
 
 
+def test_picks_from_before_and_after_a_move_of_the_origin_keep_their_shares() -> None:
+    replay = make_replay(300)
+    selector = replay.new_pick_selector("recency", half_life=50)
+    fill(replay, [100] * 31)  # the origin moves after 60 half-lives, which is between those that are held
+    handles, positions = replay.picks()
+    law = replay.probabilities(selector)[np.lexsort((positions, handles))]
+    np.testing.assert_allclose(law[1:] / law[:-1], 2 ** (1 / 50), rtol=1e-4)
+
+
 def test_ranks_stay_exact_through_thousands_of_updates_and_evictions() -> None:
     replay = make_replay(5000)
     selector = replay.new_pick_selector("rank_based", priority_exponent=1.0)
