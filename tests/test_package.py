@@ -15,7 +15,7 @@ import pytest
 
 import ddrl
 from ddrl.core.config import Config
-from ddrl.core.settings import config_from_toml, describe_settings, load_config
+from ddrl.core.settings import config_from_toml, describe_plugin_settings, describe_settings, load_config
 from ddrl.run.cli import tasks
 from tests.waiting import PATIENCE
 
@@ -57,6 +57,13 @@ def test_help_lists_every_setting_with_type_default_and_unit():
         assert all(choice in line for choice in info.choices)
         assert f"[{info.unit}]" in line or not info.unit
         assert info.doc in line
+    own = 0  # values of the task that are not the defaults
+    for info in describe_plugin_settings():
+        table, _, name = info.name.rpartition(".")
+        value = task.table(table).get(name, info.default)
+        own += value != info.default
+        assert lines[info.name].split(maxsplit=2)[2].startswith(f"{value} " if value != "" else '"" ')
+    assert own
 
 
 def test_the_predictions_of_earlier_versions_say_where_they_went():

@@ -28,7 +28,9 @@ MAX_TEXT = PIECE * ROWS - 64  # that a lane holds, with its tag and lengths
 
 def test_messages_of_all_lengths_come_whole_and_in_order():
     lane = MessageLane.create(None, WIRE)
-    sent = [Text(bytes([length % 251]) * length) for length in (1, PIECE - 1, PIECE, PIECE + 1, 5 * PIECE, 7)]
+    around = [length for rows in (1, 2, 5) for length in range(rows * PIECE - 30, rows * PIECE + 3)]
+    sent = [Text(bytes([length % 251]) * length) for length in (1, *around, 7)]
+    assert PIECE in [len(WIRE.encode(message)) for message in sent]  # one fills its rows exactly
     for message in sent:
         assert lane.send(message)
     assert lane.pending

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddrl.core.errors import ConfigError, RunDirError
-from ddrl.core.files import decode, replacement, write_atomically
+from ddrl.core.files import MAX_STATUS, decode, last_lines, replacement, write_atomically
 from ddrl.core.settings import config_from_toml
 from ddrl.telemetry.directory import read_settings
 
@@ -74,3 +74,14 @@ def test_an_interrupt_at_the_end_of_a_write_stays_an_interrupt(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "file", b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_last_lines_of_a_log_are_those_at_its_end_however_long_it_is(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("".join(f"line {number}\n" for number in range(5)))
+    assert last_lines(log, 2) == ["line 3", "line 4"]
+    assert last_lines(log, 9) == [f"line {number}" for number in range(5)]
+    with log.open("a") as file:
+        file.write("x" * MAX_STATUS + "\nthe end\n")
+    assert last_lines(log, 1) == ["the end"]
+    assert sum(map(len, last_lines(log, 9))) < MAX_STATUS

@@ -165,7 +165,8 @@ def traffic():
 
 
 def replanned():
-    """The pace of models looks suspicious once: the relays measure, plan anew, and go on with the next version."""
+    """The pace of models looks suspicious twice: the relays measure, plan anew, and go on with the next version; or
+    with the same one, where the last has just left."""
     from ddrl.distribution.models import PaceWatch
 
     class Suspect(PaceWatch):
@@ -173,14 +174,14 @@ def replanned():
 
         @property
         def suspicious(self):
-            return self.cases == 0 and host.relay.models.sent_version >= 3
+            return self.cases < 2 and host.relay.models.sent_version >= (3, 9)[self.cases]
 
         def restart(self):
             if hasattr(self, "_begun"):
                 self.cases += self.suspicious
                 super().restart()
 
-    host = Host(100_000, ClusterConfig(scheme="auto", versions_in_flight=2))
+    host = Host(4_000_000, ClusterConfig(scheme="auto", versions_in_flight=2))
     seen, wrong, published = [], 0, -1
     if RANK == 0:
         host.relay.models._watch = Suspect()
@@ -190,13 +191,14 @@ def replanned():
             if published < 9:
                 published += 1
                 host.publish(published)
-            elif host.relay.models.settled:
+            elif host.relay.models.settled and not host.relay.models._refused:
                 host.stop()
         pin = host.reader.pin() if RANK else None
         if pin is not None and (not seen or pin.version != seen[-1]):
             seen.append(pin.version)
             wrong += not np.array_equal(pin.data, model(pin.version, host.mailbox.nbytes))
     report(
+        copies=host.counters.row(0)["model_bytes_sent"].value / host.mailbox.nbytes,
         epoch=host.relay.models._epoch,
         seen=seen,
         wrong=wrong,

@@ -57,3 +57,9 @@ def test_no_scheme_beats_the_bound():
         ):
             assert seconds >= bound * (1 - 1e-9)
     assert math.isclose(costs.bound_unequal([100, 10, 10], [100, 50, 5], 1000), 200)
+
+
+@pytest.mark.parametrize(("burst", "hop"), [(0, 0.1), (25, 0.075), (100, 0.0), (1000, 0.0)])
+def test_what_an_idle_link_lets_through_at_once_shortens_each_hop_of_a_chain_but_the_first(burst, hop):
+    whole = 10 * (0.5 + 0.1)  # ten chunks of 100 bytes leave the root
+    assert costs.chain_seconds(4, 1000, 1000, 0.5, 10, burst) == pytest.approx(whole + 3 * (0.5 + hop))

@@ -103,7 +103,7 @@ def test_settings_are_kept_and_impossible_ones_refused():
 
     assert chosen(5, scheme="sharded", shards=3, chunk_bytes=4096).parameters == {"relays": 3, "chunk_bytes": 4096}
     assert choose_best(Situation(Network.equal(20, 1e8), 100_000, 2, shards=7)).parameters["relays"] == 7
-    for hosts, relays in ((100, 10), (298, 30), (4, 1)):
+    for hosts, relays in ((100, 10), (298, 30), (25, 3), (24, 2), (4, 1)):  # a half is one more
         preset = chosen(hosts, {"cluster.sharded": {"relays": "preset"}}, scheme="sharded")
         assert preset.parameters == {"relays": relays}
     with pytest.raises(ConfigError, match=r"cluster\.sharded\.relays = best both say how many"):

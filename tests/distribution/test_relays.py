@@ -99,13 +99,14 @@ def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies):
 def test_models_that_look_slow_make_the_relays_measure_and_plan_anew_and_nothing_is_lost():
     root, *others = run(3, "replanned")
     for host in (root, *others):
-        assert host["epoch"] == 1  # the first plan is 0
+        assert host["epoch"] == 2  # the first plan is 0
         assert host["problems"] == []
         assert host["wrong"] == 0
-    assert all(host["seen"][-1] == 9 for host in others)
+    assert all(host["seen"][-1] == 9 for host in others), "a version was cut off and did not leave again"
+    assert root["copies"] > 6, "what earlier plans have sent is no longer counted"
     assert root["said"] == [[round(rate / 1e3) for rate in rates] for rates in root["measured"]]  # in kB/s
-    # Two may have been cut off: the newest leaves again, what is older than it does not.
-    assert all(8 <= host["sealed"] <= 11 for host in others)
+    # Two may have been cut off each time: the newest leaves again, what is older than it does not.
+    assert all(7 <= host["sealed"] <= 12 for host in others)
 
 
 def test_a_flipped_byte_is_reported_and_never_sealed():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.run.launch import TINY, processes_of, segments_of, summary, wait_for_checkpoint
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 LOCAL = Path(__file__).parents[2] / "mpi_launch" / "local"
 
@@ -91,6 +91,34 @@ def test_a_job_that_resumes_a_run_and_takes_no_newer_checkpoint_is_not_started_a
     )
     assert done.returncode == 3, done.stderr
     assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("keep_alive", [[], ["--keep-alive", "2"]])
+def test_a_job_that_its_user_stopped_is_not_started_again_though_it_ends_with_an_error(keep_alive, tmp_path):
+    fake = failing_mpirun(
+        tmp_path,
+        f'mkdir 00$number; [ $number = 1 ] || exit 3; trap "exit 3" USR1; touch {tmp_path}/ready\n'
+        "while :; do sleep 0.05; done",
+    )
+    process = subprocess.Popen(
+        [LOCAL, "4", *keep_alive, "pong"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MPIRUN": str(fake), "PYTHON": sys.executable},
+    )
+
+    def hears() -> bool:
+        """Whether the script has set its trap, and the job too."""
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        return (tmp_path / "ready").exists() and bool(caught >> signal.SIGTERM - 1 & 1)
+
+    wait_until(hears, "the job did not begin")
+    process.terminate()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 3, errors
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1, errors
 
 
 @pytest.mark.long

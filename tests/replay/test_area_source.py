@@ -170,6 +170,28 @@ def test_a_writer_makes_blocks_of_the_steps_that_environments_take() -> None:
     assert area.written == before
 
 
+def test_a_cut_drops_the_samples_of_the_block_that_is_not_full() -> None:
+    area = SampleArea.create(None, COLUMNS, BLOCK, 200)
+    writer = AreaWriter(area, SCHEMA, 0, 1, n_step=1, discount=0.5)
+    columns = {"logp": np.zeros(1, np.float32), "hidden": np.zeros((1, 3), np.float32)}
+    no = np.zeros(1, bool)
+
+    def steps(first: int, count: int) -> None:
+        for step in range(first, first + count):
+            state, following = (np.full((1, 2), at, np.float32) for at in (step, step + 1))
+            writer.write(state, np.zeros(1, np.int64), np.zeros(1, np.float32), no, no, following, 0, columns)
+
+    steps(0, 256)  # of which 255 are transitions, one short of a block
+    assert area.written == 255 // BLOCK
+    writer.cut()
+    steps(1000, 256)
+    area.update()
+    states = area.draw(np.arange(area.written * BLOCK))[0]["state"][:, 0].reshape(-1, BLOCK)
+    assert area.written == 2 * (255 // BLOCK)
+    np.testing.assert_array_equal(np.unique(states[states >= 1000]), np.arange(1000, 1000 + 255 // BLOCK * BLOCK))
+    assert ((states >= 1000).all(axis=1) | (states < 1000).all(axis=1)).all()
+
+
 def test_a_full_pool_replaces_random_transitions_one_for_one() -> None:
     source = make_source(config(POOL), SCHEMA, Experience())
     assert isinstance(source, RandomPool)

@@ -60,31 +60,33 @@ class Writer:
         return len(state)
 
 
-def play(warmup: int) -> tuple[list, Learner]:
+def play(warmup: int) -> tuple[list, Learner, dict[str, float]]:
+    """The steps that were written, and the counters after them."""
     config = Config(learner=LearnerConfig(algorithm="r2d2"), tables={"learner.r2d2": {"units": UNITS}})
     learner = Learner.of(config, SPEC)
     model, writer = learner.acting_model(), Writer()
     mailbox = Mailbox.create(None, model.layout.nbytes, 3, 1)
-    mailbox.publish(learner.parameters.numpy(), 1, (0.0, 0.0))
-    options = RolloutConfig(warmup_steps=warmup)
+    mailbox.publish(learner.parameters.numpy(), 1, (0.0, 0.25))
+    options, counters = RolloutConfig(warmup_steps=warmup), Counters.create(None, 1)
     worker = RolloutWorker(
         Episodes(),
         ActingPolicy(model),
         mailbox.reader(0),
         writer,
-        Counters.create(None, 1).row(0),
+        counters.row(0),
         options,
         Place(0, 1, 1),
         Board.create(None),
     )
     for _ in range(14):
         worker.step()
-    return writer.steps, learner
+    worker.report()
+    return writer.steps, learner, dict(zip(counters.columns, counters.table()[0].tolist(), strict=True))
 
 
 def test_the_state_before_each_step_is_recorded_and_begins_at_zero_in_each_episode() -> None:
     for warmup in (0, 10_000):  # a random warm-up advances the state just the same
-        steps, learner = play(warmup)
+        steps, learner, _ = play(warmup)
         policy, vector = ActingPolicy(learner.acting_model()), learner.parameters.numpy()
         for index in range(3):
             memory = np.zeros((1, 2 * UNITS), np.float32)
@@ -98,3 +100,8 @@ def test_the_state_before_each_step_is_recorded_and_begins_at_zero_in_each_episo
                 np.testing.assert_allclose(columns["q"][index], outputs["q"][0], rtol=1e-4, atol=1e-6)
                 memory = outputs["memory_next"].copy()
         assert np.abs(steps[1][1]["memory"]).max() > 0
+
+
+def test_the_epsilon_that_is_shown_is_that_in_force() -> None:
+    for warmup, epsilon in ((0, 0.25), (10_000, 1.0)):  # in the warm-up every action is random
+        assert play(warmup)[2]["epsilon"] == epsilon

