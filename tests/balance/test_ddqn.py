@@ -224,12 +224,15 @@ def test_an_agent_that_promises_nothing_leaves_the_best_rule_its_sizes(tmp_path)
     assert (both.sizes != simulate(scenario, make_sizer("affine", scenario.cluster)).sizes).any()
 
 
+@pytest.mark.parametrize(("iterations", "switched"), [(57, 4.0), (60, 0.25)], ids=["falls", "recovers"])
 @pytest.mark.parametrize("rule", RULES)
-def test_each_rule_is_an_action_and_the_best_known_one_is_what_keeping_and_factors_start_from(rule):
-    state, _ = square_wave(iterations=57)  # node 0 is due
+def test_each_rule_is_an_action_and_the_best_known_one_is_what_keeping_and_factors_start_from(
+    rule, iterations, switched
+):
+    state, _ = square_wave(iterations=iterations)  # node 0 is due
     index = RULES.index(rule)
     state.choose(np.eye(len(RULES))[index], (0.0, 0.003, 0.003))
-    wanted = {"affine": 1.0, "rhythm": 4.0, "hedge": 1.0 + 2.0 * state.expected_fall[0]}[rule]
+    wanted = {"affine": 1.0, "rhythm": switched, "hedge": 1.0 + 2.0 * state.expected_fall[0]}[rule]
     assert wanted == pytest.approx(state.rules[index, 0], rel=0.15)
     chosen = ACTION_COUNT - len(RULES) + index
     np.testing.assert_allclose(state.slowness(np.array([KEEP, chosen, chosen])), state.rules[index])
