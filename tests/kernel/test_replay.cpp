@@ -87,6 +87,8 @@ void the_lowest_key_goes_first_in_lru_and_lfu() {
         for (int i = 0; i < 10; ++i) batch.draw(replay, selector, 32);  // episodes 0, 1 and 3 are used
         add_episode(replay, 5, 10);
         EXPECT(replay.store().find(2) == NONE && replay.store().find(0) != NONE);
+        add_episode(replay, 6, 10);
+        EXPECT(replay.store().find(4) != NONE);  // which has just ended, and was not drawn yet
         expect_sound(replay);
     }
 }
@@ -121,6 +123,25 @@ void second_chance_passes_over_used_episodes_and_ends_when_all_are_used() {
     EXPECT(replay.store().find(1) == NONE && replay.store().find(2) != NONE);
 }
 
+void second_chance_gives_none_to_episodes_that_were_never_drawn() {
+    Replay replay(options(30), std::make_unique<SecondChance>());
+    const u32 selector = replay.add_selector(std::make_unique<Prioritized>(Random(1, 1), 30, exponents(1.0, 0.0)));
+    for (u32 tag = 1; tag <= 4; ++tag) add_episode(replay, tag, 10);  // the first goes
+    std::vector<u64> handles;
+    std::vector<u32> positions;
+    std::vector<float> priorities;
+    for (u64 handle = 1; handle < 4; ++handle)
+        for (u32 position = 0; position < 10; ++position)
+            handles.push_back(handle), positions.push_back(position), priorities.push_back(handle == 1 ? 1.0f : 0.0f);
+    replay.set_priority(selector, handles, positions, priorities);
+    Batch batch;
+    batch.draw(replay, selector, 32);  // of the second alone, whose flag the next turn takes
+    add_episode(replay, 5, 10);
+    EXPECT(replay.store().find(1) != NONE && replay.store().find(2) == NONE);
+    add_episode(replay, 6, 10);
+    EXPECT(replay.store().find(1) != NONE && replay.store().find(3) == NONE);
+}
+
 void interleaved_rows_make_the_same_episodes_as_records_by_handle() {
     Replay replay(options(1000, 1, 2), std::make_unique<Fifo>());
     std::vector<Row> rows;
@@ -152,5 +173,6 @@ int main() {
     RUN(the_lowest_key_goes_first_in_lru_and_lfu);
     RUN(an_episode_that_is_recorded_is_not_evicted_in_favor_of_itself);
     RUN(second_chance_passes_over_used_episodes_and_ends_when_all_are_used);
+    RUN(second_chance_gives_none_to_episodes_that_were_never_drawn);
     RUN(interleaved_rows_make_the_same_episodes_as_records_by_handle);
 }
