@@ -126,7 +126,7 @@ METRICS: tuple[Metric, ...] = (
             ),
         ),
     ),
-    Metric("episodes", "count", "episodes", "Episodes ended.", _total(Role.ROLLOUT)),
+    Metric("episodes", "count", "episodes", "Episodes ended whose return is a number.", _total(Role.ROLLOUT)),
     Metric("return_sum", "count", "return", "Sum of the raw returns of ended episodes."),
     Metric("episode_steps_sum", "count", "env steps", "Sum of the lengths of ended episodes."),
     Metric("epsilon", "gauge", "", "Share of random actions.", (Across("mean", Role.ROLLOUT),)),

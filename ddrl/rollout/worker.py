@@ -7,6 +7,7 @@ a second.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -343,10 +344,11 @@ class RolloutWorker:
         self._resetting = len(ended)
         counts = self._counts
         returns = self._returns
-        counts["episodes"] += len(ended)
         for index in ended:
-            counts["return_sum"] += returns[index]
-            counts["episode_steps_sum"] += self._turn - self._began[index]
+            if math.isfinite(returns[index]):  # where a row was dropped for its reward, the episode has no return
+                counts["episodes"] += 1
+                counts["return_sum"] += returns[index]
+                counts["episode_steps_sum"] += self._turn - self._began[index]
             returns[index] = 0.0
             self._began[index] = self._turn + 1  # the next turn only resets
 

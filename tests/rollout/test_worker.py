@@ -258,19 +258,23 @@ def test_counters_tell_what_was_played() -> None:
 
 
 class Unwell(gymnasium.Env):
-    """Every third state holds what is no number."""
+    """Every third state holds what is no number, or every seventh reward."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     steps = 0
+
+    def __init__(self, *, rewards: bool = False) -> None:
+        self.rewards = rewards
 
     def reset(self, *, seed=None, options=None):
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
         self.steps += 1
-        seen = np.full(2, np.nan if self.steps % 3 == 0 else 0.0, np.float32)
-        return seen, 1.0, self.steps % 4 == 0, False, {}
+        seen = np.full(2, np.nan if self.steps % 3 == 0 and not self.rewards else 0.0, np.float32)
+        reward = np.nan if self.steps % 7 == 0 and self.rewards else 1.0
+        return seen, reward, self.steps % 4 == 0, False, {}
 
 
 def test_what_a_report_has_counted_the_next_one_does_not_count_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,6 +291,15 @@ def test_what_a_report_has_counted_the_next_one_does_not_count_again(monkeypatch
         assert first[name] > 0
     for name in first.keys() - {"heartbeat"}:
         assert (second[name], third[name]) == pytest.approx((first[name],) * 2, nan_ok=True), name
+
+
+def test_an_episode_of_which_a_reward_was_dropped_has_no_return_and_the_others_keep_theirs() -> None:
+    job = Job(env=LoopVectorEnv("unwell", [Unwell(rewards=True)]), nonfinite="drop")
+    for _ in range(7 * 5):  # seven episodes of four steps and a reset: the 7th, 14th, 21st and 28th reward is none
+        job.worker.step()
+    figures = job.figures()
+    assert (figures["episodes"], figures["return_sum"], figures["episode_steps_sum"]) == (3, 12, 12)
+    assert figures["rows_dropped"] > 0
 
 
 class Paying(gymnasium.Env):
