@@ -48,8 +48,9 @@ def test_an_environment_is_copied_once_and_again_where_it_has_changed(environmen
     assert done.stdout.splitlines()[1] == f"start ranks with: {BESIDE}/mpirun -n RANKS {folder}/bin/python -m ddrl.run"
     assert staged_ddrl(folder).startswith(f"{folder}/lib/")
     (folder / "kept").touch()  # goes with a new copy
-    again = stage(environment, folder)
+    again = stage(environment, folder, "--host", "localhost")
     assert (again.returncode, again.stdout.splitlines()[0]) == (0, f"present {os.uname().nodename}")
+    assert f"/mpirun --host localhost -n RANKS {folder}" in again.stdout
     assert (folder / "kept").exists()
     (module,) = environment.glob("lib/python*/site-packages/ddrl/__init__.py")
     module.write_text("version = 22\nprint(__file__, version)\n")
