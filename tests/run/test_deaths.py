@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -667,7 +668,11 @@ def processes_of_children(run: Path) -> list[str]:
     """Names of the keeper's children."""
     keeper = run_status(run).keeper
     children = Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()
-    return [Path(f"/proc/{pid}/comm").read_text() for pid in children]
+    names: list[str] = []
+    for pid in children:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            names.append(Path(f"/proc/{pid}/comm").read_text())
+    return names
 
 
 def test_rows_that_wait_in_lanes_are_learned_when_the_run_is_told_to_end_at_once(tmp_path: Path) -> None:
