@@ -91,14 +91,17 @@ def test_a_copy_that_does_not_run_is_taken_away_and_the_former_one_stays(environ
     [
         ((), {}, 2, "usage: mpi_launch/stage FOLDER"),
         (("relative",), {}, 2, "usage: mpi_launch/stage FOLDER"),
-        (("/tmp/ddrl-none",), {"PYTHON": os.path.realpath(sys.executable)}, 1, "of no virtual environment"),
-        (("/tmp/ddrl-none",), {"MPIRUN": "/bin/false"}, 1, "mpirun could not start one process on each node"),
+        (("/",), {}, 2, "usage: mpi_launch/stage FOLDER"),
+        ((Path("disk"),), {"PYTHON": os.path.realpath(sys.executable)}, 1, "of no virtual environment"),
+        ((Path("disk"),), {"MPIRUN": "/bin/false"}, 1, "mpirun could not start one process on each node"),
         (("/proc/ddrl-none/environment",), {}, 1, "does not hold the environment on every node"),
-        (("/tmp/ddrl-none",), {"DDRL_SHARED": "/proc/none"}, 1, "set DDRL_SHARED to a folder that all nodes see"),
+        ((Path("disk"),), {"DDRL_SHARED": "/proc/none"}, 1, "set DDRL_SHARED to a folder that all nodes see"),
     ],
 )
-def test_what_cannot_be_staged_is_said_and_leaves_nothing(environment, words, variables, status, message) -> None:
-    done = stage(environment, *words, **variables)
+def test_what_cannot_be_staged_is_said_and_leaves_nothing(
+    environment, tmp_path, words, variables, status, message
+) -> None:
+    done = stage(environment, *(tmp_path / word if isinstance(word, Path) else word for word in words), **variables)
     assert (done.returncode, message in done.stderr) == (status, True), done.stderr
-    assert not Path("/tmp/ddrl-none").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["shared"]
     assert [path.name for path in environment.parent.iterdir()] == ["environment"]
