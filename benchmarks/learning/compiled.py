@@ -16,7 +16,7 @@ from benchmarks.harness import Timing, arguments, print_rows, ratios, save
 from benchmarks.learning.loop import run_loop
 
 PEER = Path(__file__).parents[1] / "peers" / "jax_loops.py"
-WARM = 2_048  # env steps before the clock starts
+WARM = 6_144  # env steps before the clock starts: PQN has learned from two draws by then
 TD3 = (
     "learner.algorithm=td3",
     "learner.loss=mse",

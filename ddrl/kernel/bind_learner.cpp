@@ -3,12 +3,14 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <optional>
 
 #include "adam.hpp"
 #include "losses.hpp"
 #include "plain_networks.hpp"
+#include "regression.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -125,6 +127,31 @@ public:
     void forward() { networks_.forward(); }
     void backward() { networks_.backward(); }
 
+    void regress(const Rows& x, const Rows& q, const Table& state, const Integers& action, const Vector& target,
+                 const Given<const int64_t, 2>& order, const Array<1>& parameters, const Vector& gradient,
+                 const Array<1>& first, const Array<1>& second, double lr, double beta1, double beta2, double epsilon,
+                 double max_norm, int count, const Given<double, 2>& figures) {
+        const size_t rows = x.value.shape(0), steps = state.shape(0), updates = order.shape(0);
+        require(q.slope && q.value.shape(0) == rows && q.slope->shape(0) == rows && q.value.shape(1) > 0,
+                "q has a slope of all rows, and as many rows as x");
+        require(state.shape(1) == x.value.shape(1), "a state is as wide as x");
+        require_rows(steps, {action.shape(0), target.shape(0)}, "states, actions and targets are [steps]");
+        require(order.shape(1) == rows && figures.shape(0) == updates && figures.shape(1) == 4,
+                "order is [updates, rows of x] and figures [updates, 4]");
+        require_rows(parameters.shape(0), {gradient.shape(0), first.shape(0), second.shape(0)},
+                     "parameters, gradient and both moments are [size] each");
+        require(count > 0, "count is that of the first step, from 1");
+        if (!ddrl::actions_fit(action.data(), steps, q.value.shape(1)))
+            throw nb::index_error("an action is not in [0, actions)");
+        if (!ddrl::actions_fit(order.data(), updates * rows, steps)) throw nb::index_error("order names no step");
+        const ddrl::Learned learned{parameters.data(), gradient.data(), first.data(), second.data(),
+                                    parameters.shape(0)};
+        nb::gil_scoped_release release;
+        ddrl::regress(networks_, x.view(), q.view(),
+                      {state.data(), static_cast<int64_t>(state.shape(1)), action.data(), target.data()}, order.data(),
+                      updates, learned, {lr, beta1, beta2, epsilon, max_norm, count}, figures.data());
+    }
+
 private:
     static ddrl::Gemm checked(uintptr_t gemm) {
         require(gemm != 0, "gemm is the address of a BLAS library's product of matrices");
@@ -182,7 +209,14 @@ void bind_networks(nb::module_& module) {
         .def("forward", &PlainNetworks::forward, nb::call_guard<nb::gil_scoped_release>(),
              "Compute every output, in order.")
         .def("backward", &PlainNetworks::backward, nb::call_guard<nb::gil_scoped_release>(),
-             "Compute derivatives from those by the outputs, which it overwrites.");
+             "Compute derivatives from those by the outputs, which it overwrites.")
+        .def(
+            "regress", &PlainNetworks::regress, "x"_a, "q"_a, "state"_a, "action"_a, "target"_a, "order"_a,
+            "parameters"_a.noconvert(), "gradient"_a, "first"_a.noconvert(), "second"_a.noconvert(), "lr"_a, "beta1"_a,
+            "beta2"_a, "epsilon"_a, "max_norm"_a, "count"_a, "figures"_a.noconvert(),
+            "A step of Adam for each row of order [updates, rows]: half the mean square of target - q(action) of these "
+            "steps, x being the input and q the output. Writes the loss, the gradient's norm, the mean size of errors "
+            "and the mean value taken of each into figures [updates, 4].");
 }
 
 // Steps of a batch; `outputs` hold a number for each, too.

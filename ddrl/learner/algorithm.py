@@ -8,9 +8,12 @@ differentiates, steps, moves the targets, publishes and saves.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ddrl.acting.choosers import Chooser, chooser_class
 from ddrl.core import plugins
@@ -60,6 +63,30 @@ class Loss(NamedTuple):
         return self.loss() if callable(self.loss) else self.loss
 
 
+@dataclass(frozen=True)
+class Regressions:
+    """The batches of several updates in their order, made of the same steps. The loss of each is half the mean square
+    of what its steps' targets and the values of their actions differ by (`losses.regression`), of the only evaluation
+    of the only part. Where the kernel computes that network and nobody needs the gradients, it makes all these updates
+    in one call."""
+
+    steps: Any  # a batch of all steps, arrays [N, ...]: state, action, target, and what the source reads of a batch
+    order: Sequence[NDArray[np.int64]]  # of each update, the places of its steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.batch, self.order)
+
+    def batch(self, places: NDArray[np.int64]) -> Any:
+        """The steps at these places."""
+        return self.steps._make(array[places] for array in self.steps)
+
+    def pieces(self, most: Callable[[], int]) -> Iterator[Regressions]:
+        """All updates in pieces of equal batches, each of at most `most()` updates when it is its turn."""
+        for _, group in itertools.groupby(self.order, len):
+            while piece := list(itertools.islice(group, max(1, most()))):
+                yield Regressions(self.steps, piece)
+
+
 class Acting(NamedTuple):
     """The module that acts: forward(observation [N, ...], *declared inputs) -> one tensor [N, ...] for each output.
 
@@ -97,7 +124,8 @@ class Algorithm(Protocol):
         ...
 
     def prepare(self, source: Any) -> Iterable[Any]:
-        """The batches of one turn: one draw of the source, or minibatches of it over several epochs."""
+        """The batches of one turn: one draw of the source, or minibatches of it over several epochs. `Regressions` are
+        several at once."""
         ...
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:

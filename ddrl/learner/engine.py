@@ -19,13 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ddrl import _kernel
 from ddrl.core.errors import NetworkError
 from ddrl.learner import devices
-from ddrl.learner.algorithm import Evaluation, Loss
+from ddrl.learner.algorithm import Evaluation, Loss, Regressions
 from ddrl.learner.part import Part
 from ddrl.learner.plain import (
     Activation,
@@ -42,6 +44,7 @@ from ddrl.learner.plain import (
     linears,
 )
 
+REGRESSION_FIGURES = ("loss", "grad_norm", "td_error", "q_mean")  # of each update that `Kernel.regress` makes
 MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 
 # -- networks in the kernel --------------------------------------------------------------------------------------------
@@ -151,6 +154,29 @@ class Kernel:
             if slope is not None:
                 of: torch.Tensor = outputs[cast(str, evaluations[index].inputs[columns.input])]
                 slopes.add(of, (slope * columns.scale.on(slope.device).factor).view(of.shape))
+
+    @property
+    def can_regress(self) -> bool:
+        """Whether it is one evaluation of action values, of one input as it is, that is differentiated."""
+        outputs = [output for output, _ in self._slopes]
+        inputs = [given.columns for given in self._inputs]
+        plain = all(columns.array is None and columns.scale.identity for columns in inputs)
+        one = len(inputs) == len(outputs) == len(self.outputs) == 1
+        return one and plain and outputs[0].dim() == 2
+
+    def regress(self, batch: Regressions, optimizer: Sequence[Any]) -> NDArray[np.float64]:
+        """Make a step for each of the batch's updates, in one call; their figures [updates, 4]. `optimizer` is what
+        `Part.regress` gives."""
+        ((output, slope),) = self._slopes
+        (given,) = self._inputs
+        steps = batch.steps
+        states = np.ascontiguousarray(steps.state).reshape(len(steps.state), -1)
+        figures = np.empty((len(batch.order), len(REGRESSION_FIGURES)))
+        action = np.ascontiguousarray(steps.action, np.int64)
+        order = np.stack(batch.order)
+        x = _given((given.to, None))
+        self._networks.regress(x, _given((output, slope)), states, action, steps.target, order, *optimizer, figures)
+        return figures
 
     def _add_batch(self, batch: Batch) -> None:
         """The memory and the operations of a batch; differentiated rows come first."""
@@ -435,6 +461,22 @@ class Engine:
 
     def forward(self, evaluations: Sequence[Evaluation]) -> dict[str, Any]:
         """The outputs by name; valid until the next forward pass."""
+        arrangement = self._arrangement(evaluations)
+        outputs: dict[str, Any] = {}
+        for unit in arrangement.units:
+            unit.forward(evaluations, outputs)
+        self._last = arrangement, evaluations, outputs
+        return dict(outputs)
+
+    def regressor(self, evaluations: Sequence[Evaluation]) -> Kernel | None:
+        """The kernel that computes the only evaluation and writes the whole gradient of its loss, if one does."""
+        arrangement = self._arrangement(evaluations)
+        unit = arrangement.units[0]
+        one = len(arrangement.units) == 1 and not arrangement.clear
+        return unit if one and isinstance(unit, Kernel) and unit.can_regress else None
+
+    def _arrangement(self, evaluations: Sequence[Evaluation]) -> Arrangement:
+        """How these are computed."""
         key = tuple(
             [
                 (name, part, target, gradient, *[_signature(given) for given in inputs])
@@ -447,11 +489,7 @@ class Engine:
             if len(self._arrangements) == MAX_ARRANGEMENTS:
                 del self._arrangements[next(iter(self._arrangements))]
             self._arrangements[key] = arrangement
-        outputs: dict[str, Any] = {}
-        for unit in arrangement.units:
-            unit.forward(evaluations, outputs)
-        self._last = arrangement, evaluations, outputs
-        return dict(outputs)
+        return arrangement
 
     @property
     def used_kernel(self) -> bool:

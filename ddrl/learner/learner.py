@@ -10,7 +10,7 @@ Deterministic on the CPU: equal parameters, batches and random state give equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner import snapshot
-from ddrl.learner.algorithm import Algorithm, algorithm_class, describe
+from ddrl.learner.algorithm import Algorithm, Regressions, algorithm_class, describe
 from ddrl.learner.devices import (
     BatchLoader,
     BusySeconds,
@@ -41,7 +41,7 @@ from ddrl.learner.devices import (
     set_random_states,
     without_kernel,
 )
-from ddrl.learner.engine import Engine
+from ddrl.learner.engine import REGRESSION_FIGURES, Engine, Kernel
 from ddrl.learner.export import check_acting, export_model
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.own_networks import begin_means
@@ -85,9 +85,9 @@ class Learner:
         self._random = random_states(self.device)
         # Swapping the random state costs as much as a small layer. Only the library's algorithms are known not to draw,
         # of them those that act without noise.
-        own = type(algorithm).__module__.startswith("ddrl.learner.algorithms.")
-        own = own and all(declared.kind != "noise" for declared in self.declaration.inputs)
-        quiet = own and all(draws_nothing(part.module) for part in self.parts.values())
+        self._own = type(algorithm).__module__.startswith("ddrl.learner.algorithms.")
+        silent = self._own and all(declared.kind != "noise" for declared in self.declaration.inputs)
+        quiet = silent and all(draws_nothing(part.module) for part in self.parts.values())
         self._draws = frozenset(getattr(algorithm, "draws", ()) if quiet else self.parts)
         self._by_autograd: set[str] = set()
         self.busy = BusySeconds()
@@ -112,9 +112,16 @@ class Learner:
         """Steps of the first part."""
         return next(iter(self.parts.values())).updates
 
-    def prepare(self, source: Any) -> Iterable[Any]:
-        """The batches of one turn."""
-        return self.algorithm.prepare(source)
+    def prepare(self, source: Any, most: Callable[[], int] | None = None) -> Iterator[Any]:
+        """The batches of one turn. `most`, asked before each: of how many updates it may be, as `Regressions` for
+        `regress`; else, and where the kernel cannot make them, batches are of one update each."""
+        for batch in self.algorithm.prepare(source):
+            if not isinstance(batch, Regressions):
+                yield batch
+            elif most is None or self._regressor(batch) is None:
+                yield from batch
+            else:
+                yield from batch.pieces(most)
 
     def anneal(self, progress: float) -> None:
         """Set the step size for `progress`, the share of the run that is over, in [0, 1]."""
@@ -163,6 +170,22 @@ class Learner:
                 f"{self.config.batch_size}), or end what else uses it ({first_line(error)})"
             ) from error
 
+    def regress(self, batch: Regressions) -> Update:
+        """All updates of a piece that `prepare` gave, in one call; the figures are those of the last. Raises
+        NetworkError where one of them shows that learning has diverged."""
+        (name,) = self.parts
+        part = self.parts[name]
+        kernel = self._regressor(batch)
+        assert kernel is not None, "prepare gives Regressions where there is one"
+        with self.busy.counted():
+            figures = kernel.regress(batch, part.regress(self._lr(name), len(batch.order)))
+        numbers = dict[str, float]()
+        for row in figures.tolist():
+            numbers = dict(zip(REGRESSION_FIGURES, row, strict=True))
+            self._check_finite(numbers)
+            self._last_loss = numbers["loss"]
+        return Update(None, batch.batch(np.concatenate(batch.order)), numbers)
+
     def mean(self) -> GradientMean:
         """For gradients that make one update together."""
         return GradientMean()
@@ -190,9 +213,8 @@ class Learner:
     def apply(self, gradient: Gradient) -> torch.Tensor:
         """Step the part along a gradient of its own, or of anybody with the same parameters; its norm before clipping
         []. The target copy follows where it is due."""
-        lr = self.lr * getattr(self.algorithm, "lr_factors", {}).get(gradient.part, 1.0)
         with self.busy.counted():
-            return self.parts[gradient.part].step(gradient.vector, lr)
+            return self.parts[gradient.part].step(gradient.vector, self._lr(gradient.part))
 
     # ---- acting, inspection ---------------------------------------------------------------------------------------
 
@@ -361,6 +383,20 @@ class Learner:
                 except NotCapturedError:
                     gradient = self._passes(tensors, name, statistics)
         return gradient
+
+    def _regressor(self, batch: Regressions) -> Kernel | None:
+        """What makes the updates of `batch` in one call; None where they must be made one by one: by an algorithm that
+        may compute anything, the first of a run, and those that torch computes."""
+        if not self._own or len(self.parts) > 1 or self._by_autograd or self._observed is None:
+            return None
+        (part,) = self.parts.values()
+        if not part.can_regress or batch.steps.state.dtype != np.float32:
+            return None
+        tensors = self._loader.load(batch.batch(batch.order[0]))
+        return self.engines[part.name].regressor(self.algorithm.evaluations(tensors, part.name))
+
+    def _lr(self, part: str) -> float:
+        return self.lr * getattr(self.algorithm, "lr_factors", {}).get(part, 1.0)
 
     def _passes(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         """Forward, loss and backward."""

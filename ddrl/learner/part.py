@@ -208,8 +208,8 @@ class Adam:
         self._vectors = (parameters, first, second)
         self._epsilon = epsilon
         self._max_grad_norm = max_grad_norm
-        self._by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
-        self._arrays = [vector.numpy() for vector in self._vectors] if self._by_kernel else []
+        self.by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
+        self._arrays = [vector.numpy() for vector in self._vectors] if self.by_kernel else []
         self._count = torch.zeros((), device=parameters.device)  # torch's kernel counts there itself
         self._taken = 0
         self._captures = devices.Captures(parameters.device)
@@ -219,11 +219,8 @@ class Adam:
     def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
         """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
         norm before that, []."""
-        if self._by_kernel:
-            self._taken += 1
-            parameters, first, second = self._arrays
-            settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken)
-            norm = _kernel.adam_step(parameters, gradient.numpy(), first, second, *settings)
+        if self.by_kernel:
+            norm = _kernel.adam_step(*self.take(gradient, lr, 1))
             return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
         if gradient.device.type not in devices.GRAPHS:
             return self._step(gradient, lr)
@@ -236,6 +233,13 @@ class Adam:
                 norm = self._step(gradient, self._lr_there)
                 keep(norm)
         return norm
+
+    def take(self, gradient: torch.Tensor, lr: float, steps: int) -> tuple[Any, ...]:
+        """What the kernel makes the next steps of, where it does: vectors, settings, and the count of the first."""
+        parameters, first, second = self._arrays
+        settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken + 1)
+        self._taken += steps
+        return parameters, gradient.numpy(), first, second, *settings
 
     def _step(self, gradient: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """The same by torch."""
@@ -269,7 +273,7 @@ class Adam:
     @property
     def steps(self) -> int:
         """Steps taken."""
-        return self._taken if self._by_kernel else int(self._count.item())
+        return self._taken if self.by_kernel else int(self._count.item())
 
     @steps.setter
     def steps(self, steps: int) -> None:
@@ -321,6 +325,16 @@ class Part:
         if self.target is not None and self.updates % self._config.target_period == 0:
             self._follow(self._config.target_rate)
         return norm
+
+    @property
+    def can_regress(self) -> bool:
+        """Whether the kernel can make steps by itself: of the parameters alone."""
+        return self.target is None and self._adam.by_kernel
+
+    def regress(self, lr: float, updates: int) -> tuple[Any, ...]:
+        """What the kernel makes `updates` steps of along gradients in `gradient`; they count as made."""
+        self.updates += updates
+        return self._adam.take(self.learned(self.gradient), lr, updates)
 
     def set_updates(self, updates: int) -> None:
         """Continue after so many steps."""

@@ -305,7 +305,7 @@ class Checkpoints:
     def due(self) -> bool:
         """Whether to take one now, between two draws."""
         steps = self._training.state.env_steps
-        is_due = steps >= self._next or (time.monotonic() >= self._next_time and steps > self._saved)
+        is_due = steps >= self.next_steps or (time.monotonic() >= self._next_time and steps > self._saved)
         return is_due and self.disk.due("checkpoint")
 
     def save(self) -> bool:
@@ -367,7 +367,7 @@ class Checkpoints:
         run = self._training.config.run
         self._saved = self._training.state.env_steps
         period = run.checkpoint_period
-        self._next = (self._training.state.env_steps // period + 1) * period if period else math.inf
+        self.next_steps = (self._training.state.env_steps // period + 1) * period if period else math.inf
         self._next_time = time.monotonic() + run.checkpoint_seconds if run.checkpoint_seconds else math.inf
 
 

@@ -7,6 +7,7 @@ version is published. A resumed run starts at exactly that boundary, so it does 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,6 +28,7 @@ from ddrl.run.process import (
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task, assemble
 from ddrl.run.topology import HostChannels, board_name
 
+ACT_SECONDS = 0.02  # of vector steps without a look at commands and signals; no bit depends on it
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
 
 
@@ -63,14 +65,15 @@ class SerialRun:
             raise
 
     def turn(self) -> Outcome:
-        """One vector step, all that can be learned after it, and what is due: an evaluation, a checkpoint, the end."""
+        """A vector step, or several where nothing could be learned between them, all that can be learned after it, and
+        what is due: an evaluation, a checkpoint, the end."""
         task = self.task
         training = self.task.training
         moved = False
         if not task.steering.paused:
             if training.source.pacing.insertable():
                 with self._environments_torch():
-                    self._worker.step()
+                    self._act()
             while training.turn() and not self._stopped():  # updates may be slow, and many are due at once
                 moved = True
                 if training.at_boundary and task.obey() and task.steering.paused:
@@ -94,6 +97,28 @@ class SerialRun:
         """End after an error; nothing is saved over older checkpoints."""
         self.task.abandon(error)
         self._channels.close()
+
+    def _act(self) -> None:
+        """Vector steps up to the first after which there can be a draw, or something is due; within a short time."""
+        training = self.task.training
+        lanes = training.ends.lanes
+        num_envs = self.task.config.env.num_envs
+        end = time.monotonic() + ACT_SECONDS
+        for _ in range(self._steps_at_once()):
+            if lanes.capacity - lanes.pending < 2 * num_envs:  # a step that ends an episode makes two rows
+                training.drain()
+            self._worker.step()
+            if time.monotonic() >= end:
+                break
+
+    def _steps_at_once(self) -> int:
+        task = self.task
+        missing = getattr(task.training.source.pacing, "missing", None)
+        if missing is None:
+            return 1
+        due = min(self._next_evaluation, task.checkpoints.next_steps, task.config.run.max_env_steps)
+        rows = min(missing(), due - task.training.state.env_steps) - task.training.ends.lanes.pending
+        return max(1, int(rows) // task.config.env.num_envs)
 
     def _evaluate_where_due(self) -> None:
         task = self.task

@@ -25,6 +25,7 @@ from ddrl.core.config import Config
 from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import SUPPORT_ENDS, Phase
 from ddrl.core.rows import RowKind
+from ddrl.learner.algorithm import Regressions
 from ddrl.run.checkpoint import LiveSettings, TrainingState
 from ddrl.run.lag import LagBound, LagMeter
 
@@ -230,18 +231,22 @@ class Training:
         while True:
             yield Move.DRAIN
             moved = self.drain()
-            learned = 0
-            while learned < MAX_UPDATES and not self.ending and not self._held() and self.source.pacing.ready():
+            begun = self.state.updates
+            while self.state.updates - begun < MAX_UPDATES and self._may_draw():
                 begin = time.perf_counter()
-                for batch in self.learner.prepare(self.source):
+                # The leader of nodes and a pool's lender look between updates: then each is of one batch.
+                alone = self.gradients is self.learner and self.lender is None
+                for batch in self.learner.prepare(self.source, self._until_publish if alone else None):
                     self._count["sample_seconds"].add(time.perf_counter() - begin)
-                    yield from self._learn(batch)
-                    learned += 1
+                    yield from self._regress(batch) if isinstance(batch, Regressions) else self._learn(batch)
                     begin = time.perf_counter()
             if self._unpublished and not self.ending and self._held():  # rollouts act with what there is
                 yield Move.PUBLISH
                 self.publish()
-            self.idle = not moved and not learned
+            self.idle = not moved and self.state.updates == begun
+
+    def _may_draw(self) -> bool:
+        return not self.ending and not self._held() and self.source.pacing.ready()
 
     def _learn(self, batch: Any) -> Iterator[Move]:
         """One update: a gradient and its application for each part of the algorithm; then a publish, if it is due."""
@@ -267,7 +272,26 @@ class Training:
         self.show(update.figures)
         self.account(batch if update.batch is None else update.batch, update.priority)
         self.updated()
-        if self._unpublished >= self.config.learner.publish_period:
+        yield from self._publish_where_due()
+
+    def _regress(self, batch: Regressions) -> Iterator[Move]:
+        """Several updates at once; then a publish, if it is due."""
+        yield Move.APPLY
+        begin = time.perf_counter()
+        update = self.learner.regress(batch)
+        self._count["learn_seconds"].add(time.perf_counter() - begin)
+        self.show(update.figures)
+        count = len(batch.order)
+        self.account(update.batch, None, count)
+        self.updated(count)
+        yield from self._publish_where_due()
+
+    def _until_publish(self) -> int:
+        """Updates until the next publish is due."""
+        return self.config.learner.publish_period - self._unpublished
+
+    def _publish_where_due(self) -> Iterator[Move]:
+        if self._until_publish() <= 0:
             yield Move.PUBLISH
             self.publish()
 
@@ -300,20 +324,21 @@ class Training:
             "v_max and counts as lying there; set them to the least and the largest discounted return"
         )
 
-    def account(self, batch: Any, priority: Any) -> None:
-        """Count a batch that was learned from, and write its priorities [B] back."""
+    def account(self, batch: Any, priority: Any, updates: int = 1) -> None:
+        """Count a batch that was learned from, or those of several `updates` of one size, and write its priorities [B]
+        back."""
         begin = time.perf_counter()
         used = self.source.learned(batch, priority)
         self._count["sample_seconds"].add(time.perf_counter() - begin)  # what experience takes, and nothing else
         self.state.samples += used.transitions
-        self.lag.consumed(used.versions, self.state.policy_version, self._unpublished + 1)
+        self.lag.consumed(used.versions, self.state.policy_version, self._unpublished + (updates + 1) / 2)
         self._count["samples"].add(used.transitions)
 
-    def updated(self) -> None:
-        """Count an update of the parameters."""
-        self.state.updates += 1
-        self._unpublished += 1
-        self._count["updates"].add(1)
+    def updated(self, updates: int = 1) -> None:
+        """Count updates of the parameters."""
+        self.state.updates += updates
+        self._unpublished += updates
+        self._count["updates"].add(updates)
 
     # -- experience ----------------------------------------------------------------------------------------------------
 

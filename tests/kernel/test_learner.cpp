@@ -2,6 +2,7 @@
 #include "adam.hpp"
 #include "losses.hpp"
 #include "plain_networks.hpp"
+#include "regression.hpp"
 
 #include <limits>
 #include <random>
@@ -311,6 +312,63 @@ static void steps_of_adam_are_those_of_its_equations() {
     }
 }
 
+// A linear network's regression on 7 steps: some steps are taken twice, some never.
+static void updates_in_one_call_are_those_one_by_one() {
+    constexpr size_t STEPS = 7, ROWS = 3, UPDATES = 4, WIDTH = 2, ACTIONS = 3, SIZE = WIDTH * ACTIONS;
+    const Floats state = random_floats(STEPS * WIDTH, 1), target = random_floats(STEPS, 2);
+    const int64_t action[STEPS] = {0, 1, 2, 0, 1, 2, 1};
+    const int64_t order[UPDATES * ROWS] = {0, 1, 2, 6, 5, 3, 2, 1, 0, 3, 3, 6};
+    const ddrl::AdamStep adam{0.05, 0.9, 0.999, 1e-8, 0.5, 3};
+    Floats wanted;
+    for (const bool at_once : {false, true}) {
+        Floats weight = random_floats(SIZE, 3), slope(SIZE), first(SIZE), second(SIZE);
+        Numbers x(ROWS, WIDTH, 4), q(ROWS, ACTIONS, 5);
+        ddrl::PlainNetworks networks(plain_gemm);
+        networks.add(ddrl::Linear{x.constant(), q.all(), {weight.data(), slope.data()}, {nullptr, nullptr}, false});
+        double figures[UPDATES * 4];
+        const ddrl::Learned learned{weight.data(), slope.data(), first.data(), second.data(), SIZE};
+        const ddrl::Taken taken{state.data(), WIDTH, action, target.data()};
+        if (at_once) {
+            ddrl::regress(networks, x.constant(), q.all(), taken, order, UPDATES, learned, adam, figures);
+            EXPECT(weight == wanted);
+            break;
+        }
+        for (size_t update = 0; update < UPDATES; ++update) {
+            int64_t chosen[ROWS];
+            float aim[ROWS], size[ROWS], value[ROWS];
+            const float zeros[ROWS] = {}, ones[ROWS] = {1, 1, 1};
+            for (size_t row = 0; row < ROWS; ++row) {
+                const auto step = static_cast<size_t>(order[update * ROWS + row]);
+                std::copy_n(state.data() + step * WIDTH, WIDTH, x.value.data() + row * WIDTH);
+                chosen[row] = action[step], aim[row] = target[step];
+            }
+            networks.forward();
+            ddrl::q_learning_loss({ROWS, chosen, aim, zeros, ones}, ACTIONS, q.value.data(), q.value.data(),
+                                  q.value.data(), false, size, value, q.slope.data());
+            networks.backward();
+            ddrl::AdamStep step = adam;
+            step.count += static_cast<int>(update);
+            ddrl::adam_step(weight.data(), slope.data(), first.data(), second.data(), SIZE, step);
+        }
+        wanted = weight;
+    }
+}
+
+static void figures_of_updates_in_one_call_are_those_of_their_steps() {
+    const float state[2] = {1, 2}, target[2] = {5, 1};
+    const int64_t action[2] = {0, 1}, order[4] = {0, 1, 1, 0};
+    Floats weight{1, 3}, slope(2), first(2), second(2);  // q = (1, 3) and (2, 6): errors 4 and -5
+    Numbers x(2, 1, 4), q(2, 2, 5);
+    ddrl::PlainNetworks networks(plain_gemm);
+    networks.add(ddrl::Linear{x.constant(), q.all(), {weight.data(), slope.data()}, {nullptr, nullptr}, false});
+    double figures[8];
+    ddrl::regress(networks, x.constant(), q.all(), {state, 1, action, target}, order, 2,
+                  {weight.data(), slope.data(), first.data(), second.data(), 2}, {0, 0.9, 0.999, 1e-8, 10, 1}, figures);
+    const double wanted[4] = {(8 + 12.5) / 2, std::sqrt(29), 4.5, 3.5};  // slopes by the weights: -4 / 2 and 5 x 2 / 2
+    for (size_t i = 0; i < 4; ++i) EXPECT(near(static_cast<float>(figures[i]), wanted[i]));
+    for (size_t i = 0; i < 4; ++i) EXPECT(near(static_cast<float>(figures[4 + i]), wanted[i]));  // a step size of 0
+}
+
 int main() {
     RUN(passes_of_two_layers_are_those_of_their_equations);
     RUN(derivatives_of_every_layer_are_its_differences);
@@ -326,5 +384,7 @@ int main() {
     RUN(the_smallest_critic_is_the_target_of_all);
     RUN(a_value_that_is_not_a_number_is_the_largest);
     RUN(steps_of_adam_are_those_of_its_equations);
+    RUN(updates_in_one_call_are_those_one_by_one);
+    RUN(figures_of_updates_in_one_call_are_those_of_their_steps);
     return 0;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import Config, LearnerConfig, RunConfig
-from ddrl.core.errors import ConfigError
+from ddrl.core.errors import ConfigError, NetworkError
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, EnvSpec, Experience
 from ddrl.learner import Learner, describe
-from ddrl.learner.algorithms.pqn import lambda_returns
+from ddrl.learner.algorithm import Loss, Regressions
+from ddrl.learner.algorithms.pqn import PQN, Minibatch, lambda_returns
 from ddrl.replay.sources import Trajectories, TrajectorySource
 from tests.learner.continuous_cases import BOX
 from tests.learner.learner_cases import VECTOR, gradients_of
@@ -109,10 +111,10 @@ def rows_of(schema: RowSchema, stream: int, steps: list[int], end: RowKind | Non
 
 def test_truncation_gaps_and_ends_bootstrap_as_they_should() -> None:
     """Trajectories as the source makes them of rows: cut by a terminal state, a time limit, a gap, and their length."""
-    learner = learner_of(CHAIN, {"length": 3, "trace": 0.5, "epochs": 1, "minibatches": 1}, batch_size=4)
+    learner = learner_of(CHAIN, {"length": 3, "trace": 0.5, "epochs": 1, "minibatches": 1}, batch_size=3)
     schema = row_schema(CHAIN)
     source = TrajectorySource(
-        Config(learner=LearnerConfig(batch_size=4)), schema, Experience(source="trajectories", length=3)
+        Config(learner=LearnerConfig(batch_size=3)), schema, Experience(source="trajectories", length=3)
     )
     for stream, steps, end in (
         (0, [0, 1], RowKind.TERMINATED),
@@ -189,6 +191,97 @@ def test_loss_and_gradient_are_those_of_half_the_mean_square() -> None:
     ):
         torch.testing.assert_close(mine, theirs)
     assert gradient.figures["q_mean"].item() == pytest.approx(q.mean().item(), rel=1e-4)
+
+
+def learned_from(learner: Learner, most: Callable[[], int] | None, draws: int = 4) -> list[int]:
+    """Learn from so many draws; how many updates each call made."""
+    made = []
+    for seed in range(draws):
+        for batch in learner.prepare(Source(random_draw(VECTOR, 12, 7, seed)), most):
+            if isinstance(batch, Regressions):
+                learner.regress(batch)
+                made.append(len(batch.order))
+            else:
+                learner.update(batch)
+                made.append(1)
+    learner.check()
+    return made
+
+
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_updates_in_one_call_learn_the_bits_of_updates_one_by_one(most: int) -> None:
+    """Draws of different lengths, so that minibatches of one draw differ in size."""
+    table = {"length": 7, "epochs": 3, "minibatches": 4}
+    one_by_one, together = (learner_of(table=table, lr=1e-2, hidden=[16, 8]) for _ in range(2))
+    assert learned_from(one_by_one, None) == [1] * 48
+    made = learned_from(together, lambda: most)
+    assert sum(made) == 48
+    assert max(made) == min(most, 12)  # in a draw whose minibatches are equal; in the others their size changes
+    assert most == 1 or len(set(made)) > 1
+    assert made[:12] == [1] * 12, "the first draw is looked at step by step"
+    state = one_by_one.state()
+    for name, array in together.state().items():
+        np.testing.assert_array_equal(array, state[name], err_msg=name)
+
+
+def test_updates_in_one_call_report_the_figures_of_the_last_and_what_they_learned_from() -> None:
+    table = {"length": 7, "epochs": 2, "minibatches": 1}
+    one_by_one, together = (learner_of(table=table) for _ in range(2))
+    draw = random_draw(VECTOR, 12, 7, 0)
+    for learner in (one_by_one, together):
+        learned_from(learner, None, draws=1)
+    last = [one_by_one.update(batch) for batch in one_by_one.prepare(Source(draw))][-1]
+    (batch,) = together.prepare(Source(draw), lambda: 9)
+    update = together.regress(batch)
+    assert update.figures == pytest.approx(last.figures, rel=1e-5)
+    assert update.priority is None
+    steps = int(draw.length.sum())
+    np.testing.assert_array_equal(np.sort(update.batch.target[:steps]), np.sort(batch.steps.target))
+    assert len(update.batch.length) == 2 * steps
+
+
+def test_the_number_of_updates_in_a_call_is_asked_for_when_it_is_its_turn() -> None:
+    learner = learner_of(table={"length": 7, "epochs": 1, "minibatches": 12})
+    steps = Minibatch(*[np.zeros(24)] * 5)
+    batch = Regressions(steps, np.array_split(np.arange(24), 12))
+    answers = iter([5, 0, 100])
+    assert [len(piece.order) for piece in batch.pieces(lambda: next(answers, 100))] == [5, 1, 6]
+    assert [len(one.target) for one in batch] == [2] * 12
+    learner.check()
+
+
+def test_updates_in_one_call_that_diverge_are_named() -> None:
+    learner = learner_of(table={"length": 7, "epochs": 1, "minibatches": 2})
+    learned_from(learner, None, draws=1)
+    draw = random_draw(VECTOR, 12, 7, 1)
+    draw.reward[0, 0] = np.nan
+    (batch,) = learner.prepare(Source(draw), lambda: 2)
+    with pytest.raises(NetworkError, match="after 4 updates loss is nan"):
+        learner.regress(batch)
+
+
+class Halved(PQN):
+    """As a user would derive it."""
+
+    def loss(self, outputs: Any, batch: Any, part: str) -> Loss:
+        loss = super().loss(outputs, batch, part)
+        return loss._replace(loss=0.5 * loss.scalar(), derivatives=[(q, 0.5 * slope) for q, slope in loss.derivatives])
+
+
+def test_what_may_compute_anything_is_updated_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An algorithm derived from PQN, states of another kind, and a part that torch computes."""
+    table = {"length": 7, "epochs": 1, "minibatches": 2}
+    derived = learner_of(table=table, algorithm=f"{__name__}:Halved")
+    by_torch = learner_of(table=table)
+    by_torch.use_autograd("value")
+    wide = learner_of(table=table)
+    for learner, change in ((derived, None), (by_torch, None), (wide, np.float64)):
+        learned_from(learner, None, draws=1)
+        draw = random_draw(VECTOR, 12, 7, 1)
+        if change:
+            draw = draw._replace(state=draw.state.astype(change))
+            monkeypatch.setattr(learner.algorithm, "_values", lambda state, length: np.zeros(state.shape[:2], "f4"))
+        assert not any(isinstance(batch, Regressions) for batch in learner.prepare(Source(draw), lambda: 9))
 
 
 def test_its_network_normalizes_each_layer() -> None:

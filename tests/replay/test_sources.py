@@ -59,13 +59,13 @@ def test_rows_are_taken_until_a_window_is_whole_whatever_samples_per_insert_says
 
 def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last() -> None:
     source = trajectories()
-    for stream in range(3):
+    for stream in range(4):
         assert source.record(episode(SCHEMA, stream, 10, version=5), 5) == 10
     assert source.pacing.ready()
-    assert source.figures()["replay_size"] == 30
-    batch = source.sample()
-    assert batch.length.tolist() == [4, 4, 2, 4, 4, 2, 4, 4]
-    assert batch.terminated.tolist() == [False, False, True, False, False, True, False, False]
+    assert source.figures()["replay_size"] == 40
+    batch = source.sample()  # 8 x 4 steps
+    assert batch.length.tolist() == [4, 4, 2, 4, 4, 2, 4, 4, 2, 2]
+    assert batch.terminated.tolist() == [False, False, True] * 3 + [False]
     first = 0
     for i, length in enumerate(batch.length.tolist()):
         first = (i % 3) * 4
@@ -76,10 +76,47 @@ def test_trajectories_hold_each_step_once_in_order_with_the_state_after_the_last
         assert (batch.columns["hidden"][i] == (i // 3) * 100 + first).all()
         assert not batch.reward[i, length:].any()
     used = source.learned(batch, None)
-    assert (used.transitions, used.versions.tolist()) == (28, [5] * 28)
+    assert (used.transitions, used.versions.tolist()) == (32, [5] * 32)
     assert not source.pacing.ready()
-    with pytest.raises(ValueError, match="1 of 8 trajectories"):
+    with pytest.raises(ValueError, match="8 of 32 steps"):
         source.sample()
+
+
+def test_a_draw_has_as_many_steps_whatever_the_lengths_and_the_next_begins_with_the_rest() -> None:
+    source = trajectories(4)
+    for stream, steps in enumerate([3] * 10 + [4] * 10):
+        source.record(episode(SCHEMA, stream, steps), 0)
+    first, second = source.sample(), source.sample()
+    assert first.length.tolist() == [3] * 10 + [2]
+    assert second.length.tolist() == [2] + [4] * 7 + [2]
+    assert first.terminated.tolist() == [True] * 10 + [False]  # it goes on
+    assert second.terminated.tolist() == [True] * 8 + [False]
+    np.testing.assert_array_equal(first.state[10, :3], [[10, 0], [10, 1], [10, 2]])
+    np.testing.assert_array_equal(second.state[0, :3], [[10, 2], [10, 3], [10, 4]])
+    assert second.columns["hidden"][0, 0] == 1002  # of its first step, not of the trajectory's
+    assert source.figures()["replay_size"] == 70 - 64
+
+
+def test_no_draw_comes_before_the_rows_that_are_said_to_be_missing() -> None:
+    random = np.random.default_rng(5)
+    source = trajectories(3)
+    steps = [0] * 6
+    waits = []
+    for _ in range(400):
+        stream = int(random.integers(6))
+        row = episode(SCHEMA, stream, 1, None)
+        row["step"] = steps[stream]
+        row["kind"] = RowKind.TERMINATED if random.random() < 0.1 else RowKind.STEP
+        steps[stream] = 0 if row["kind"][0] else steps[stream] + 1
+        missing = source.missing()
+        source.record(row, 0)
+        waits.append(missing)
+        assert source.missing() >= missing - 1
+        assert missing <= 1 or not source.ready()
+        if source.ready():
+            source.sample()
+    assert waits[0] == 24
+    assert 0 in waits
 
 
 def test_a_gap_a_truncation_and_a_cut_end_a_trajectory() -> None:
@@ -89,12 +126,12 @@ def test_a_gap_a_truncation_and_a_cut_end_a_trajectory() -> None:
     source.record(episode(SCHEMA, 1, 3, RowKind.TRUNCATED), 0)
     source.record(episode(SCHEMA, 2, 2, None), 0)
     source.cut()
-    for stream in range(3, 7):
+    for stream in range(3, 9):
         source.record(episode(SCHEMA, stream, 4), 0)
     batch = source.sample()
-    assert batch.length.tolist() == [1, 4, 3, 1, 4, 4, 4, 4]
+    assert batch.length.tolist() == [1, 4, 3, 1, 4, 4, 4, 4, 4, 3]
     assert batch.state[:4, 0, 1].tolist() == [0, 3, 0, 0]
-    assert batch.terminated.tolist() == [False] * 4 + [True] * 4
+    assert batch.terminated.tolist() == [False] * 4 + [True] * 5 + [False]
 
 
 def test_a_full_queue_takes_no_rows_until_a_batch_was_drawn() -> None:
@@ -105,7 +142,7 @@ def test_a_full_queue_takes_no_rows_until_a_batch_was_drawn() -> None:
         place += room
     assert source.pacing.ready()
     source.sample()
-    assert source.pacing.insertable() == 8
+    assert source.pacing.insertable() == 16, "a draw has 8 x 2 steps, and the queue holds two"
 
 
 def test_trajectories_older_than_the_lag_are_dropped_and_counted() -> None:
@@ -118,12 +155,12 @@ def test_trajectories_older_than_the_lag_are_dropped_and_counted() -> None:
     source.record(episode(SCHEMA, 9, 4, version=7), 7)  # a newer version makes those that wait too old
     assert not source.pacing.ready()
     assert source.figures()["trajectories_dropped"] == 9
-    assert source.pacing.insertable() == 15
+    assert source.pacing.insertable() == 2 * 32 - 4
 
 
 def test_trajectories_that_wait_survive_a_checkpoint(tmp_path: Path) -> None:
     source = trajectories(lag=5)
-    for stream in range(9):
+    for stream in range(12):
         source.record(episode(SCHEMA, stream, 3, version=2), 3)
     state = source.save(tmp_path)
     other = trajectories(lag=5)

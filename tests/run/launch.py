@@ -46,10 +46,10 @@ TINY = settings(
 UNTIL_STOPPED = settings("run.max_env_steps=100000000", f"run.max_seconds={ENDLESS}")
 
 
-def ddrl(*arguments: str, limit: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-    """`python -m ddrl.run ARGUMENTS`."""
+def ddrl(*arguments: str, limit: float = PATIENCE, module: str = "ddrl.run") -> subprocess.CompletedProcess[str]:
+    """`python -m ddrl.run ARGUMENTS`, or another module."""
     return subprocess.run(
-        [sys.executable, "-m", "ddrl.run", *arguments],
+        [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=limit,

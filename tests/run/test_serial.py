@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome
+from ddrl.telemetry import Run
 from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -127,6 +128,26 @@ def test_updates_compute_without_denormal_numbers(mode, tmp_path):
 
 def test_the_last_evaluation_is_over_before_any_environment_of_the_process_is_closed(tmp_path):
     run(tmp_path / "run", 1, "--set", "env.id=tests.run.environments:Drawing", "--set", "run.max_env_steps=200")
+
+
+def test_steps_without_a_look_between_them_change_no_bit(tmp_path):
+    """PQN acts until a draw may be there, and makes its updates in one call; here also step by step."""
+    options = ["learner.algorithm=pqn", "learner.pqn.length=24", "learner.batch_size=6", "env.num_envs=4"]
+    options += ["evaluation.period=700", "run.checkpoint_period=1100", "run.max_env_steps=3001", "learner.hidden=[16]"]
+    options += ["replay.samples_per_insert=0", "learner.publish_period=3", "run.target_return=1e9"]
+    found = []
+    for name in ("tests.run.step_by_step", "ddrl.run"):
+        folder = tmp_path / name
+        done = ddrl("--serial", *settings(*options, f"run.dir={folder}"), module=name)
+        assert done.returncode == 0, done.stderr
+        written = summary(folder)
+        with Run(folder) as read:
+            evaluations = [read.evaluations()[name].tolist() for name in ("env_steps", "policy_version", "mean")]
+        checkpoints = [(path.name, learned(path)) for path in sorted((folder / "checkpoints").iterdir())]
+        found.append((written["updates"], written["publishes"], evaluations, checkpoints))
+    assert found[0][0] > 50
+    assert [int(name) // 1100 for name, _ in found[0][3]] == [1, 2, 2], "of both periods, and of the end"
+    assert found[0] == found[1]
 
 
 def test_updates_that_are_due_at_once_are_left_at_an_interrupt():

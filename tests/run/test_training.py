@@ -17,6 +17,7 @@ from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import Metric, columns
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
+from ddrl.learner.algorithm import Regressions
 from ddrl.replay.sources import Used
 from ddrl.run.checkpoint import LiveSettings, TrainingState
 from ddrl.run.training import Move, TrainerEnds, Training
@@ -77,9 +78,18 @@ class FakeLearner:
         self.calls: list[tuple[str, Any]] = []
         self.progress: list[float] = []
         self.lr = 1.0
+        self.at_once = 0  # updates of a draw that can be made in one call
 
-    def prepare(self, source: FakeSource) -> Any:
-        yield source.sample()
+    def prepare(self, source: FakeSource, most: Any = None) -> Any:
+        draw = source.sample()
+        if most is None or not self.at_once:
+            yield draw
+        else:
+            yield from Regressions(draw, [np.arange(4)] * self.at_once).pieces(most)
+
+    def regress(self, batch: Regressions) -> Any:
+        self.calls.append(("regress", len(batch.order)))
+        return SimpleNamespace(priority=None, figures={"loss": 0.75}, batch=batch.steps)
 
     def gradient(self, batch: Any, part: str, statistics: bool) -> Any:
         self.calls.append(("gradient", part))
@@ -163,6 +173,37 @@ def test_every_publish_period_a_version_goes_out_with_its_stamp_and_schedules_ar
     assert VersionStamp.of(pin.values) == VersionStamp(5.0, 0.75, 4.0)
     assert learner.progress == source.progress == [0.05, 0.05]
     assert learner.lr == pytest.approx(0.95)
+
+
+def test_updates_in_one_call_count_each_and_end_where_a_publish_is_due() -> None:
+    training, learner, source, lane, _ = make()
+    learner.at_once = 5
+    push(lane, 1)
+    cycle(training)
+    assert learner.calls == [("regress", 2), ("regress", 2), ("regress", 1)]
+    assert training.state.updates == 5
+    assert training.state.policy_version == 1, "the second one"
+    assert training.ends.counters["updates"].value == 5
+    assert training.ends.counters["loss"].value == 0.75
+    assert [number for number, _ in source.written_back] == [1, 1, 1]
+    # 4 rows each, after 1 and 2 updates, 1 and 2, then 1: the mean of what was not published yet
+    assert training.lag.summary()["mean_unpublished"] == pytest.approx((1.5 + 1.5 + 1) / 3)
+    push(lane, 1)
+    cycle(training)
+    assert learner.calls[3:] == [("regress", 1), ("regress", 2), ("regress", 2)], "one was not published yet"
+
+
+def test_where_somebody_looks_between_updates_none_are_made_in_one_call() -> None:
+    for name in ("gradients", "lender"):
+        training, learner, _, lane, _ = make()
+        learner.at_once = 5
+        if name == "gradients":
+            training.gradients = SimpleNamespace(gradient=learner.gradient)
+        else:
+            training.lender = SimpleNamespace(take=lambda: None, give_back=lambda move: None)
+        push(lane, 1)
+        cycle(training)
+        assert [call for call, _ in learner.calls] == ["gradient", "apply", "gradient"], name
 
 
 def test_a_publish_rings_for_those_who_wait_for_versions_on_this_host() -> None:

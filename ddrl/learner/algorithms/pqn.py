@@ -1,14 +1,13 @@
 """Parallelized Q-network (Gallici et al. 2024, arXiv 2407.04811, algorithm 1, "PQN"): Q(lambda) on trajectories, with
 neither replay nor target network; layer normalization keeps it stable.
 
-learner.batch_size trajectories of `length` steps are learned from at once: their lambda-returns are computed with the
-network as it is, then its steps are gone over `epochs` times in `minibatches` each. Actions are epsilon-greedy.
+learner.batch_size x `length` steps are learned from at once: their lambda-returns are computed with the network as it
+is, then the steps are gone over `epochs` times in `minibatches` each. Actions are epsilon-greedy.
 Departures: Adam in place of rectified Adam; the returns use the network at the draw, which lags the acting one by what
 was learned meanwhile; an epoch's order is the same in every turn (the steps themselves are new each time)."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +20,7 @@ from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import FIGURES
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import Declaration, EnvSpec, Experience
-from ddrl.learner.algorithm import Acting, Evaluation, Loss, ValueAlgorithm
+from ddrl.learner.algorithm import Acting, Evaluation, Loss, Regressions, ValueAlgorithm
 
 if TYPE_CHECKING:
     import torch
@@ -108,21 +107,18 @@ class PQN(ValueAlgorithm):
         """The minibatches of every epoch over one draw."""
         draw = source.sample()
         settings = self._settings
-        steps = draw.reward.shape[1]
-        target = lambda_returns(
-            draw.reward, self._values(draw.state), draw.terminated, draw.length, self._discount, settings.trace
-        )
-        used = np.arange(steps) < draw.length[:, None]
+        value = self._values(draw.state, draw.length)
+        target = lambda_returns(draw.reward, value, draw.terminated, draw.length, self._discount, settings.trace)
+        used = np.arange(draw.reward.shape[1]) < draw.length[:, None]
         ones = np.ones(np.count_nonzero(used), np.uint32)
         version = draw.policy_version[used][:, None]
-        arrays: list[NDArray[Any]] = [draw.state[:, :-1][used], draw.action[used], target[used], ones, version]
-        count = min(settings.minibatches, len(ones))
-        ends = np.cumsum([0, *map(len, np.array_split(ones, count))]).tolist()
-        for epoch in range(settings.epochs):
-            order = np.random.default_rng((self._seed, epoch)).permutation(len(ones))
-            shuffled = [array[order] for array in arrays]
-            for begin, end in itertools.pairwise(ends):
-                yield Minibatch(*(array[begin:end] for array in shuffled))
+        steps = Minibatch(draw.state[:, :-1][used], draw.action[used], target[used], ones, version)
+        order = [
+            places
+            for epoch in range(settings.epochs)
+            for places in np.array_split(self._shuffled(len(ones), epoch), min(settings.minibatches, len(ones)))
+        ]
+        yield Regressions(steps, order)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         return [Evaluation("q", part, (batch.state,), gradient=True, training=True)]
@@ -139,13 +135,19 @@ class PQN(ValueAlgorithm):
         """Q [B, num_actions]."""
         return {"q": self.network(observations)}
 
-    def _values(self, state: NDArray[Any]) -> NDArray[np.float32]:
-        """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation], in evaluation mode."""
+    def _shuffled(self, steps: int, epoch: int) -> NDArray[np.int64]:
+        return np.random.default_rng((self._seed, epoch)).permutation(steps)
+
+    def _values(self, state: NDArray[Any], length: NDArray[np.uint32]) -> NDArray[np.float32]:
+        """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation] up to index length [B], in evaluation mode; 0
+        past it."""
         import torch
 
         device = next(self.network.parameters()).device
-        flat = torch.from_numpy(state.reshape(-1, *state.shape[2:])).to(device)
-        return self._infer(flat).amax(dim=1).cpu().numpy().reshape(state.shape[:2])
+        used = np.arange(state.shape[1]) <= length[:, None]
+        values = np.zeros(used.shape, np.float32)
+        values[used] = self._infer(torch.from_numpy(state[used]).to(device)).amax(dim=1).cpu().numpy()
+        return values
 
 
 def lambda_returns(
@@ -162,14 +164,16 @@ def lambda_returns(
     V_L is 0 where the state at index L is terminal; a trajectory cut by a time limit, by a gap or by its length
     bootstraps from it. What lies past a length is 0."""
     rows = np.arange(len(reward))
+    last = length.astype(np.int64) - 1
     following = value[:, 1:].astype(np.float64)
-    following[rows[terminated], length[terminated].astype(np.int64) - 1] = 0.0
-    returns = np.zeros(reward.shape, np.float64)
+    following[rows[terminated], last[terminated]] = 0.0
+    share = np.full(reward.shape, 1.0 - trace)
+    share[rows, last] = 1.0  # R_L = V_L
+    own = np.where(np.arange(reward.shape[1]) <= last[:, None], reward + discount * share * following, 0.0)
+    returns = np.ascontiguousarray(own.T)  # [T, B]
     later = np.zeros(len(reward))
-    for step in range(reward.shape[1] - 1, -1, -1):
-        bootstrap = following[:, step]
-        later = np.where(step + 1 == length, bootstrap, later)  # R_L = V_L
-        later = reward[:, step] + discount * ((1.0 - trace) * bootstrap + trace * later)
-        later = np.where(step < length, later, 0.0)
-        returns[:, step] = later
-    return returns.astype(np.float32)
+    for step in returns[::-1]:  # what is past a length stays 0, and so does what is added of it
+        later *= discount * trace
+        later += step
+        step[:] = later
+    return returns.T.astype(np.float32)
