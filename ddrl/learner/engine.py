@@ -44,7 +44,12 @@ from ddrl.learner.plain import (
     linears,
 )
 
-REGRESSION_FIGURES = ("loss", "grad_norm", "td_error", "q_mean")  # of each update that `Kernel.regress` makes
+REGRESSION_FIGURES: tuple[str, ...] = (
+    "loss",
+    "grad_norm",
+    "td_error",
+    "q_mean",
+)  # of each update that `Kernel.regress` makes
 MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 
 # -- networks in the kernel --------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from ddrl.core.specs import ArraySpec, EnvSpec, Experience
 from ddrl.learner import Learner, describe
 from ddrl.learner.algorithm import Loss, Regressions
 from ddrl.learner.algorithms.pqn import PQN, Minibatch, lambda_returns
-from ddrl.replay.sources import Trajectories, TrajectorySource
+from ddrl.replay.trajectories import Trajectories, TrajectorySource
 from tests.learner.continuous_cases import BOX
 from tests.learner.learner_cases import VECTOR, gradients_of
 

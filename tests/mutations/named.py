@@ -24,7 +24,7 @@ _NAMED = {
     "run/training.py": (
         (
             "mean_unpublished lacks one update",
-            "self.lag.consumed(used.versions, self.state.policy_version, self._unpublished + 1)",
+            "self.lag.consumed(used.versions, self.state.policy_version, self._unpublished + (updates + 1) / 2)",
             "self.lag.consumed(used.versions, self.state.policy_version, self._unpublished)",
         ),
         (
@@ -35,7 +35,7 @@ _NAMED = {
         ("nothing is annealed", "self.learner.anneal(progress)", "pass"),
         ("importance weights are not annealed", "self.source.anneal(progress)", "pass"),
         ("no exploration", "epsilon_at(self.config.rollout, state.env_steps) if", "0.0 if"),
-        ("updates are not counted", "self.state.updates += 1", "pass"),
+        ("updates are not counted", "self.state.updates += updates", "pass"),
         (
             "a publish every update",
             "self._unpublished = 0\n        self._count",
@@ -66,8 +66,8 @@ _NAMED = {
         ("a damaged file passes", "if actual != digest:", "if False:"),
         (
             "checkpoints at every look",
-            "self._next = (self._training.state.env_steps // period + 1) * period if period else math.inf",
-            "self._next = self._training.state.env_steps",
+            "self.next_steps = (self._training.state.env_steps // period + 1) * period if period else math.inf",
+            "self.next_steps = self._training.state.env_steps",
         ),
     ),
     "run/lag.py": (
@@ -255,12 +255,12 @@ _NAMED = {
     "learner/algorithms/pqn.py": (
         (
             "every minibatch is the same",
-            "order = np.random.default_rng((self._seed, epoch)).permutation(len(ones))",
-            "order = np.zeros(len(ones), np.int64)",
+            "return np.random.default_rng((self._seed, epoch)).permutation(steps)",
+            "return np.zeros(steps, np.int64)",
         ),
         (
             "a terminal state bootstraps",
-            "following[rows[terminated], length[terminated].astype(np.int64) - 1] = 0.0",
+            "following[rows[terminated], last[terminated]] = 0.0",
             "pass",
         ),
     ),

@@ -14,7 +14,8 @@ from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec, Experience
-from ddrl.replay.sources import ReplaySource, TrajectorySource, make_source
+from ddrl.replay.sources import ReplaySource, make_source
+from ddrl.replay.trajectories import TrajectorySource
 
 SPEC = EnvSpec("x", ArraySpec((2,), "float32"), 2)
 MEMORY = Column("hidden", (3,), "float32", ColumnRole.MEMORY)

@@ -20,7 +20,7 @@ def test_checkpoints_keep_to_multiples_of_their_period() -> None:
         dues[steps] = made.due()
     assert dues == {599: False, 600: True, 601: True}
     made._set_next()
-    assert made._next == 800
+    assert made.next_steps == 800
     made._training.config = load_config(None, ["run.checkpoint_period=0"])
     made._set_next()
-    assert made._next == math.inf
+    assert made.next_steps == math.inf
