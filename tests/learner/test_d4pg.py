@@ -15,6 +15,7 @@ from tests.learner.test_c51 import projected
 TABLES = {
     "categorical": {"critic": "categorical", "atoms": 11, "v_min": -3.0, "v_max": 3.0},
     "quantile": {"critic": "quantile", "atoms": 7, "kappa": 0.5},
+    "scalar": {"critic": "scalar"},
 }
 KINDS = pytest.mark.parametrize("kind", list(TABLES))
 
@@ -70,6 +71,16 @@ def test_the_quantile_loss_is_that_of_the_paper() -> None:
                 huber = d * d / 2 if abs(d) <= 0.5 else 0.5 * (abs(d) - 0.25)
                 total += abs(tau - (d < 0)) * huber / 0.5 / 7
         expected.append(total)
+    gradient = learner.gradient(batch, "critic")
+    np.testing.assert_allclose(gradient.priority, expected, rtol=1e-3, atol=1e-5)
+    assert gradient.figures["loss"].item() == pytest.approx(np.mean(batch.weight * expected), rel=1e-3)
+    assert gradient.figures["q_mean"].item() == pytest.approx(z_tm1.mean(), rel=1e-3, abs=1e-5)
+
+
+def test_the_scalar_loss_is_half_the_squared_td_error() -> None:
+    learner, batch = perturbed("scalar"), random_batch(BOX, 12, 2)
+    (z_tm1,), (z_t,) = (z.T for z in distributions(learner, batch))
+    expected = 0.5 * (batch.r_t + batch.discount_t * z_t - z_tm1) ** 2
     gradient = learner.gradient(batch, "critic")
     np.testing.assert_allclose(gradient.priority, expected, rtol=1e-3, atol=1e-5)
     assert gradient.figures["loss"].item() == pytest.approx(np.mean(batch.weight * expected), rel=1e-3)
