@@ -130,13 +130,22 @@ def test_the_actor_may_be_delayed() -> None:
     assert learner.algorithm.lr_factors == {"actor": 0.5}
 
 
-def test_the_actor_waits_for_the_critics_first_updates() -> None:
-    learner = learner_of("d4pg", BOX, {**TABLES["quantile"], "actor_start": 3, "actor_delay": 2})
+@pytest.mark.parametrize(
+    ("start", "delay", "wanted"),
+    [
+        (3, 2, [0, 0, 0, 1, 1, 2, 2, 3]),
+        (4, 2, [0, 0, 0, 1, 1, 2, 2, 3]),
+        (5, 2, [0, 0, 0, 0, 0, 1, 1, 2]),
+        (3, 1, [0, 0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_actor_waits_for_the_critics_first_updates(start: int, delay: int, wanted: list[int]) -> None:
+    learner = learner_of("d4pg", BOX, {**TABLES["quantile"], "actor_start": start, "actor_delay": delay})
     steps = []
     for turn in range(8):
         learner.update(random_batch(BOX, 8, turn))
         steps.append(learner.parts["actor"].updates)
-    assert steps == [0, 0, 0, 1, 1, 2, 2, 3]
+    assert steps == wanted
 
 
 @pytest.mark.parametrize(
