@@ -638,11 +638,7 @@ def lock_without_proc(folder: Path) -> None:
 def resumes(folder: Path) -> Iterator[Callable[[], Any]]:
     """A run that is resumed, or whose weights are asked for, with other settings."""
     run = folder / "run"
-    run_serial(
-        Preparation(
-            parse(["--serial", *TINY, *settings("run.max_env_steps=300", f"run.dir={run}")]), f"one-{os.getpid()}"
-        )
-    )
+    run_serial(Preparation(parse(["--serial", *TINY, *settings("run.max_env_steps=300", f"run.dir={run}")]), "one"))
     again = ("--serial", "--resume", str(run))
     yield lambda: Preparation(parse([*again, *settings("env.id=Acrobot-v1")]), "two")
     for other in ("learner.algorithm=c51", "learner.hidden=[9]"):
