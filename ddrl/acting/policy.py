@@ -118,8 +118,9 @@ class ActingPolicy:
         self._drawn = False
 
     def reseed(self, seed: int) -> None:
-        """Draw noise from a fresh generator, as a policy that was made with this seed."""
+        """Draw noise from a fresh generator, as a policy that was made with this seed: memory is drawn anew too."""
         self._generator = np.random.default_rng(seed)
+        self._allocate(0)
 
     @property
     def state(self) -> dict[str, Array]:

@@ -56,6 +56,22 @@ def test_every_file_of_the_package_is_a_baseline():
         load("pdi")
 
 
+@pytest.mark.parametrize("period", [1, 7, 40])
+def test_billing_is_known_with_the_first_block_that_begins_the_delay_later_and_not_before(one_uncertain, period):
+    delay = 100.3 / np.mean([inventory.requests for inventory in one_uncertain.outlook.inventories])
+    late = 100  # requests, rounded
+    trace = one_uncertain.play(Pid, Pid.Settings(), delay, period=period, with_trace=True).trace
+    begins = {round(float(feedback.due.sum()), 12): feedback.requests for feedback in trace}
+    for feedback in trace:
+        known = begins[round(float(feedback.seen_due.sum()), 12)]
+        if feedback.requests >= late + period:
+            assert late <= feedback.requests - known < late + period
+        else:
+            assert known == 0 or feedback.requests - known >= late
+    first = next(feedback.requests for feedback in trace if feedback.seen_billed.any())
+    assert first > late
+
+
 @pytest.mark.parametrize("period", [1, 7])
 @pytest.mark.parametrize(("delay", "own_counts"), [(0.0, True), (0.1, True), (0.1, False)])
 def test_a_replay_and_the_environment_come_to_the_same_day(one_uncertain, period, delay, own_counts):

@@ -110,6 +110,22 @@ def test_bounds_that_cannot_hold_are_refused_with_the_reason(total, lower, upper
         balanced_sizes(total, np.zeros(3), np.ones(3), np.array(lower), np.array(upper))
 
 
+@pytest.mark.parametrize(
+    ("totals", "lower", "upper", "words"),
+    [
+        ([7, 2], [1, 2], [9, 9], r"the batch \(2 samples\) is below what 2 nodes take at least \(3\)"),
+        ([7, 30], [1, 2], [9, 8], r"the batch \(30 samples\) exceeds what all 2 nodes hold together \(17\)"),
+        ([7, 7], [1, 5], [9, 4], r"node 1: its largest micro-batch \(4\) is below its smallest \(5\)"),
+    ],
+)
+def test_of_many_clusters_the_smallest_batch_is_named_as_too_small_and_the_largest_as_too_large(
+    totals, lower, upper, words
+):
+    bounds = np.array([[0, 1], lower]), np.array([[20, 20], upper])  # the first cluster can be cut
+    with pytest.raises(ConfigError, match=words):
+        proportional_sizes(totals, np.ones((2, 2)), *bounds)
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
 def test_a_speed_that_cannot_be_is_refused_with_the_node(bad):
     with pytest.raises(ConfigError, match=r"node 1: its speed"):

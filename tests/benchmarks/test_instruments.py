@@ -377,3 +377,39 @@ def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(
     assert {name: timing.median for name, timing in found["us_a_request"].items()} == {
         "ours": 3000.0, "ours, log": 6000.0, "bare": 1500.0, "decode": 500.0,
     }  # fmt: skip
+
+
+def test_the_picture_of_replay_shows_medians_in_each_of_its_panels(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    pytest.importorskip("plotly", reason="needs plotly")
+    from benchmarks.replay import picture
+
+    def timed(median: float) -> dict[str, float]:
+        return {"median": median, "low": median / 2, "high": 3 * median, "runs": 9}
+
+    document = {
+        "grid": {
+            "figures": [
+                {"records": 200, "get_5000": {"ddrl": timed(2), "limit": timed(1)}},
+                {"records": 100, "get_5000": {"ddrl": timed(4), "limit": timed(3)}},
+            ]
+        },
+        "size": {"figures": {"10": {"uniform": timed(5), "prioritized": timed(6), "limit": timed(7)}}},
+        "rows": {"figures": {"uniform": {"ddrl": timed(8), "limit": timed(9)}, "no limit": {"ddrl": timed(10)}}},
+        "atari": {"figures": {"uniform": {"ddrl": timed(11), "limit": timed(12), "sb3": timed(13)}}},
+    }
+    drawn: list[Any] = []
+    monkeypatch.setattr(picture.go.Figure, "write_image", lambda figure, *_, **__: drawn.append(figure))
+    picture.draw(document, tmp_path / "replay.png")
+    (figure,) = drawn
+    panels: dict[str, dict[str, dict[Any, float]]] = {}
+    for trace in figure.data:
+        if trace.x:
+            panels.setdefault(trace.xaxis, {})[trace.name] = dict(zip(trace.x, trace.y, strict=True))
+    assert panels == {
+        "x": {"ddrl": {100: 4, 200: 2}, "limit": {100: 3, 200: 1}},
+        "x2": {"uniform": {10: 5}, "prioritized": {10: 6}, "limit": {10: 7}},
+        "x3": {"ddrl": {"uniform": 8}, "limit": {"uniform": 9}},
+        "x4": {"ddrl": {"uniform": 11}, "limit": {"uniform": 12}, "sb3": {"uniform": 13}},
+    }
+    titles = [note.text for note in figure.layout.annotations]
+    assert titles == list(picture.PANELS)

@@ -60,6 +60,23 @@ def test_other_numbers_are_found(capsys: Any, monkeypatch: pytest.MonkeyPatch) -
     assert "OTHER NUMBERS than a plain loop at step 0" in text
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        published.Step(np.array([1.0, 2.1]), 0.5, False, False),
+        published.Step(np.array([1.0, 2.0, 3.0]), 0.5, False, False),
+        published.Step(np.array([1.0, 2.0]), 0.25, False, False),
+        published.Step(np.array([1.0, 2.0]), 0.5, True, False),
+        published.Step(np.array([1.0, 2.0]), 0.5, False, True),
+    ],
+    ids=["another value", "another shape", "another reward", "terminated", "truncated"],
+)
+def test_whatever_a_step_has_other_than_the_plain_loop_is_a_difference(other: published.Step) -> None:
+    step = published.Step(np.array([1.0, 2.0]), 0.5, False, False)
+    assert published.first_difference([step] * 3, [step] * 3) == -1
+    assert published.first_difference([step] * 3, [step, other, step]) == 1
+
+
 def test_what_no_seed_reproduces_is_not_compared(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     status, text = row(capsys, monkeypatch, f"{__name__}:Levels", "--set", "env.kwargs={drawn=true}")
     assert status == 0

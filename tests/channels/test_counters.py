@@ -39,6 +39,17 @@ def test_any_stores_agree_with_a_numpy_table(operations):
     np.testing.assert_array_equal(counters.table(), reference)
 
 
+def test_counters_of_a_process_that_ended_are_not_reported_until_the_next_one_counts_from_nothing():
+    counters = Counters.create(None, 2, ("a", "b", "c"))
+    for row in (counters.row(0), counters.row(1)):
+        for name in counters.columns:
+            row[name].set(7)
+    counters.row(0).clear("b")
+    np.testing.assert_array_equal(counters.table(), [[np.nan, 7, np.nan], [7, 7, 7]])
+    counters.row(0)["a"].add(2)
+    assert counters.row(0)["a"].value == 2
+
+
 def test_a_whole_table_is_mirrored():
     counters = Counters.create(None, 2, ("a", "b", "c"))
     table = np.array([[1, np.nan, 3], [4, 5, 6]])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddrl.core.errors import ConfigError, RunDirError
-from ddrl.core.files import MAX_STATUS, decode, last_lines, replacement, write_atomically
+from ddrl.core.files import MAX_STATUS, decode, last_lines, read_regular, replacement, write_atomically
 from ddrl.core.settings import config_from_toml
 from ddrl.telemetry.directory import read_settings
 
@@ -26,6 +26,17 @@ def test_so_are_tables_of_settings_by_every_reader(tmp_path):
         config_from_toml(file.read_text(), "it")
     with pytest.raises(RunDirError, match="64 deep"):
         read_settings(file)
+
+
+@pytest.mark.parametrize(("most", "words"), [(3 << 20, "longer than 3 MiB"), (1 << 19, r"longer than 0\.5 MiB")])
+def test_a_file_may_be_as_long_as_its_limit_and_a_longer_one_is_refused_with_the_limit_in_mib(tmp_path, most, words):
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * most)
+    assert len(read_regular(path, most)) == most
+    with path.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(OSError, match=words):
+        read_regular(path, most)
 
 
 def test_a_file_is_replaced_whole_with_the_permissions_asked_for(tmp_path):

@@ -1,6 +1,7 @@
 """Settings: strict, with the nearest name, and back from what was printed."""
 
 import math
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -56,6 +57,27 @@ def test_a_bad_override_names_what_and_where(override, words):
     with pytest.raises(ConfigError, match="--set") as caught:
         load_config(None, [override])
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("last", "first", "words"),
+    [
+        ("replay.min_size=100", "replay.min_size=101", "replay.min_size (101) exceeds replay.capacity (100)"),
+        ("replay.n_step=99", "replay.n_step=100", "replay.n_step (100) must be below replay.capacity (100)"),
+        ("replay.samples_tolerance=8", "replay.samples_tolerance=7.9", "must cover one batch"),
+        ("rollout.epsilon_end=0.5", "rollout.epsilon_end=0.51", "must not exceed rollout.epsilon_start (0.5)"),
+        ("rollout.max_policy_lag=1", "rollout.max_policy_lag=0.9", "must be at least 1 where at_max_lag = wait"),
+        ("learner.hidden=[1]", "learner.hidden=[0]", "must list one or more widths of at least 1"),
+    ],
+)
+def test_settings_that_bound_each_other_are_refused_from_the_first_value_on_that_cannot_be(last, first, words):
+    """`last` is the last value that may be, `first` the next one."""
+    near = ["replay.capacity=100", "replay.min_size=50", "learner.batch_size=32", "replay.samples_per_insert=4"]
+    near += ["replay.samples_tolerance=8", "rollout.epsilon_start=0.5", "rollout.epsilon_end=0.1"]
+    near += ["rollout.at_max_lag=wait"]
+    load_config(None, [*near, last])
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_config(None, [*near, first])
 
 
 def test_whole_numbers_may_be_written_in_scientific_form():

@@ -158,6 +158,64 @@ def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_rec
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
+ADDRESS = """
+import sys
+from streamlit.testing.v1 import AppTest
+app, runs = sys.argv[1:]
+sys.argv = [app, runs]
+
+def opened(page, **words):
+    test = AppTest.from_file(app, default_timeout=600)
+    test.session_state["wanted page"] = page
+    for name, value in words.items():
+        test.query_params[name] = value
+    test.run()
+    assert not test.exception, test.exception
+    return test
+
+def looks(test):
+    return test.sidebar.radio(key="x").value, test.sidebar.slider(key="smoothing").value, test.toggle(key="log").value
+
+def written(test):
+    return {name: "".join(value) for name, value in test.query_params.items()}
+
+test = opened("overview")
+assert looks(test) == ("env_steps", 0.0, False), looks(test)
+assert written(test) == {"run": "run", "x": "env_steps", "smoothing": "0", "log": "0"}, test.query_params
+alerts = [(one.type, one.value.split()[0]) for one in test.main if one.type in ("error", "warning")]
+assert alerts == [("error", "fourth"), ("warning", "third"), ("warning", "second")], alerts
+shared = {"run": "run", "x": "updates", "smoothing": "0.5", "log": "1"}
+test = opened("overview", **shared)
+assert looks(test) == ("updates", 0.5, True), looks(test)
+assert written(test) == shared, test.query_params  # which whoever it is sent to opens again
+test.toggle(key="log").set_value(False).run()
+assert written(test) == {**shared, "log": "0"}, test.query_params
+table = {"filter": "cart", "fold": "1", "hidden": "1"}
+test = opened("runs", **shared, **table)
+assert test.text_input(key="filter").value == "cart", test.text_input
+assert (test.toggle(key="fold").value, test.toggle(key="hidden").value) == (True, True), test.toggle
+assert written(test) == {**shared, **table}, test.query_params
+"""
+
+
+def test_what_is_chosen_is_in_the_address_and_taken_from_it_and_alerts_stand_newest_first(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text(config_to_toml(CONFIG))
+    feed = Feed(FakeCluster(12, 3), 3)
+    with Recorder(run, feed, CONFIG, clock=feed.clock, monotonic=feed.clock) as recorder:
+        assert feed.done.wait(PATIENCE)
+        for level, word in (("error", "first"), ("warning", "second"), ("warning", "third"), ("error", "fourth")):
+            feed.cluster.now += 1e-3
+            recorder.record_event("alert", f"{level}: {word}", rule=word, level=level)
+        recorder.record_event("error", "a rank has died")
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    command = [sys.executable, "-c", ADDRESS, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
 CHOSEN = """
 import sys
 from types import SimpleNamespace

@@ -38,6 +38,19 @@ def test_the_formulas_give_the_table_of_298_hosts(
     close(costs.bound_seconds(*at), bound, 0.03)
 
 
+def test_small_cases_of_the_formulas_are_those_that_one_counts_by_hand():
+    """4 hosts, 8 bytes at 1 byte/s, 1 s a message: the rounds, then the bytes that the busiest link sends in turn."""
+    n, S, B, a = 4, 8.0, 1.0, 1.0
+    assert costs.binomial_seconds(n, S, B, a) == 3 * (a + 8)  # 1, 3, then all 4 hosts have it
+    assert costs.sharded_seconds(n, S, B, a, 1) == a + 8 + 3 * (a + 8)  # all to one relay, which sends it to 3 others
+    assert costs.sharded_seconds(n, S, B, a, 2) == 2 * (a + 4) + 3 * (a + 4)  # two shards; the second is sent 3 times
+    assert costs.sharded_seconds(n, S, B, a, 4) == 4 * (a + 2) + 3 * (a + 2)
+    assert costs.sharded_seconds(1, S, B, a, 1) == a + 8  # nobody to forward to
+    assert costs.chain_seconds(n, S, B, a, 1) == 4 * (a + 8)
+    assert costs.chain_seconds(n, S, B, a, 4) == 4 * (a + 2) + 3 * (a + 2)  # the last chunk has 3 more hosts to pass
+    assert costs.chain_seconds(n, S, B, a, 4, 1.0) == 4 * (a + 2) + 3 * (a + 1)  # an idle link is a byte ahead
+
+
 def test_best_relays_is_the_minimum_of_its_formula():
     for rate in (1.25e8, 1.25e9):
         for a in (5e-5, 1e-3):

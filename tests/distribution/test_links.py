@@ -1,10 +1,13 @@
 """What measured links mean to the simulator, and the watch over the pace of models."""
 
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from ddrl.distribution.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_rates
+from ddrl.distribution import links
+from ddrl.distribution.links import PIECE, ROUND_SECONDS, SHARED_CPU, Links, measure_links, measure_rates
 from ddrl.distribution.models import PaceWatch
 from ddrl.distribution.relay import idle_sleep, longest_sleep
 
@@ -145,3 +148,44 @@ def test_links_of_very_unequal_rates_are_all_found():
     fastest = max(down)  # nobody can show that it sends faster than anybody receives
     assert rates.up == pytest.approx([min(rate, fastest) for rate in up], rel=0.05)
     assert rates.down == pytest.approx(down, rel=0.05)
+
+
+@pytest.mark.parametrize(("fan", "root"), [(5e6, 1e7), (3e7, 3e7)])
+@pytest.mark.parametrize("again", [False, True])
+def test_the_roots_rate_is_the_best_that_the_rounds_or_its_fan_out_have_shown(fan, root, again, monkeypatch):
+    class Probe:
+        def __init__(self, comm, guard):
+            self.closed = False
+            made.append(self)
+
+        def latency(self):
+            return 1e-3
+
+        def round(self, shift, counts):
+            return [1e-3 + pieces * PIECE / 1e7 for pieces in counts]
+
+        def gather(self, value):
+            return value if isinstance(value, list) else [value] * 3
+
+        def fan_out(self, pieces):
+            return fan
+
+        def burst(self, rate, latency):
+            return 70_000.0
+
+        def close(self):
+            self.closed = True
+
+    made = []
+    monkeypatch.setattr(links, "_Probe", Probe)
+    monkeypatch.setattr(links, "measure_processor", lambda probe, rate: (2e-5, 1e-9))
+    known = Links([1.0] * 3, [2.0] * 3, 0.5, 3e-5, 2, 8, 4e-9, 60_000.0) if again else None
+    found = measure_links(SimpleNamespace(size=3), None, known)
+    assert found.up == pytest.approx([root, 1e7, 1e7], rel=0.02)
+    assert found.down == pytest.approx([1e7] * 3, rel=0.02)
+    assert found.latency == 1e-3
+    if again:  # a link that has changed changes nothing else
+        assert replace(found, up=known.up, down=known.down, latency=known.latency) == known
+    else:
+        assert (found.message_seconds, found.byte_seconds, found.burst) == (4e-5, 2e-9, 70_000.0)
+    assert [probe.closed for probe in made] == [True]

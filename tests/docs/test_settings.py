@@ -1,7 +1,9 @@
-"""Each setting that README.md or a page of docs/ names exists; the table of algorithms gives each exactly its own."""
+"""Each setting that README.md or a page of docs/ names exists; the table of algorithms gives each exactly its own,
+and limits that are no settings are those of the code."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import fields
 from functools import cache
@@ -11,9 +13,13 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra [train]")
 
+from ddrl.admix.mixer import MAX_CANDIDATES
 from ddrl.core import plugins
 from ddrl.core.config import CORE_SECTIONS, installed_slices
 from ddrl.core.settings import describe_plugin_settings, describe_settings
+from ddrl.envs.spaces import MAX_COMBINATIONS
+from ddrl.run.keeper import FIRST_PAUSE, MAX_PAUSE
+from ddrl.telemetry.control import MAX_LIVE
 from tests.docs.test_names import PAGES, PAST
 from tests.sources import ROOT
 
@@ -27,6 +33,14 @@ NO_SETTINGS = {  # attributes, modules and files of the same form
     *("replay.snapshot", "run.about", "run.figures", "run.frame", "telemetry.sqlite"),
 }
 ALGORITHMS = "ddrl.learner.algorithms"
+LIMITS = {  # what a page says of them
+    "environments": f"each combination is one action, at most {MAX_COMBINATIONS:,} of them",
+    "serving": f"one entry a candidate (at most {MAX_CANDIDATES})",
+    "deaths": f"after {FIRST_PAUSE:g} s, and each further pause is twice as long, at most {MAX_PAUSE:g} s",
+    "telemetry": f"at most {MAX_LIVE['learner.lr']:g} (`learner.lr`), "
+    f"10^{math.log10(MAX_LIVE['replay.samples_per_insert']):g} (`replay.samples_per_insert`) "
+    f"and {MAX_LIVE['run.processes']} (`run.processes`)",
+}
 ROW = re.compile(r"^\| `(\w+)` \| (.*?) \|", re.MULTILINE)
 
 
@@ -50,6 +64,11 @@ def test_each_setting_that_a_page_names_exists(page: Path) -> None:
 
 def test_settings_are_found() -> None:
     assert len(set.union(*map(names_of, EVERY)) & known()) > 60
+
+
+@pytest.mark.parametrize("page", LIMITS)
+def test_a_page_gives_the_limit_that_the_code_has(page: str) -> None:
+    assert LIMITS[page] in (ROOT / "docs" / f"{page}.md").read_text()
 
 
 def test_the_table_of_algorithms_gives_each_its_settings() -> None:

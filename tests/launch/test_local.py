@@ -151,20 +151,24 @@ def test_another_mpi_gets_no_option_of_open_mpi(tmp_path):
     assert done.stdout.splitlines()[1] == f"-n|4|{sys.executable}|-m|ddrl.run|"
 
 
-def test_each_start_has_its_own_folder_for_what_mpirun_keeps(tmp_path):
+def test_each_start_has_its_own_folder_for_what_mpirun_keeps_and_leaves_nothing_among_temporary_files(tmp_path):
     fake = tmp_path / "mpirun"
     fake.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && { echo Open MPI; exit; }\n'
         'd=$PRTE_MCA_prte_tmpdir_base; echo "$d"; touch "$d/left"\n'
     )
     fake.chmod(0o755)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     variables = {**os.environ, "MPIRUN": str(fake), "PRTE_MCA_prte_tmpdir_base": str(tmp_path)}
+    variables["TMPDIR"] = str(temporary)
     folders = {
         Path(subprocess.run([LOCAL, "2"], capture_output=True, text=True, env=variables).stdout.splitlines()[-1])
         for _ in range(2)
     }
     assert len(folders) == 2
     assert all(folder.parent == tmp_path and not folder.exists() for folder in folders)
+    assert list(temporary.iterdir()) == []
 
 
 def hear_ctrl_c():

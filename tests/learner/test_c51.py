@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import ACTION_MASK, ArraySpec, EnvSpec
 from ddrl.learner import Learner, describe
 from ddrl.learner.losses import Support, divergence
 from tests.learner.learner_cases import IMAGE, VECTOR, Transitions, gradients_of, random_batch
@@ -167,3 +167,14 @@ def test_its_settings_are_a_table_of_their_own() -> None:
 def test_dueling_by_the_values_of_logits_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner\.dueling = policy weighs actions"):
         describe(load_config(overrides=["learner.algorithm=c51", "learner.dueling=policy"]), VECTOR)
+
+
+def test_a_forbidden_action_is_worth_the_least_of_the_support_and_allowed_ones_what_they_were() -> None:
+    spec = VECTOR.with_mask()
+    mask = np.array([[True, False, True], [False, True, True], [False, False, False]])
+    seen = {"observation": np.ones((3, 4), np.float32)}
+    every, some = (
+        learner_of(spec).inspect({**seen, ACTION_MASK: allowed})["q"] for allowed in (np.ones((3, 3), bool), mask)
+    )
+    np.testing.assert_allclose(some[:2], np.where(mask[:2], every[:2], -3.0), rtol=1e-5)
+    np.testing.assert_allclose(some[2], every[2], rtol=1e-5)  # where none is allowed, all are

@@ -15,6 +15,7 @@ from tests.learner.test_c51 import projected
 TABLES = {
     "categorical": {"critic": "categorical", "atoms": 11, "v_min": -3.0, "v_max": 3.0},
     "quantile": {"critic": "quantile", "atoms": 7, "kappa": 0.5},
+    "scalar": {"critic": "scalar"},
 }
 KINDS = pytest.mark.parametrize("kind", list(TABLES))
 
@@ -76,6 +77,16 @@ def test_the_quantile_loss_is_that_of_the_paper() -> None:
     assert gradient.figures["q_mean"].item() == pytest.approx(z_tm1.mean(), rel=1e-3, abs=1e-5)
 
 
+def test_the_scalar_loss_is_half_the_squared_td_error() -> None:
+    learner, batch = perturbed("scalar"), random_batch(BOX, 12, 2)
+    (z_tm1,), (z_t,) = (z.T for z in distributions(learner, batch))
+    expected = 0.5 * (batch.r_t + batch.discount_t * z_t - z_tm1) ** 2
+    gradient = learner.gradient(batch, "critic")
+    np.testing.assert_allclose(gradient.priority, expected, rtol=1e-3, atol=1e-5)
+    assert gradient.figures["loss"].item() == pytest.approx(np.mean(batch.weight * expected), rel=1e-3)
+    assert gradient.figures["q_mean"].item() == pytest.approx(z_tm1.mean(), rel=1e-3, abs=1e-5)
+
+
 @KINDS
 @pytest.mark.parametrize("part", ["critic", "actor"])
 def test_gradients_agree_with_differences(kind: str, part: str) -> None:
@@ -119,13 +130,22 @@ def test_the_actor_may_be_delayed() -> None:
     assert learner.algorithm.lr_factors == {"actor": 0.5}
 
 
-def test_the_actor_waits_for_the_critics_first_updates() -> None:
-    learner = learner_of("d4pg", BOX, {**TABLES["quantile"], "actor_start": 3, "actor_delay": 2})
+@pytest.mark.parametrize(
+    ("start", "delay", "wanted"),
+    [
+        (3, 2, [0, 0, 0, 1, 1, 2, 2, 3]),
+        (4, 2, [0, 0, 0, 1, 1, 2, 2, 3]),
+        (5, 2, [0, 0, 0, 0, 0, 1, 1, 2]),
+        (3, 1, [0, 0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_the_actor_waits_for_the_critics_first_updates(start: int, delay: int, wanted: list[int]) -> None:
+    learner = learner_of("d4pg", BOX, {**TABLES["quantile"], "actor_start": start, "actor_delay": delay})
     steps = []
     for turn in range(8):
         learner.update(random_batch(BOX, 8, turn))
         steps.append(learner.parts["actor"].updates)
-    assert steps == [0, 0, 0, 1, 1, 2, 2, 3]
+    assert steps == wanted
 
 
 @pytest.mark.parametrize(

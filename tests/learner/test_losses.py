@@ -13,6 +13,8 @@ from ddrl.learner.algorithm import Loss
 from ddrl.learner.devices import without_kernel
 from ddrl.learner.learner import linear_lr
 from ddrl.learner.losses import Support, categorical, critics, divergence, q_learning, quantiles, regression
+from tests.learner import continuous_cases, learner_cases
+from tests.learner.learner_cases import VECTOR
 
 DOUBLE = torch.float64
 TOLERANCE = {DOUBLE: {"rtol": 1e-6, "atol": 1e-9}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
@@ -267,3 +269,30 @@ def test_the_kernel_refuses_actions_that_do_not_exist_and_columns_of_another_len
         tensors[place] = tensors[place][:2]
         with pytest.raises(ValueError, match="rows"):
             loss(*tensors)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "table"),
+    [
+        ("dqn", {}),
+        ("c51", {}),
+        ("qrdqn", {}),
+        ("iqn", {}),
+        ("td3", {}),
+        *(("d4pg", {"critic": kind}) for kind in ("categorical", "quantile", "scalar")),
+    ],
+)
+def test_of_every_algorithm_a_transition_of_weight_zero_teaches_nothing(algorithm: str, table: dict[str, str]) -> None:
+    continuous = algorithm in ("td3", "d4pg")
+    spec, cases = (continuous_cases.BOX, continuous_cases) if continuous else (VECTOR, learner_cases)
+    batch = cases.random_batch(spec, 8, 0)
+    batch.weight[:4] = 0
+    altered = batch._replace(r_t=np.where(batch.weight == 0, np.float32(0.5), batch.r_t))
+    given = []
+    for each in (batch, altered, batch._replace(r_t=altered.r_t, weight=np.ones(8, np.float32))):
+        learner = continuous_cases.learner_of(algorithm, spec, table)
+        gradient = learner.gradient(each, "critic" if continuous else "value")
+        assert gradient is not None
+        given.append(gradient.vector.numpy().copy())
+    np.testing.assert_array_equal(given[0], given[1])
+    assert not np.array_equal(given[0], given[2])

@@ -91,9 +91,9 @@ class Verdict(NamedTuple):
 class Judge:
     """Puts a fault into a clean copy and runs the nearest tests, then the further ones.
 
-    A test that fails has noticed the fault only if it passes by itself without it. Where time was the reason, it must
-    fail a second time by itself: a busy machine is no proof. A test of which this does not hold is left out, and the
-    others judge."""
+    A test that fails has noticed the fault only if it fails a second time by itself, and passes by itself without the
+    fault: a busy machine, another run beside it or an unlucky draw is no proof. Only a compiled program is believed at
+    once where time was not the reason. A test of which this does not hold is left out, and the others judge."""
 
     def __init__(self, folder: Path, timeout: float, *, near: bool = False) -> None:
         self._timeout = timeout
@@ -127,7 +127,8 @@ class Judge:
             if outcome.failed in left_out:
                 raise RuntimeError(f"{outcome.failed} fails without a fault and cannot be left out")
             alone = (outcome.failed,)
-            again = not outcome.by_time or self._copy.test(alone, self._timeout).failed
+            believed = outcome.failed.startswith(PROGRAMS) and not outcome.by_time
+            again = believed or self._copy.test(alone, self._timeout).failed
             if again and (outcome.failed in self._passes or not self._clean.test(alone, self._timeout).failed):
                 self._passes.add(outcome.failed)
                 return f"{outcome.failed} - {outcome.reason}"

@@ -30,8 +30,8 @@ FOLDERS = {
     ),
 }
 FURTHER: dict[str, tuple[str, ...]] = {
-    "admix": (),
-    "balance": (),
+    "admix": ("tests/plots",),  # its page, and those of the next two, are drawn through ddrl.plots
+    "balance": ("tests/plots",),
     "benchmarks": (),
     "core": ("tests/telemetry", "tests/channels", "tests/learner", *RUNS),
     "dashboard": (BROWSER,),
@@ -41,7 +41,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "mpi_launch": (),
     "notebooks": (),
     "plots": (BROWSER,),
-    "pool": (),
+    "pool": ("tests/plots",),
     "run": (*RUNS, *MPI),
 }
 

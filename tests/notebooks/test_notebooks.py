@@ -271,6 +271,8 @@ def test_a_notebook_runs_from_top_to_bottom_and_its_figures_show_its_data(path, 
         pytest.fail(str(error)[-3000:])
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(cell.execution_count for cell in code)
+    said = "".join(output.text for cell in code for output in cell.outputs if output.output_type == "stream")
+    assert all(float(low) <= float(high) for low, high in re.findall(r"\bfrom ([\d.]+) to ([\d.]+)\b", said))
     live = [output.data[FIGURE] for cell in code for output in cell.outputs if FIGURE in output.get("data", {})]
     assert len(live) >= 2
     assert {figure["layout"]["template"]["layout"]["plot_bgcolor"] for figure in live} == {"white"}

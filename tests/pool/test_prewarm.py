@@ -312,4 +312,6 @@ def test_warmth_counts_hits_idle_and_late_seconds():
     assert (warmth.collectors, warmth.hits, warmth.idle_seconds, warmth.late_seconds) == (2, 1, 1.0, 0.5)
     assert warmth.hit_rate == 0.5
     assert warmth.cost(4.0) == 3.0
+    warmth.count(ready=10.0, parameters=10.0)  # in time, to the moment
+    assert (warmth.collectors, warmth.hits, warmth.idle_seconds, warmth.late_seconds) == (3, 2, 1.0, 0.5)
     assert math.isnan(Warmth().hit_rate)

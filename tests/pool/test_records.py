@@ -3,7 +3,7 @@
 import pytest
 
 from ddrl.core.errors import PoolError, RunDirError
-from ddrl.pool.records import find_pools, read_pool, waits_for
+from ddrl.pool.records import Lease, PoolFigures, find_pools, read_pool, waits_for
 from ddrl.pool.simulator import figures_beside_bounds, steady_shares, typical_task
 from tests.pool.recorded import write_pool
 
@@ -41,12 +41,24 @@ def test_collectors_are_read_where_there_are_any(tmp_path):
     assert collector.start < collector.ready < collector.parameters < collector.sent < collector.end
 
 
-def test_waits_add_up_to_what_tasks_waited_where_all_devices_were_held(tmp_path):
-    write_pool(tmp_path / "p", tasks=4, devices=("cpu:0",), duty=0.5)
+@pytest.mark.parametrize("devices", [("cpu:0",), ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:2")])
+def test_waits_add_up_to_what_tasks_waited_where_all_devices_were_held(devices, tmp_path):
+    write_pool(tmp_path / "p", tasks=4 * len(devices), devices=devices, duty=0.5)
     record = read_pool(tmp_path / "p")
     waited = sum(lease.granted - lease.asked for lease in record.leases)
     assert waited > 1
     assert sum(waits_for(record).values()) == pytest.approx(waited, rel=1e-6)
+
+
+def test_the_parts_of_a_round_are_one_round_of_their_task_whose_waits_and_holds_add_up():
+    figures = PoolFigures(("cpu:0", "cpu:1"))
+    figures.add(Lease("a", 0, 0, asked=0.0, granted=1.0, released=3.0, busy=1.5))
+    figures.add(Lease("a", 0, 1, asked=3.0, granted=5.0, released=6.0, busy=0.5, part=1))
+    figures.add(Lease("a", 1, 0, asked=7.0, granted=7.0, released=9.0, busy=2.0, expired=True))
+    figures.add(Lease("b", 0, 1, asked=0.0, granted=0.5, released=5.0, busy=4.0))
+    sums = {"wait_seconds": 3.0, "longest_wait": 2.0, "held_seconds": 5.0, "busy_seconds": 4.0}
+    assert figures.of_task("a") == {"rounds": 2, "expired": 1, **sums}
+    assert figures.of_task("b")["rounds"] == 1
 
 
 def test_no_figure_of_a_pool_beats_its_bound(tmp_path):

@@ -44,6 +44,17 @@ def test_nothing_is_drawn_before_min_size_and_nobody_waits_at_ratio_zero() -> No
     assert limiter.insertable() >= 1_000_000
 
 
+@pytest.mark.parametrize("tolerance", [1.0, 5.0, 50.0])
+def test_before_min_size_all_that_it_lacks_may_be_recorded_and_the_tolerance_beyond_it(tolerance: float) -> None:
+    limiter = RateLimiter(4.0, 1000, tolerance)
+    for inserts in (0, 600, 399):
+        limiter.inserted(inserts)
+        assert limiter.insertable() == 1000 - limiter.inserts + int(tolerance)
+    limiter.inserted(limiter.insertable())
+    assert limiter.insertable() == 0
+    assert limiter.can_sample()
+
+
 def test_its_state_goes_through_a_checkpoint() -> None:
     limiter, other = RateLimiter(8.0, 10, 50.0), RateLimiter(8.0, 10, 50.0)
     limiter.inserted(40)

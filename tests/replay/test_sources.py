@@ -211,6 +211,18 @@ def test_a_zero_td_error_is_drawn_again_with_the_offset_and_never_without() -> N
         assert source.limiter.samples == 8
 
 
+def test_the_offset_is_added_to_each_priority() -> None:
+    source = replay_source(config(selector="prioritized", priority_exponent=1.0, priority_offset=0.5))
+    source.record(episode(SCHEMA, 0, 8), 0)
+    handles, positions = source.replay.picks()
+    batch = source.sample()._replace(pick_epi=handles, pick_pos=positions)
+    td_error = np.linspace(0.0, 3.5, len(positions))
+    source.learned(batch, td_error)
+    np.testing.assert_allclose(
+        source.replay.probabilities(source.selector), (td_error + 0.5) / (td_error + 0.5).sum(), rtol=1e-5
+    )
+
+
 def test_a_draw_takes_the_learners_discount_and_the_annealed_importance_exponent() -> None:
     settings = config(selector="prioritized", importance_exponent=0.4)
     source = replay_source(replace(settings, learner=LearnerConfig(batch_size=8, discount=0.9)))

@@ -1,4 +1,4 @@
-"""A rollout with a recurrent policy: what it records, and when its state begins anew."""
+"""A rollout with a recurrent policy, or one that draws noise: what it records, and when its state begins anew."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Writer:
 
     pending = nonfinite = 0
     lane = SimpleNamespace(wait_seconds=0.0, dropped=0)
-    schema = row_schema(SPEC, (Column("memory", (2 * UNITS,), "float32", ColumnRole.MEMORY), Column("q", (2,))))
 
-    def __init__(self) -> None:
+    def __init__(self, *recorded: Column) -> None:
+        self.schema = row_schema(SPEC, recorded)
         self.steps: list[tuple[np.ndarray, dict[str, np.ndarray]]] = []
 
     def cut(self) -> None:
@@ -60,24 +60,31 @@ class Writer:
         return len(state)
 
 
-def play(warmup: int) -> tuple[list, Learner, dict[str, float]]:
-    """The steps that were written, and the counters after them."""
-    config = Config(learner=LearnerConfig(algorithm="r2d2"), tables={"learner.r2d2": {"units": UNITS}})
-    learner = Learner.of(config, SPEC)
-    model, writer = learner.acting_model(), Writer()
+def worker_of(
+    learner: Learner, writer: Writer, counters: Counters, warmup: int = 0, policy_seed: int = 0
+) -> RolloutWorker:
+    """A rollout whose policy has the learner's parameters."""
+    model = learner.acting_model()
     mailbox = Mailbox.create(None, model.layout.nbytes, 3, 1)
     mailbox.publish(learner.parameters.numpy(), 1, (0.0, 0.25))
-    options, counters = RolloutConfig(warmup_steps=warmup), Counters.create(None, 1)
-    worker = RolloutWorker(
+    return RolloutWorker(
         Episodes(),
-        ActingPolicy(model),
+        ActingPolicy(model, seed=policy_seed),
         mailbox.reader(0),
         writer,
         counters.row(0),
-        options,
+        RolloutConfig(warmup_steps=warmup),
         Place(0, 1, 1),
         Board.create(None),
     )
+
+
+def play(warmup: int) -> tuple[list, Learner, dict[str, float]]:
+    """The steps that were written, and the counters after them."""
+    config = Config(learner=LearnerConfig(algorithm="r2d2"), tables={"learner.r2d2": {"units": UNITS}})
+    learner, counters = Learner.of(config, SPEC), Counters.create(None, 1)
+    writer = Writer(Column("memory", (2 * UNITS,), "float32", ColumnRole.MEMORY), Column("q", (2,)))
+    worker = worker_of(learner, writer, counters, warmup)
     for _ in range(14):
         worker.step()
     worker.report()
@@ -105,3 +112,22 @@ def test_the_state_before_each_step_is_recorded_and_begins_at_zero_in_each_episo
 def test_the_epsilon_that_is_shown_is_that_in_force() -> None:
     for warmup, epsilon in ((0, 0.25), (10_000, 1.0)):  # in the warm-up every action is random
         assert play(warmup)[2]["epsilon"] == epsilon
+
+
+def test_a_restarted_worker_draws_the_noise_of_one_that_was_made_with_the_seed_however_long_it_played_before() -> None:
+    learner = Learner.of(Config(learner=LearnerConfig(algorithm="iqn")), SPEC)  # whose fractions are drawn at each step
+
+    def values(policy_seed: int, before: int, restart: int) -> np.ndarray:
+        writer = Writer(Column("q", (2,)))
+        worker = worker_of(learner, writer, Counters.create(None, 1), policy_seed=policy_seed)
+        for _ in range(before):
+            worker.step()
+        worker.restart(restart)
+        for _ in range(6):
+            worker.step()
+        return np.stack([columns["q"] for _, columns in writer.steps])
+
+    made = values(5, 0, 5)
+    assert len(made) == 6
+    np.testing.assert_array_equal(values(0, 3, 5), made)
+    assert not np.array_equal(values(0, 3, 6), made)

@@ -282,3 +282,21 @@ def test_figures_are_stored_by_name_where_the_algorithm_declares_them() -> None:
     cycle(training)
     assert training.ends.counters["loss"].value == 0.5
     assert training.ends.counters["entropy"].value == 0.25
+
+
+@pytest.mark.parametrize("through", ["areas", "lane", "a lane whose process has ended"])
+def test_what_arrives_beyond_the_last_step_is_counted_beside_what_is_recorded(through: str) -> None:
+    training, _, source, lane, _ = make()
+    counts = [70, 70, 30]  # of 100 steps
+    arriving = iter(counts)
+    if through == "areas":
+        source.arrived = lambda: next(arriving, 0)  # type: ignore[method-assign]
+    for count in counts:
+        if through != "areas":
+            push(lane, count)
+        if through == "a lane whose process has ended":
+            training.empty(lane)
+        else:
+            training.drain()
+    state = training.state
+    assert (state.rows_taken, state.env_steps, state.rows_beyond) == (170, 100, 70)

@@ -23,8 +23,8 @@ from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.metrics import COLUMNS, run_metrics
 from ddrl.core.roles import Role
-from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, sinks
-from ddrl.telemetry.devices import process_use
+from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, devices, sinks
+from ddrl.telemetry.devices import ProcessUse, process_use
 from ddrl.telemetry.series import COLUMN, SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage, SinkSetup, TensorBoardFiles
 from tests.dashboard.webdriver import free_port
@@ -304,6 +304,24 @@ class Cells:
                 return self.values[self.column]
 
         return {name: Cell(self.values[index], column) for column, name in enumerate(COLUMNS)}
+
+
+def test_what_a_place_has_used_is_the_sum_over_the_processes_that_took_it(monkeypatch):
+    used = {7: 10.0, 8: 2.0, 9: 50.0}
+    monkeypatch.setattr(devices, "process_use", lambda pid: ProcessUse(used[pid], 1e6, 2 * used[pid]))
+    cells = Cells(1)
+    pid, cpu, queued = map(COLUMNS.index, ("pid", "cpu_seconds", "queued_seconds"))
+    with HostSampler(cells, period=1000.0) as sampler:
+        for place, seconds, total in (
+            (7, 10.0, 10.0),
+            (7, 11.0, 11.0),
+            (8, 2.0, 13.0),
+            (8, 5.0, 16.0),
+            (9, 50.0, 66.0),
+        ):
+            cells.values[0, pid], used[place] = place, seconds  # the third one has used less than the first, or more
+            sampler.sample()
+            assert cells.values[0, [cpu, queued]].tolist() == [total, 2 * total]
 
 
 def test_the_host_sampler_fills_in_what_each_process_used():

@@ -198,8 +198,9 @@ def test_each_button_of_the_panel_does_what_it_says(tmp_path):
     policy = run.policy()
     state = np.zeros(4, np.float32)
     assert policy(state) == policy(state[None])[0] == policy.outputs(state)["q"].argmax()
-    with pytest.raises(ValueError, match=r"shape \(3,\) is not \(4,\)"):
-        policy(state[:3])
+    for odd in (state[:3], state[:0], np.zeros((0, 4), np.float32), np.zeros((2, 3), np.float32)):
+        with pytest.raises(ValueError, match=rf"shape {re.escape(str(odd.shape))} is not \(4,\), nor a batch of such"):
+            policy(odd)
     assert len(run.evaluate(episodes=3).returns) == 3
 
 
