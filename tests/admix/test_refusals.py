@@ -123,6 +123,8 @@ class Refusals(RuleBasedStateMachine):
         policy.scores = lambda: np.full((1, mixer.book.spec.action.size), scores, np.float32)  # type: ignore[method-assign]
         self.broken(msgspec.json.encode(self.request(moment)))
         policy.scores = kept  # type: ignore[method-assign]
+        for app in self.apps:  # where no candidate could be shown, nobody saw the scores, and they decide further ones
+            app.mixer._held = None
 
     @rule(value=st.sampled_from([float("nan"), 3e38]), name=st.sampled_from(["weights", "others"]))
     def send_parameters(self, value: float, name: str) -> None:
