@@ -24,6 +24,7 @@ from tests.run.launch import (
     summary,
     wait_for_checkpoint,
 )
+from tests.run.preloaded import serial
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -87,7 +88,7 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
     ]
     start = {
         "local": ddrl,
-        "serial": partial(ddrl, "--serial"),
+        "serial": serial,
         "mpi": partial(mpirun, 6, "--set", "cluster.relays=2"),
     }[mode]
     done = start(*arguments)
@@ -192,7 +193,7 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
     assert segments_of(tmp_path / "run")
     process.kill()
     process.wait()
-    done = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
+    done = serial(*TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 
