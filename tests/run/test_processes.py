@@ -116,7 +116,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing():
 @pytest.mark.parametrize(
     ("mode", "number"),
     [
-        ([], signal.SIGINT),
+        pytest.param([], signal.SIGINT, marks=pytest.mark.long),  # a test below sends it while members start
         (["--serial"], signal.SIGINT),
         pytest.param([], signal.SIGHUP, marks=pytest.mark.long),
         ([], signal.SIGTERM),
@@ -212,7 +212,9 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
             f"learner.threads={threads}",
             "learner.nodes=1",
             "learner.hidden=[2048, 2048]",  # 70 MB to save, so that the copy can be seen
-            "replay.samples_per_insert=0.2",  # updates of such a network take most of the test's time
+            "replay.samples_per_insert=0.2",  # updates of such a network take most of the test's time, and its acting
+            "run.checkpoint_period=400",
+            "evaluation.period=0",
             f"run.dir={run}",
         ),
     )
@@ -226,7 +228,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
-    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 500}", "learner.nodes=0"))
+    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 100}", "learner.nodes=0"))
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 
