@@ -46,7 +46,7 @@ PAGES = {
 class LiveRun:
     """A fake cluster recorded in real time into a run directory until it is closed."""
 
-    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.2, nodes=0):
+    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.5, nodes=0):
         path.mkdir(parents=True)
         config = Config(
             telemetry=TelemetryConfig(period=period),
