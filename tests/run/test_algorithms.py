@@ -23,7 +23,7 @@ def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp
         assert (values == values).any()
     resumed = ddrl("--resume", str(tmp_path / "run"), *settings("run.max_env_steps=3500"))
     assert resumed.returncode == 0, resumed.stderr
-    other = ddrl("--resume", str(tmp_path / "run"), *settings("learner.algorithm=dqn"))
+    other = serial("--resume", str(tmp_path / "run"), *settings("learner.algorithm=dqn"))
     assert other.returncode != 0
     assert "belongs to c51" in other.stderr
 

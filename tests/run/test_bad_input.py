@@ -79,9 +79,9 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     (checkpoint / "replay.snapshot").write_bytes(whole)
     state = json.loads((checkpoint / "state.json").read_text())
     (checkpoint / "state.json").write_text(json.dumps({**state, "format": 99}))
-    refused(ddrl("--resume", str(run)), "format 99")
+    refused(serial("--resume", str(run)), "format 99")
     (checkpoint / "state.json").write_text(json.dumps(state))
-    refused(ddrl("--resume", str(run), "--set", "env.id=Acrobot-v1"), "Acrobot-v1")
+    refused(serial("--resume", str(run), "--set", "env.id=Acrobot-v1"), "Acrobot-v1")
 
 
 def test_a_codec_whose_package_is_missing_is_refused_before_anything_starts(monkeypatch):
