@@ -37,6 +37,10 @@ LONGEST = (
     "tests/docs/",
 )
 
+# jsonschema, which notebooks' format needs, imports it for a format that none of them has: its grammar is compiled at
+# each start, which takes as long as the import of torch.
+sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgumentType]
+
 _state = tempfile.TemporaryDirectory(prefix="ddrl-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
 

@@ -88,7 +88,9 @@ def begun(command, folder):
     return process
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_the_runs_of_a_sweep_that_is_ended_save_and_end_too(tmp_path, number):
     command, folder = endless(tmp_path)
     process = begun(command, folder)

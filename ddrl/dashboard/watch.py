@@ -212,7 +212,7 @@ def choose_runs(*, with_curves: bool = False) -> None:
         state["paths"] = [by_name[name] for name in state["names"]]
         _look_for_runs(tuple(names), tuple(run_status(path).state for path in state["paths"]))
         with st.expander("A run on another machine"):
-            st.markdown(REMOTE)
+            say_remote()
     write_address()
 
 
@@ -370,17 +370,20 @@ def welcome() -> None:
         "Runs elsewhere? Write their folder at the left, or start the dashboard with `python -m ddrl.dashboard FOLDER`."
     )
     st.subheader("A run on another machine")
-    st.markdown(REMOTE)
+    say_remote()
 
 
-REMOTE = """
-The dashboard reads run directories, so start it where they are and bring its page to you through ssh:
-
-```bash
-ssh -L 8501:localhost:8501 user@cluster    # then, in that shell:
-python -m ddrl.dashboard --server.headless true
-```
-
-and open http://localhost:8501 here. Nothing is opened to the network. To send commands from here (`ddrl.attach`), log
-in and use Python there, or see docs/telemetry.md for encrypted sockets.
-"""
+def say_remote() -> None:
+    """How to see runs of another machine."""
+    st.markdown(
+        "The dashboard reads run directories, so start it where they are and bring its page to you through ssh:"
+    )
+    # Not as code, whose highlighter every browser would load with every page: 1.5 MB, and a second of a core.
+    st.text(
+        "ssh -L 8501:localhost:8501 user@cluster    # then, in that shell:\n"
+        "python -m ddrl.dashboard --server.headless true"
+    )
+    st.markdown(
+        "and open http://localhost:8501 here. Nothing is opened to the network. To send commands from here "
+        "(`ddrl.attach`), log in and use Python there, or see docs/telemetry.md for encrypted sockets."
+    )

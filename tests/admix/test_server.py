@@ -38,6 +38,7 @@ class Server:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ddrl.serve", str(run), "--port", "0", *options],
             env=environment(), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also where the tests run under nohup
         )  # fmt: skip
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()

@@ -14,7 +14,8 @@ from ddrl.core.settings import load_config
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.telemetry import Run
-from tests.run.launch import MPI_ENVIRONMENT, TINY, ddrl, mpirun, mpirun_command, settings, summary
+from tests.run.launch import MPI_ENVIRONMENT, TINY, mpirun, mpirun_command, settings, summary
+from tests.run.preloaded import serial
 from tests.sources import environment
 from tests.waiting import PATIENCE
 
@@ -208,7 +209,7 @@ def test_what_needs_more_than_the_settings_is_refused_before_anything_stands(ass
 
 
 def test_without_mpirun_nodes_are_refused(tmp_path):
-    done = ddrl("--serial", *settings("learner.nodes=2", f"run.dir={tmp_path / 'run'}"))
+    done = serial(*settings("learner.nodes=2", f"run.dir={tmp_path / 'run'}"))
     assert done.returncode != 0
     assert "mpirun" in done.stderr
     assert not (tmp_path / "run").exists()

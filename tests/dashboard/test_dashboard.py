@@ -46,7 +46,7 @@ PAGES = {
 class LiveRun:
     """A fake cluster recorded in real time into a run directory until it is closed."""
 
-    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.2, nodes=0):
+    def __init__(self, path: Path, *, processes=12, hosts=3, lr=1e-3, period=0.5, nodes=0):
         path.mkdir(parents=True)
         config = Config(
             telemetry=TelemetryConfig(period=period),
@@ -90,6 +90,9 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
         browser.wait_for("alpha", "running", *PAGES["Overview"])
         first = shown_steps(browser)
         wait_until(lambda: shown_steps(browser) not in (None, first), "another number of steps")
+        loaded = browser.run("return performance.getEntriesByType('resource').map(e => e.name.split('/').pop())")
+        assert any("plotly" in name for name in loaded)
+        assert not [name for name in loaded if "Highlighter" in name], "1.5 MB for code that the page does not show"
         for page, words in PAGES.items():
             go_to(browser, page)
             browser.wait_for("alpha", *words)

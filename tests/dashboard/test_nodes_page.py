@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
 from tests.dashboard.test_accessibility import OURS, axe
-from tests.dashboard.test_dashboard import LiveRun
+from tests.dashboard.test_dashboard import LiveRun, go_to
 from tests.dashboard.webdriver import Browser, missing_browser
 from tests.waiting import wait_until
 
@@ -48,12 +48,10 @@ def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboa
             window.close()
 
 
-def test_a_run_with_one_node_says_so_in_one_line(tmp_path, dashboard, driver):
+def test_a_run_with_one_node_says_so_in_one_line(tmp_path, dashboard, browser):
     with LiveRun(tmp_path / "runs" / "alone", processes=6, hosts=2, nodes=1):
-        window = Browser(driver)
-        try:
-            window.open(f"{dashboard}/nodes?run=alone")
-            window.wait_for("alone has one gradient node", "there are no sizes to compare")
-            assert FIGURES[0] not in window.text
-        finally:
-            window.close()
+        browser.open(dashboard)
+        browser.wait_for("alone")
+        go_to(browser, "Nodes")
+        browser.wait_for("alone has one gradient node", "there are no sizes to compare")
+        assert FIGURES[0] not in browser.text

@@ -21,8 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
+REFRESH = 3.0  # [s] between two drawings of a page; each costs half a second of a core, and most tests need one or two
 POLL_PERIOD = 0.25  # [s]; each look at the text makes Chromium lay out the whole page
 NARROWEST = 500  # [px]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -74,9 +76,10 @@ def dashboard_of(folder: Path, *command: str) -> Iterator[str]:
     port = free_port()
     words = [sys.executable, *(command or ("-m", "ddrl.dashboard", str(folder / "runs")))]
     words += ["--server.port", str(port), "--server.headless", "true"]
+    variables = environment(DDRL_DASHBOARD_PERIOD=str(REFRESH))
     with (
         (folder / "streamlit.log").open("wb") as log,
-        serving(words, f"http://127.0.0.1:{port}/_stcore/health", cwd=folder, stdout=log, stderr=log),
+        serving(words, f"http://127.0.0.1:{port}/_stcore/health", cwd=folder, stdout=log, stderr=log, env=variables),
     ):
         yield f"http://127.0.0.1:{port}"
     assert "Traceback" not in (folder / "streamlit.log").read_text()
@@ -206,17 +209,19 @@ class Browser:
         ]
         return any("ERR_NETWORK_CHANGED" in error for error in self._errors)
 
-    def leave(self) -> None:
+    def leave(self, url: str = "about:blank") -> None:
         """Go to an empty page; what the last one has written to the console is kept. A page whose server ends would
         complain of that."""
         self._network_changed()
-        self.open("about:blank")
+        self.open(url)
 
-    def clear(self) -> None:
-        """Leave the page, and forget its cookies, what it stored and its errors."""
+    def clear(self, url: str = "about:blank") -> None:
+        """Leave the page, and forget its cookies, what it stored and its errors. url: a page to rest on. Where that is
+        the same server's, the next page of it has this one's process, and compiles no script again: half of what it
+        takes to load."""
         self.run("if (location.protocol !== 'about:') { localStorage.clear(); sessionStorage.clear() }")
         self._call("DELETE", "/cookie")
-        self.leave()
+        self.leave(url)
         self._network_changed()  # reads what the page has written as it was left
         self._errors.clear()
 

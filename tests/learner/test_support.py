@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ddrl.learner.losses import Support
-from tests.run.launch import TINY, ddrl
+from tests.run.launch import TINY
+from tests.run.preloaded import serial
 
 
 def share(reward: float, discount: float, favorite: int) -> float:
@@ -46,6 +47,6 @@ def test_the_share_is_that_of_the_probability_moved_out() -> None:
 def test_a_run_says_once_that_returns_lie_outside(v_max: int, said: bool, tmp_path: object) -> None:
     settings = ["learner.algorithm=c51", f"learner.c51.v_max={v_max}", "learner.c51.v_min=0", "evaluation.period=0"]
     arguments = [argument for setting in settings for argument in ("--set", setting)]
-    done = ddrl("--serial", *TINY, *arguments, "--set", f"run.dir={tmp_path}/run")
+    done = serial(*TINY, *arguments, "--set", f"run.dir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("returns lie outside the support") == int(said)

@@ -56,7 +56,11 @@ def nearest(path: str, *, further: bool = True) -> list[tuple[str, ...]]:
     folder = FOLDERS.get(package, (f"tests/{package}",))
     folder = tuple(name for name in folder if (ROOT / name).exists())
     imported = re.compile(rf"\b{re.escape(module)}\b(?!\.)")
-    importing = [name for name, text in _test_files() if imported.search(text) or (top != "ddrl" and path in text)]
+    importing = [
+        name
+        for name, text in _test_files()  # looked through first without an expression, which takes 50 times as long
+        if (module in text and imported.search(text)) or (top != "ddrl" and path in text)
+    ]
     importing.sort(key=lambda name: not name.startswith(folder))
     own = tuple(
         name

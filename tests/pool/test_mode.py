@@ -29,6 +29,7 @@ from ddrl.run.training import Move
 from tests.pool.alternate import Alternate
 from tests.pool.conftest import Lending
 from tests.run.launch import TINY, ddrl, segments_of, settings, summary
+from tests.run.preloaded import serial
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
 from tests.sources import environment
@@ -76,7 +77,7 @@ def test_three_tasks_on_two_slots_that_change_every_round_equal_their_runs_alone
         alone = [file, "--serial", *TINY, *SHORT, *settings(f"run.dir={tmp_path / name}", "learner.device=cpu")]
         run_serial(Preparation(parse([*alone, *DROPOUT]), uuid.uuid4().hex[:8]))
     policy = settings(TWO, "pool.policy=tests.pool.alternate:Alternate", f"run.dir={pool}")
-    done = ddrl("--serial", "--tasks", *files, *TINY, *SHORT, *DROPOUT, *policy)
+    done = serial("--tasks", *files, *TINY, *SHORT, *DROPOUT, *policy)
     assert done.returncode == 0, done.stderr
     for name in names:
         assert learned(newest(pool / name)) == learned(newest(tmp_path / name))
@@ -322,7 +323,7 @@ def test_a_task_added_to_a_living_pool_learns_what_it_learns_alone(tmp_path, cap
     finally:
         process.kill()
     assert summary(pool)["tasks"].keys() == {"first", "late"}
-    alone = ddrl("--serial", late, *common, *settings(f"run.dir={tmp_path / 'alone'}"))
+    alone = serial(late, *common, *settings(f"run.dir={tmp_path / 'alone'}"))
     assert alone.returncode == 0, alone.stderr
     assert learned(newest(pool / "late")) == learned(newest(tmp_path / "alone"))
 

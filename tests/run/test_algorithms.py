@@ -7,6 +7,7 @@ import pytest
 from ddrl.acting.policy_file import load_policy
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, settings, summary
+from tests.run.preloaded import serial
 
 USERS = "tests.learner.user_algorithms"
 
@@ -22,7 +23,7 @@ def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp
         assert (values == values).any()
     resumed = ddrl("--resume", str(tmp_path / "run"), *settings("run.max_env_steps=3500"))
     assert resumed.returncode == 0, resumed.stderr
-    other = ddrl("--resume", str(tmp_path / "run"), *settings("learner.algorithm=dqn"))
+    other = serial("--resume", str(tmp_path / "run"), *settings("learner.algorithm=dqn"))
     assert other.returncode != 0
     assert "belongs to c51" in other.stderr
 
@@ -52,7 +53,7 @@ def test_an_algorithm_of_two_parts_acts_continuously(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     written = summary(tmp_path / "run")
     assert -2000 < written["evaluation"]["mean"] < 0
-    again = ddrl("--serial", "--resume", str(tmp_path / "run"), *settings("run.max_env_steps=1800"))
+    again = serial("--resume", str(tmp_path / "run"), *settings("run.max_env_steps=1800"))
     assert again.returncode == 0, again.stderr
 
 
@@ -67,11 +68,11 @@ def test_a_recurrent_algorithm_solves_what_needs_memory_and_dqn_does_not(tmp_pat
     recurrent = settings(
         "learner.algorithm=r2d2", "learner.r2d2.length=4", "learner.r2d2.burn_in=0", "learner.r2d2.units=16"
     )
-    done = ddrl("cartpole", "--serial", *common, *recurrent, *settings(f"run.dir={tmp_path / 'r2d2'}"))
+    done = serial("cartpole", *common, *recurrent, *settings(f"run.dir={tmp_path / 'r2d2'}"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "r2d2")["reason"] == "run.target_return reached"
     assert summary(tmp_path / "r2d2")["evaluation"]["mean"] == 1.0
-    done = ddrl("cartpole", "--serial", *common, *settings(f"run.dir={tmp_path / 'dqn'}", "run.max_env_steps=6000"))
+    done = serial("cartpole", *common, *settings(f"run.dir={tmp_path / 'dqn'}", "run.max_env_steps=6000"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "dqn")["evaluation"]["mean"] < 1.0
 
@@ -83,7 +84,7 @@ def test_a_queue_of_named_arrays_is_learned_from_and_its_policy_is_saved(network
         f"learner.network={network}", "learner.lr=3e-3", f"run.dir={tmp_path / 'run'}", "run.max_env_steps=6000",
         "replay.n_step=1", "rollout.epsilon_decay_steps=2000", "evaluation.episodes=60",
     )  # fmt: skip
-    done = ddrl("cartpole", "--serial", *TINY, *wanted)
+    done = serial("cartpole", *TINY, *wanted)
     assert done.returncode == 0, done.stderr
     reached = summary(tmp_path / "run")["evaluation"]["mean"]
     assert reached > 0.6  # whoever does not look at prices gets 0.52
@@ -107,7 +108,8 @@ def test_an_algorithm_on_trajectories_solves_what_it_is_given(task: str, mode: s
         "learner.lr=1e-2", "learner.batch_size=32", "run.max_env_steps=12000", "run.target_return=1.0",
         "evaluation.episodes=20", "rollout.warmup_steps=0", f"run.dir={tmp_path / 'run'}",
     )  # fmt: skip
-    done = ddrl("cartpole", *(["--serial"] if mode == "serial" else []), *TINY, *wanted, *settings("run.processes=2"))
+    start = serial if mode == "serial" else ddrl
+    done = start("cartpole", *TINY, *wanted, *settings("run.processes=2"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["evaluation"]["mean"] == 1.0
     with Run(tmp_path / "run") as run:

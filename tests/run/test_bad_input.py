@@ -9,6 +9,7 @@ from ddrl.core.errors import MissingExtraError
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from tests.run.launch import TINY, ddrl, mpirun, settings
+from tests.run.preloaded import serial
 
 
 def refused(done, *words: str) -> None:
@@ -63,14 +64,14 @@ def test_more_relays_than_ranks_are_refused(tmp_path):
 
 
 def test_a_run_directory_is_never_written_over(tmp_path):
-    first = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path}")
+    first = serial(*TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path}")
     assert first.returncode == 0, first.stderr
-    refused(ddrl("--serial", *TINY, "--set", f"run.dir={tmp_path}"), str(tmp_path), "--resume")
+    refused(serial(*TINY, "--set", f"run.dir={tmp_path}"), str(tmp_path), "--resume")
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     run = tmp_path / "run"
-    assert ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={run}").returncode == 0
+    assert serial(*TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={run}").returncode == 0
     checkpoint = max((run / "checkpoints").iterdir())
     whole = (checkpoint / "replay.snapshot").read_bytes()
     (checkpoint / "replay.snapshot").write_bytes(whole[:-7])
@@ -78,9 +79,9 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     (checkpoint / "replay.snapshot").write_bytes(whole)
     state = json.loads((checkpoint / "state.json").read_text())
     (checkpoint / "state.json").write_text(json.dumps({**state, "format": 99}))
-    refused(ddrl("--resume", str(run)), "format 99")
+    refused(serial("--resume", str(run)), "format 99")
     (checkpoint / "state.json").write_text(json.dumps(state))
-    refused(ddrl("--resume", str(run), "--set", "env.id=Acrobot-v1"), "Acrobot-v1")
+    refused(serial("--resume", str(run), "--set", "env.id=Acrobot-v1"), "Acrobot-v1")
 
 
 def test_a_codec_whose_package_is_missing_is_refused_before_anything_starts(monkeypatch):

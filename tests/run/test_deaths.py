@@ -304,7 +304,8 @@ OTHER_MOMENTS = [
 ]
 
 
-LONGER = ("run.max_env_steps=8000", "evaluation.period=400")
+STEPS = 5000  # half of them after the moments above
+LONGER = (f"run.max_env_steps={STEPS}", "evaluation.period=400")
 
 
 def dying_trainer(run: Path, name: str, moment: tuple[str, int, int], *, once: bool = True) -> dict[str, str]:
@@ -322,7 +323,7 @@ def trainer_was_restarted(run: Path, done: subprocess.CompletedProcess[str], num
     assert run.with_name("mark").exists()
     went_well(run, done.stderr, done.stdout, [number], "run.max_env_steps reached")
     assert "it was started again from the newest checkpoint (1 of 3 times in a row)" in done.stderr
-    assert summary(run)["env_steps"] == 8000
+    assert summary(run)["env_steps"] == STEPS
     with Run(run) as finished:
         versions = finished.evaluations()["policy_version"]
         assert np.nanmax(finished.latest().column("incarnation")) == 1.0

@@ -24,6 +24,7 @@ from tests.run.launch import (
     summary,
     wait_for_checkpoint,
 )
+from tests.run.preloaded import serial
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -87,7 +88,7 @@ def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mod
     ]
     start = {
         "local": ddrl,
-        "serial": partial(ddrl, "--serial"),
+        "serial": serial,
         "mpi": partial(mpirun, 6, "--set", "cluster.relays=2"),
     }[mode]
     done = start(*arguments)
@@ -115,7 +116,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing():
 @pytest.mark.parametrize(
     ("mode", "number"),
     [
-        ([], signal.SIGINT),
+        pytest.param([], signal.SIGINT, marks=pytest.mark.long),  # a test below sends it while members start
         (["--serial"], signal.SIGINT),
         pytest.param([], signal.SIGHUP, marks=pytest.mark.long),
         ([], signal.SIGTERM),
@@ -192,7 +193,7 @@ def test_what_a_killed_run_left_in_shared_memory_is_swept_by_the_next_start(tmp_
     assert segments_of(tmp_path / "run")
     process.kill()
     process.wait()
-    done = ddrl("--serial", *TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
+    done = serial(*TINY, "--set", "run.max_env_steps=300", "--set", f"run.dir={tmp_path / 'next'}")
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 
@@ -211,7 +212,9 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
             f"learner.threads={threads}",
             "learner.nodes=1",
             "learner.hidden=[2048, 2048]",  # 70 MB to save, so that the copy can be seen
-            "replay.samples_per_insert=0.2",  # updates of such a network take most of the test's time
+            "replay.samples_per_insert=0.2",  # updates of such a network take most of the test's time, and its acting
+            "run.checkpoint_period=400",
+            "evaluation.period=0",
             f"run.dir={run}",
         ),
     )
@@ -225,7 +228,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
-    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 500}", "learner.nodes=0"))
+    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 100}", "learner.nodes=0"))
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 

@@ -13,7 +13,8 @@ from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, settings, summary
+from tests.run.launch import TINY, mpirun, settings, summary
+from tests.run.preloaded import serial
 
 
 def run_id(folder: Path) -> str:
@@ -106,8 +107,8 @@ def test_a_live_change_of_the_ratio_owes_nothing_after_a_resume(tmp_path: Path) 
 
 def test_totals_never_fall_and_no_curve_runs_backwards(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert ddrl("--serial", *TINY, "--set", f"run.dir={folder}", "--set", "telemetry.period=0.05").returncode == 0
-    done = ddrl("--serial", "--resume", str(folder), "--set", "run.max_env_steps=6000")
+    assert serial(*TINY, "--set", f"run.dir={folder}", "--set", "telemetry.period=0.05").returncode == 0
+    done = serial("--resume", str(folder), "--set", "run.max_env_steps=6000")
     assert done.returncode == 0, done.stderr
     with Run(folder) as run:
         series = run.series(["env_steps", "updates", "episodes", "samples", "publishes", "rows_recorded"])
@@ -123,7 +124,7 @@ def test_totals_never_fall_and_no_curve_runs_backwards(tmp_path: Path) -> None:
 
 def test_go_on_names_the_launcher_that_was_used(tmp_path: Path) -> None:
     short = [*TINY, "--set", "run.max_env_steps=600"]
-    done = ddrl("--serial", *short, "--set", f"run.dir={tmp_path / 'a'}")
+    done = serial(*short, "--set", f"run.dir={tmp_path / 'a'}")
     assert f"go on:    python -m ddrl.run --serial --resume {tmp_path / 'a'}" in done.stdout
     done = mpirun(4, *short, "--set", f"run.dir={tmp_path / 'b'}")
     assert f"go on:    mpirun -n 4 python -m ddrl.run --resume {tmp_path / 'b'}" in done.stdout
@@ -136,7 +137,7 @@ def test_a_replay_in_a_file_leaves_none_and_a_resumed_run_makes_it_anew(tmp_path
         [*TINY, *settings(f"replay.file={file}", f"run.dir={tmp_path / 'run'}", "run.max_env_steps=400")],
         ["--resume", str(tmp_path / "run"), *settings("run.max_env_steps=600")],
     ):
-        done = ddrl("--serial", *words)
+        done = serial(*words)
         assert done.returncode == 0, done.stderr
         assert not file.exists()
     assert summary(tmp_path / "run")["env_steps"] == 600

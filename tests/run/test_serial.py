@@ -16,6 +16,7 @@ from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
+from tests.run.preloaded import serial
 from tests.sources import environment
 from tests.waiting import PATIENCE
 
@@ -71,7 +72,8 @@ def test_a_run_leaves_everything_the_readme_names(first):
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(first, tmp_path):
     run(tmp_path / "again", 3)
-    run(tmp_path / "other", 4)
+    done = serial(*TINY, *settings("run.seed=4", f"run.dir={tmp_path / 'other'}"))
+    assert done.returncode == 0, done.stderr
     assert learned(newest(tmp_path / "again")) == learned(newest(first))
     assert recorded(newest(tmp_path / "again")) == recorded(newest(first))
     assert learned(newest(tmp_path / "other")) != learned(newest(first))
@@ -118,10 +120,11 @@ def test_a_run_that_is_killed_at_random_points_ends_with_the_bits_of_an_uninterr
     raise AssertionError(f"only {done_kills} parts were killed")
 
 
-@pytest.mark.parametrize("mode", [["--serial"], []], ids=["serial", "local"])
+@pytest.mark.parametrize("mode", ["serial", "local"])
 def test_updates_compute_without_denormal_numbers(mode, tmp_path):
     wanted = settings("learner.network=tests.run.networks:FlushesDenormals", f"run.dir={tmp_path / 'run'}")
-    done = ddrl(*mode, *TINY, *wanted, *settings("run.max_env_steps=600"))
+    start = serial if mode == "serial" else ddrl
+    done = start(*TINY, *wanted, *settings("run.max_env_steps=600"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["updates"] > 10
 

@@ -12,7 +12,8 @@ import pytest
 from ddrl.rollout.evaluation import MetStates
 from ddrl.run.task import values_of
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, settings
+from tests.run.launch import TINY, settings
+from tests.run.preloaded import serial
 
 SHORT = settings("run.max_env_steps=1200", "run.checkpoint_period=0", "learner.discount=0.9")
 TWO_NUMBERS = settings(
@@ -36,7 +37,7 @@ TWO_NUMBERS = settings(
 def test_a_run_leaves_what_its_critic_predicted_beside_the_returns_that_followed(
     chosen: list[str], form: str, numbers: int, lines: int, atoms: int, tmp_path: Path
 ) -> None:
-    done = ddrl("--serial", *TINY, *SHORT, *chosen, *settings(f"run.dir={tmp_path / 'run'}"))
+    done = serial(*TINY, *SHORT, *chosen, *settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode == 0, done.stderr
     with Run(tmp_path / "run") as run:
         values = run.snapshot("values")
@@ -57,7 +58,7 @@ def test_a_run_leaves_what_its_critic_predicted_beside_the_returns_that_followed
 
 
 def test_a_run_without_distributions_leaves_none(tmp_path: Path) -> None:
-    done = ddrl("--serial", *TINY, *SHORT, *settings(f"run.dir={tmp_path / 'run'}"))
+    done = serial(*TINY, *SHORT, *settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode == 0, done.stderr
     with Run(tmp_path / "run") as run:
         assert run.snapshot("values") is None

@@ -14,6 +14,7 @@ import pytest
 
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, summary, wait_for_checkpoint
+from tests.run.preloaded import serial
 from tests.run.test_serial import learned, newest
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -26,7 +27,7 @@ SHORT = settings("run.max_env_steps=1600", "run.checkpoint_period=800", "evaluat
 @pytest.mark.parametrize("wiring", [AREAS, POOL], ids=["areas", "pool"])
 def test_a_serial_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(wiring: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    first = ddrl("--serial", *TINY, *SHORT, *wiring, *settings(f"run.dir={whole}"))
+    first = serial(*TINY, *SHORT, *wiring, *settings(f"run.dir={whole}"))
     assert first.returncode == 0, first.stderr
     shutil.copytree(whole, parts)
     shutil.rmtree(newest(parts))  # the end; an earlier checkpoint is left
@@ -97,7 +98,7 @@ def test_an_explorer_that_dies_once_too_often_ends_the_run_with_one_message_and_
     ],
 )
 def test_what_areas_cannot_give_is_refused(wanted: list[str], words: str, tmp_path: Path) -> None:
-    done = ddrl("--serial", *TINY, *settings(*wanted, f"run.dir={tmp_path / 'run'}"))
+    done = serial(*TINY, *settings(*wanted, f"run.dir={tmp_path / 'run'}"))
     assert done.returncode != 0
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -107,7 +108,7 @@ def test_a_run_without_progress_converges_and_leaves_its_best_policy(tmp_path: P
     """With a step size of nothing every evaluation of the held-out episodes is the same."""
     run = tmp_path / "run"
     still = settings("run.patience=2", "learner.lr=1e-30", "evaluation.held_out=true", "evaluation.period=300")
-    done = ddrl("--serial", *TINY, *still, *settings(f"run.dir={run}"))
+    done = serial(*TINY, *still, *settings(f"run.dir={run}"))
     assert done.returncode == 0, done.stderr
     written = summary(run)
     assert written["reason"].startswith("run.patience evaluations")
@@ -120,7 +121,7 @@ def test_a_run_without_progress_converges_and_leaves_its_best_policy(tmp_path: P
 def test_rollouts_play_environments_of_their_own(tmp_path: Path) -> None:
     """Sutton and Barto's CartPole pays nothing but the fall."""
     own = ("--set", "env.by_rollout=[{sutton_barto_reward=true}]")
-    done = ddrl("--serial", *TINY, *own, *settings("run.max_env_steps=600", f"run.dir={tmp_path / 'run'}"))
+    done = serial(*TINY, *own, *settings("run.max_env_steps=600", f"run.dir={tmp_path / 'run'}"))
     assert done.returncode == 0, done.stderr
     written = summary(tmp_path / "run")
     assert written["episodes"] > 0
