@@ -16,7 +16,7 @@ from benchmarks.harness import Timing, arguments, print_rows, ratios, save
 from benchmarks.learning.loop import run_loop
 
 PEER = Path(__file__).parents[1] / "peers" / "jax_loops.py"
-WARM = 6_144  # env steps before the clock starts: PQN has learned from two draws by then
+WARM = {"td3": 2_048, "pqn": 6_144}  # env steps before the clock starts; PQN has learned from two draws by then
 TD3 = (
     "learner.algorithm=td3",
     "learner.loss=mse",
@@ -47,7 +47,8 @@ KINDS = ("processor_seconds", "wall_seconds")
 def ours(case: str, env_steps: int) -> dict[str, float]:
     """Seconds of so many env steps of ddrl's loop."""
     task, _, settings = CASES[case]
-    short, long = (run_loop(task, steps, settings) for steps in (WARM, WARM + env_steps))
+    warm = WARM[case.split()[0]]
+    short, long = (run_loop(task, steps, settings) for steps in (warm, warm + env_steps))
     return {kind: long[kind] - short[kind] for kind in KINDS}
 
 
