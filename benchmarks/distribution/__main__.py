@@ -200,7 +200,9 @@ def duel(setting: Setting, options: Any, swept: Rows) -> list[dict[str, Any]]:
     rivals, cases = sweep(setting, options)
     own = {one["label"]: one for one in cases["cases"]}
     others = {one["label"]: one for one in rivals["rivals"]}
-    best = next(label for label in order if label in own and label != "auto")
+    best = next((label for label in order if label in own and label != "auto"), None)
+    if best is None:
+        raise SystemExit(f"the sweep did not come to our own schemes within --seconds {options.seconds:g}: allow more")
     streaming = case("auto", 3 * options.models, 3, limit=own["auto"]["limit"])
     chosen: list[dict[str, Any]] = []
     for kind in KINDS:

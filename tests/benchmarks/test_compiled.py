@@ -42,7 +42,8 @@ def test_the_start_is_left_out_and_the_ratio_is_ours_over_the_peers(monkeypatch:
     assert figures["versions"] == {"jax": "1"}
     assert peers == ["td3 128"] * 2
     assert all("learner.threads=2" in settings for _, _, settings in asked)
-    assert [steps for _, steps, _ in asked] == [compiled.WARM, compiled.WARM + figures["env_steps"]] * 2
+    warm = compiled.WARM["td3"]
+    assert [steps for _, steps, _ in asked] == [warm, warm + figures["env_steps"]] * 2
 
 
 def test_every_case_has_settings_that_exist_and_a_program_of_the_peers() -> None:
