@@ -56,6 +56,7 @@ ELSEWHERE = {
     "telemetry/store.py": "the database, after its names were checked",
     "telemetry/reading.py": "the database, to be read alone",
     "replay/sources.py": "arrays through `opened` and `new_file`",
+    "replay/trajectories.py": "arrays through `opened` and `new_file`",
 }
 
 
