@@ -44,12 +44,8 @@ from ddrl.learner.plain import (
     linears,
 )
 
-REGRESSION_FIGURES: tuple[str, ...] = (
-    "loss",
-    "grad_norm",
-    "td_error",
-    "q_mean",
-)  # of each update that `Kernel.regress` makes
+# Of each update that `Kernel.regress` makes, in the order of the kernel's columns.
+REGRESSION_FIGURES: tuple[str, ...] = ("loss", "grad_norm", "td_error", "q_mean")
 MAX_ARRANGEMENTS = 8  # whose memory is kept; the oldest goes: a node's batch may differ in size at each update
 
 # -- networks in the kernel --------------------------------------------------------------------------------------------

@@ -247,9 +247,7 @@ class TrajectorySource(Experience):
     def _assemble(self, chosen: list[NDArray[Any]]) -> Trajectories:
         length = np.array([len(one) - 1 for one in chosen], np.uint32)
         rows = np.concatenate(chosen)
-        ends = (
-            np.cumsum(length + 1, dtype=np.int64) - 1
-        )  # of each trajectory: the row that holds the state after its steps
+        ends = np.cumsum(length + 1, dtype=np.int64) - 1  # the rows that hold the states after the trajectories' steps
         made = {column.name: self._column(column, rows[column.name], length, ends) for column in self._schema.stored}
         return Trajectories(
             as_observation(self._schema, made),
