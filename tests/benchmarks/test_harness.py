@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,3 +87,14 @@ def test_a_peer_answers_line_by_line_until_it_ends(tmp_path) -> None:
     with pytest.raises(SystemExit, match="divides has ended"):
         peer.ask("0")
     peer.close()
+
+
+def test_a_sweep_without_time_for_our_own_schemes_is_said_in_one_line() -> None:
+    from benchmarks.distribution.__main__ import SMALL, duel
+
+    options = SimpleNamespace(sizes="32", models=1, rounds=1, seconds=5.0)
+    swept = [{"scheme": "MPI_Bcast, pipeline, 32 KiB", "seconds": 1.0, "problems": []}]
+    with pytest.raises(SystemExit, match="within --seconds 5: allow more"):
+        duel(SMALL, options, swept)
+    own = [{"scheme": name, "seconds": 1.0, "problems": []} for name in ("auto", "chain, 32 KiB")]
+    assert len(duel(SMALL, options, [*swept, *own])) == 2
