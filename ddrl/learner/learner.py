@@ -90,6 +90,7 @@ class Learner:
         quiet = silent and all(draws_nothing(part.module) for part in self.parts.values())
         self._draws = frozenset(getattr(algorithm, "draws", ()) if quiet else self.parts)
         self._by_autograd: set[str] = set()
+        self._regressors: dict[int, Kernel | None] = {}  # of one draw, by steps of an update
         self.busy = BusySeconds()
         self._begin()
 
@@ -115,6 +116,7 @@ class Learner:
     def prepare(self, source: Any, most: Callable[[], int] | None = None) -> Iterator[Any]:
         """The batches of one turn. `most`, asked before each: of how many updates it may be, as `Regressions` for
         `regress`; else, and where the kernel cannot make them, batches are of one update each."""
+        self._regressors.clear()
         for batch in self.algorithm.prepare(source):
             if not isinstance(batch, Regressions):
                 yield batch
@@ -386,7 +388,13 @@ class Learner:
 
     def _regressor(self, batch: Regressions) -> Kernel | None:
         """What makes the updates of `batch` in one call; None where they must be made one by one: by an algorithm that
-        may compute anything, the first of a run, and those that torch computes."""
+        may compute anything, the first of a run, and those that torch computes. Looked for once a draw."""
+        steps = len(batch.order[0])
+        if steps not in self._regressors:
+            self._regressors[steps] = self._find_regressor(batch)
+        return self._regressors[steps]
+
+    def _find_regressor(self, batch: Regressions) -> Kernel | None:
         if not self._own or len(self.parts) > 1 or self._by_autograd or self._observed is None:
             return None
         (part,) = self.parts.values()

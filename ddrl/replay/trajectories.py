@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,9 +98,9 @@ class TrajectorySource(Experience):
         return max(0, QUEUED_DRAWS * self._draw - self._waiting)
 
     def missing(self) -> int:
-        """Rows that must be recorded before there can be a draw: each row ends at most one step."""
-        begun = sum(len(run.places) - 1 for run in self._running.values() if run.places)
-        return max(0, self._draw - self._waiting - begun)
+        """Rows by which the queue is short of a draw. Those of trajectories that have begun may make one of fewer, but
+        then each row would have to be looked at."""
+        return max(0, self._draw - self._waiting)
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
         """Record rows; the steps recorded. ValueError for a row of an unknown kind, with nothing recorded."""
@@ -110,9 +112,19 @@ class TrajectorySource(Experience):
         self._newest = max(self._newest, newest_version)
         steps = kinds == RowKind.STEP
         first = self._keep(rows)
-        recorded = zip(rows["stream"].tolist(), rows["step"].tolist(), steps.tolist(), strict=True)
-        for place, (stream, step, is_step) in enumerate(recorded, first):
-            self._continue(stream, step, not is_step, place)
+        order = np.argsort(rows["stream"], kind="stable")
+        stream = rows["stream"][order]
+        step = rows["step"][order].astype(np.int64)
+        end = ~steps[order]
+        apart = (stream[1:] != stream[:-1]) | (step[1:] != step[:-1] + 1) | end[:-1]
+        begins = [0, *(np.flatnonzero(apart) + 1).tolist(), len(rows)] if len(rows) else [0]
+        places = (first + order).tolist()
+        finished: list[tuple[int, list[int]]] = []
+        for begin, stop in itertools.pairwise(begins):  # rows of a stream that follow each other
+            piece = places[begin:stop]
+            finished += self._continue(int(stream[begin]), int(step[begin]), piece, bool(end[stop - 1]))
+        for _, trajectory in sorted(finished, key=operator.itemgetter(0)):
+            self._queue_up(trajectory)
         return int(np.count_nonzero(steps))
 
     def ready(self) -> bool:
@@ -148,7 +160,7 @@ class TrajectorySource(Experience):
     def cut(self) -> None:
         """End all running trajectories; the state after the last step is unknown, so that step is not learned from."""
         for _, run in sorted(self._running.items()):
-            self._finish(run)
+            self._queue_up(run.places)
         self._running.clear()
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -207,9 +219,9 @@ class TrajectorySource(Experience):
         self._rows[begin : self._filled] = rows
         return begin
 
-    def _continue(self, stream: int, step: int, end: bool, place: int) -> None:
-        """Add one stream's next row, which lies at `place`. Rows mostly come one or a few at a time, so that arrays of
-        them cost more than steps of Python do.
+    def _continue(self, stream: int, step: int, places: list[int], end: bool) -> Iterator[tuple[int, list[int]]]:
+        """Add the next rows of a stream, the first of which is of `step` and which lie at `places`; `end`: the last of
+        them is an end. The trajectories that they finish: the place of the row that does so, and those of its rows.
 
         A run is a sequence of rows without a gap in `step`, up to an end row. It is cut every `length` rows; a row at a
         cut is the last of one trajectory, whose state comes after its steps, and the first of the next."""
@@ -217,25 +229,28 @@ class TrajectorySource(Experience):
         if run is None:
             run = self._running[stream] = _Run([])
         elif step != run.step + 1:  # the row after the gap finishes what was before it
-            self._finish(run)
-        run.places.append(place)
-        run.step = step
-        if end or len(run.places) > self._length:
-            self._finish(run)
-            if not end:
-                run.places.append(place)
+            yield places[0], run.places
+            run.places = []
+        run.places += places
+        run.step = step + len(places) - 1
+        while len(run.places) > self._length:
+            yield run.places[self._length], run.places[: self._length + 1]
+            del run.places[: self._length]
+        if end:
+            yield places[-1], run.places
+            run.places = []
 
-    def _finish(self, run: _Run) -> None:
-        """End a trajectory, unless it has no step: put its steps, and the row that holds the state after them, into the
-        queue."""
-        if len(run.places) > 1:
-            trajectory = self._rows[run.places]
-            if self._too_old(trajectory):
-                self._dropped += 1
-            else:
-                self._queue.append(trajectory)
-                self._waiting += len(trajectory) - 1
-        run.places.clear()
+    def _queue_up(self, places: list[int]) -> None:
+        """Put a trajectory into the queue, unless it has no step: its steps' rows, and the row that holds the state
+        after them."""
+        if len(places) < 2:
+            return
+        trajectory = self._rows.take(places)  # half the time of [places]
+        if self._too_old(trajectory):
+            self._dropped += 1
+        else:
+            self._queue.append(trajectory)
+            self._waiting += len(trajectory) - 1
 
     def _set_queue(self, trajectories: list[NDArray[Any]]) -> None:
         self._queue = deque(trajectories)
@@ -246,7 +261,9 @@ class TrajectorySource(Experience):
 
     def _assemble(self, chosen: list[NDArray[Any]]) -> Trajectories:
         length = np.array([len(one) - 1 for one in chosen], np.uint32)
-        rows = np.concatenate(chosen)
+        rows = np.concatenate([one.view(np.uint8) for one in chosen]).view(
+            self._schema.dtype
+        )  # as bytes: 7 times faster
         ends = np.cumsum(length + 1, dtype=np.int64) - 1  # the rows that hold the states after the trajectories' steps
         made = {column.name: self._column(column, rows[column.name], length, ends) for column in self._schema.stored}
         return Trajectories(

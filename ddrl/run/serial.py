@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from ddrl.channels.board import Board
@@ -26,9 +27,10 @@ from ddrl.run.process import (
     take_torch,
 )
 from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task, assemble
-from ddrl.run.topology import HostChannels, board_name
+from ddrl.run.topology import HostChannels, Topology, board_name
 
 ACT_SECONDS = 0.02  # of vector steps without a look at commands and signals; no bit depends on it
+LANE_BYTES = 1 << 18  # of rows between two drains
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
 
 
@@ -42,7 +44,7 @@ class SerialRun:
             raise ConfigError(
                 "run.checkpoint_seconds: with --serial checkpoints go by steps: set run.checkpoint_period"
             )
-        topology = preparation.topology(RANKS)
+        topology = with_long_lane(preparation.topology(RANKS))
         self._torch = take_torch()  # as the environments have set it
         records = preparation.open_records()
         self._channels = HostChannels.create(topology, 0, Board.create(board_name(topology.run_id, 0)))
@@ -65,16 +67,17 @@ class SerialRun:
             raise
 
     def turn(self) -> Outcome:
-        """A vector step, or several where nothing could be learned between them, all that can be learned after it, and
-        what is due: an evaluation, a checkpoint, the end."""
+        """A vector step, or several before the next draw is looked for, all that can be learned after them, and what is
+        due: an evaluation, a checkpoint, the end. Only the time that these steps take ends a turn between them."""
         task = self.task
         training = self.task.training
         moved = False
         if not task.steering.paused:
-            if training.source.pacing.insertable():
+            if self._left or training.source.pacing.insertable():
                 with self._environments_torch():
                     self._act()
-            while training.turn() and not self._stopped():  # updates may be slow, and many are due at once
+            moved = self._left > 0
+            while not self._left and training.turn() and not self._stopped():  # updates may be slow, and many are due
                 moved = True
                 if training.at_boundary and task.obey() and task.steering.paused:
                     break
@@ -99,17 +102,28 @@ class SerialRun:
         self._channels.close()
 
     def _act(self) -> None:
-        """Vector steps up to the first after which there can be a draw, or something is due; within a short time."""
+        """Vector steps until a draw is looked for, or something is due; within a short time."""
         training = self.task.training
-        lanes = training.ends.lanes
-        num_envs = self.task.config.env.num_envs
         end = time.monotonic() + ACT_SECONDS
-        for _ in range(self._steps_at_once()):
-            if lanes.capacity - lanes.pending < 2 * num_envs:  # a step that ends an episode makes two rows
+        self._left = self._left or self._steps_at_once()
+        room = self._room()
+        while self._left:
+            if not room:
                 training.drain()
+                room = self._room()
+                if not room:  # what there is must be learned from first
+                    self._left = 0
+                    break
             self._worker.step()
+            self._left -= 1
+            room -= 1
             if time.monotonic() >= end:
                 break
+
+    def _room(self) -> int:
+        """Vector steps whose rows the lanes have room for: a step that ends an episode makes two rows."""
+        lanes = self.task.training.ends.lanes
+        return (lanes.capacity - lanes.pending) // (2 * self.task.config.env.num_envs)
 
     def _steps_at_once(self) -> int:
         task = self.task
@@ -151,6 +165,7 @@ class SerialRun:
         self._begin_episodes()
 
     def _begin_episodes(self) -> None:
+        self._left = 0  # vector steps before the next draw is looked for
         with self._environments_torch():
             self._worker.reset(member_seed(self.task.config.run.seed, 0, self.task.training.state.cuts))
 
@@ -166,6 +181,14 @@ class SerialRun:
     def _evaluation_after(self, env_steps: int) -> float:
         period = self.task.config.evaluation.period
         return (env_steps // period + 1) * period if period else float("inf")
+
+
+def with_long_lane(topology: Topology) -> Topology:
+    """The topology with a lane that holds many vector steps, unless the settings say how many rows. Rows never wait in
+    it: all are recorded before a draw."""
+    channels = topology.config.channels
+    rows = channels.lane_rows or LANE_BYTES // topology.schema.dtype.itemsize
+    return replace(topology, config=replace(topology.config, channels=replace(channels, lane_rows=rows)))
 
 
 def run_serial(preparation: Preparation, equip: Callable[[Task], None] = lambda task: None) -> dict[str, Any]:

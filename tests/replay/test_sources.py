@@ -6,9 +6,11 @@ import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.errors import CheckpointError, ConfigError
@@ -98,26 +100,51 @@ def test_a_draw_has_as_many_steps_whatever_the_lengths_and_the_next_begins_with_
     assert source.figures()["replay_size"] == 70 - 64
 
 
-def test_no_draw_comes_before_the_rows_that_are_said_to_be_missing() -> None:
-    random = np.random.default_rng(5)
-    source = trajectories(3)
-    steps = [0] * 6
-    waits = []
-    for _ in range(400):
-        stream = int(random.integers(6))
+def random_rows(count: int, streams: int, seed: int) -> NDArray[Any]:
+    """Rows of several streams that take turns, with ends and gaps."""
+    random = np.random.default_rng(seed)
+    steps = [0] * streams
+    rows = []
+    for _ in range(count):
+        stream = int(random.integers(streams))
         row = episode(SCHEMA, stream, 1, None)
         row["step"] = steps[stream]
-        row["kind"] = RowKind.TERMINATED if random.random() < 0.1 else RowKind.STEP
-        steps[stream] = 0 if row["kind"][0] else steps[stream] + 1
-        missing = source.missing()
+        row["reward"] = len(rows)
+        row["kind"] = random.choice([RowKind.STEP, RowKind.TERMINATED, RowKind.TRUNCATED], p=[0.9, 0.07, 0.03])
+        gap = int(random.random() < 0.05)
+        steps[stream] = 0 if row["kind"][0] else steps[stream] + 1 + gap
+        rows.append(row)
+    return np.concatenate(rows)
+
+
+def test_missing_is_what_the_queue_is_short_of_a_draw() -> None:
+    source = trajectories(3)
+    seen = []
+    for row in np.split(random_rows(400, 6, 5), 400):
         source.record(row, 0)
-        waits.append(missing)
-        assert source.missing() >= missing - 1
-        assert missing <= 1 or not source.ready()
+        seen.append(source.missing())
+        assert source.missing() == max(0, 24 - source.figures()["replay_size"])
+        assert (source.missing() == 0) == source.ready()
         if source.ready():
             source.sample()
-    assert waits[0] == 24
-    assert 0 in waits
+    assert seen[0] == 24
+    assert 0 in seen
+
+
+def test_rows_recorded_one_by_one_and_many_at_once_make_the_same_trajectories() -> None:
+    rows = random_rows(900, 6, 7)
+    parts = np.split(rows, 900), np.split(rows, [1, 2, 90, 91, 300, 310]), [rows]
+    queues = []
+    for pieces in parts:
+        source = trajectories(40)
+        for piece in pieces:
+            source.record(piece, 0)
+        draws = []
+        while source.ready():
+            draws.append(source.sample())
+        queues.append([[array.tolist() for array in draw[:-1]] for draw in draws])
+    assert len(queues[0]) >= 2
+    assert queues[0] == queues[1] == queues[2]
 
 
 def test_a_gap_a_truncation_and_a_cut_end_a_trajectory() -> None:

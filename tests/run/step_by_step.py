@@ -1,12 +1,13 @@
-"""`python -m ddrl.run` whose serial runs look at everything after each vector step and make each update by itself:
+"""`python -m ddrl.run` whose serial runs end a turn after each vector step, have the shortest lane and make each update
+by itself:
 `python -m tests.run.step_by_step --serial SETTING...`."""
 
 import sys
 from typing import Any
 
 from ddrl.learner.learner import Learner
+from ddrl.run import serial
 from ddrl.run.__main__ import main
-from ddrl.run.serial import SerialRun
 
 if __name__ == "__main__":
     prepare = Learner.prepare
@@ -14,6 +15,7 @@ if __name__ == "__main__":
     def one_by_one(learner: Learner, source: Any, most: Any = None) -> Any:
         return prepare(learner, source)
 
-    SerialRun._steps_at_once = lambda run: 1  # type: ignore[method-assign]
+    serial.ACT_SECONDS = 0.0
+    serial.LANE_BYTES = 1
     Learner.prepare = one_by_one  # type: ignore[method-assign]
     sys.exit(main())

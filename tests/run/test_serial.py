@@ -161,6 +161,7 @@ def test_updates_that_are_due_at_once_are_left_at_an_interrupt():
     )
     serial = SerialRun.__new__(SerialRun)
     serial._is_interrupted = lambda: True
+    serial._left = 0
     serial._next_evaluation = float("inf")
     config = SimpleNamespace(run=SimpleNamespace(max_seconds=float("inf")))
     training.state = SimpleNamespace(env_steps=0)

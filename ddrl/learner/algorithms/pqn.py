@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import torch
 
 
+BLOCK = 512  # of a multiple of it states are values computed: the memory of as many is kept
+
+
 @dataclass(frozen=True)
 class PQNSettings:
     """Trajectories, and how they are learned from."""
@@ -102,6 +105,7 @@ class PQN(ValueAlgorithm):
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
         self._infer = Inference(self.network)
+        self._order: list[NDArray[np.int64]] = []  # of the last draw: the next one has as many steps
 
     def prepare(self, source: Any) -> Iterable[Any]:
         """The minibatches of every epoch over one draw."""
@@ -113,12 +117,9 @@ class PQN(ValueAlgorithm):
         ones = np.ones(np.count_nonzero(used), np.uint32)
         version = draw.policy_version[used][:, None]
         steps = Minibatch(draw.state[:, :-1][used], draw.action[used], target[used], ones, version)
-        order = [
-            places
-            for epoch in range(settings.epochs)
-            for places in np.array_split(self._shuffled(len(ones), epoch), min(settings.minibatches, len(ones)))
-        ]
-        yield Regressions(steps, order)
+        if sum(map(len, self._order)) != settings.epochs * len(ones):
+            self._order = self._shuffled(len(ones))
+        yield Regressions(steps, self._order)
 
     def evaluations(self, batch: Any, part: str) -> Sequence[Evaluation]:
         return [Evaluation("q", part, (batch.state,), gradient=True, training=True)]
@@ -135,8 +136,13 @@ class PQN(ValueAlgorithm):
         """Q [B, num_actions]."""
         return {"q": self.network(observations)}
 
-    def _shuffled(self, steps: int, epoch: int) -> NDArray[np.int64]:
-        return np.random.default_rng((self._seed, epoch)).permutation(steps)
+    def _shuffled(self, steps: int) -> list[NDArray[np.int64]]:
+        """The places of each update's steps, for all epochs."""
+        epochs = (
+            np.random.default_rng((self._seed, epoch)).permutation(steps) for epoch in range(self._settings.epochs)
+        )
+        pieces = min(self._settings.minibatches, steps)
+        return [places for order in epochs for places in np.array_split(order, pieces)]
 
     def _values(self, state: NDArray[Any], length: NDArray[np.uint32]) -> NDArray[np.float32]:
         """max_a Q(s, a) [B, T + 1] of states [B, T + 1, *observation] up to index length [B], in evaluation mode; 0
@@ -145,8 +151,11 @@ class PQN(ValueAlgorithm):
 
         device = next(self.network.parameters()).device
         used = np.arange(state.shape[1]) <= length[:, None]
+        count = np.count_nonzero(used)
+        states = np.zeros((-(-count // BLOCK) * BLOCK, *state.shape[2:]), state.dtype)
+        states[:count] = state[used]
         values = np.zeros(used.shape, np.float32)
-        values[used] = self._infer(torch.from_numpy(state[used]).to(device)).amax(dim=1).cpu().numpy()
+        values[used] = self._infer(torch.from_numpy(states).to(device)).amax(dim=1).cpu().numpy()[:count]
         return values
 
 
