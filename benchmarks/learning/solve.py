@@ -33,7 +33,7 @@ from ddrl.telemetry import Run
 
 PEERS = Path(__file__).parents[1] / "peers"
 CONFIRMING_SEED = 90_000  # no training or evaluation seed comes near it
-KINDS = ("seconds", "processor_seconds")
+KINDS = ("seconds", "processor_seconds", "warm_seconds")
 COLUMNS = ("seed", "solved", "reached", "confirmed_mean", "env_steps", *KINDS, "evaluator_seconds")
 LOOK_PERIOD = 0.05  # [s] between looks at the evaluator: at most so much of its time stays with the run's
 
@@ -58,7 +58,15 @@ CASES = {
         {"sb3": (SB3, "SEED", "cartpole", "TARGET", "1"), "sb3_two_threads": (SB3, "SEED", "cartpole", "TARGET", "2")},
         (),
     ),
-    "cartpole_pqn": Case(475, 490, ("pqn", "no_updates"), options=()),
+    "cartpole_pqn": Case(
+        475,
+        490,
+        ("pqn", "no_updates"),
+        {
+            "rejax": ("rejax_solve.py", "SEED", "own", "TARGET"),
+            "rejax_ddrl_settings": ("rejax_solve.py", "SEED", "ours", "TARGET"),
+        },
+    ),
     "lunarlander": Case(
         200,
         230,
@@ -120,6 +128,7 @@ def run_ddrl(
         "seconds": seconds,
         "processor_seconds": processor - evaluator,
         "evaluator_seconds": evaluator,
+        "warm_seconds": summary["wall_seconds"],
         "reached": "target_return" in summary["reason"],
         "confirmed_mean": json.loads(judged.stdout)["mean"],
     }

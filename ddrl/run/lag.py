@@ -40,7 +40,10 @@ class Recent:
         self._next = (self._next + len(newest)) % RECENT
         added = np.bincount(newest, minlength=len(self._counts))
         removed = np.bincount(replaced[replaced >= 0], minlength=len(added))
-        self._counts = np.pad(self._counts, (0, len(added) - len(self._counts))) + added - removed
+        if len(added) > len(self._counts):
+            self._counts = np.concatenate([self._counts, np.zeros(len(added) - len(self._counts), np.int64)])
+        self._counts += added
+        self._counts -= removed
 
     def percentile(self, percentile: float) -> float:
         """NaN before the first value."""
@@ -135,6 +138,8 @@ class LagMeter:
             rows = np.bincount(versions - first)
             self._arrived[:, first : first + len(rows)] += (rows, np.bincount(versions - first, lag))
         versions, lag = self._pending["consumed"].take()
+        if not len(versions):
+            return
         counts = np.bincount(lag)
         if len(counts) > len(self._histogram):
             self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
