@@ -40,9 +40,9 @@ from ddrl.core.errors import (
 )
 from ddrl.core.files import MAX_ARRAYS, read_regular, replacement
 from ddrl.core.forks import end_process, note_work, watched
-from ddrl.core.generators import seed_generators
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.settings import apply_overrides
+from ddrl.core.specs import seed_generators
 from ddrl.envs import make_vector_env
 from ddrl.envs.making import load_states
 from ddrl.rollout.evaluation import EvaluationResult, evaluation_envs, play_episodes

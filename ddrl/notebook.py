@@ -39,8 +39,8 @@ from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirEr
 from ddrl.core.files import last_lines
 from ddrl.core.plugins import CELLS
 from ddrl.telemetry import Attached, Run, Table, attach, causes_of, is_listening, run_status
-from ddrl.telemetry.facts import facts_of, last_reported
 from ddrl.telemetry.sinks import table_text, value_text
+from ddrl.telemetry.summary import facts_of, last_reported
 
 if TYPE_CHECKING:
     import pandas

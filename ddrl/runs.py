@@ -15,10 +15,10 @@ from ddrl import __version__
 from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError
 from ddrl.telemetry.causes import causes_of
-from ddrl.telemetry.facts import BRIEF, Facts, describe, facts_of, list_facts
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.sinks import count_text, duration_text, table_text, value_text
 from ddrl.telemetry.store import FILE_NAME
+from ddrl.telemetry.summary import BRIEF, Facts, describe, facts_of, list_facts
 
 COLUMNS = ("run", "state", "task", "best", "last", "confirmed", "steps", "steps/s", "time", "left", "reason")
 EVENTS = 10  # newest ones that are shown of a run

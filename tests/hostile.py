@@ -900,7 +900,7 @@ def _panel() -> str:
     return (
         "import contextlib, sys\nfrom pathlib import Path\nfrom ddrl.core.errors import DdrlError\n"
         "from ddrl.notebook import compare, panel_html\nfrom ddrl.telemetry import Run\n"
-        "from ddrl.telemetry.facts import describe, list_facts\n"
+        "from ddrl.telemetry.summary import describe, list_facts\n"
         "def read():\n"
         f"    with {parts}\n"
         "for use in (read, lambda: describe(Path('runs/R')), lambda: list_facts(Path('runs')), "

@@ -118,11 +118,11 @@ def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) 
 LOOKS = """
 import sys, time
 from pathlib import Path
-from ddrl.telemetry import facts
+from ddrl.telemetry import summary
 for _ in range(2):
     begin = time.perf_counter()
     used = time.process_time()
-    found = facts.list_facts(Path(sys.argv[1]), facts.BRIEF)
+    found = summary.list_facts(Path(sys.argv[1]), summary.BRIEF)
     print(len(found), sum(one.env_steps > 0 for one in found), time.perf_counter() - begin, time.process_time() - used)
 """
 

@@ -28,9 +28,9 @@ from ddrl.core.specs import Array
 from ddrl.dashboard import drawing
 from ddrl.telemetry import Run, causes_of, facts, find_runs, run_status
 from ddrl.telemetry.directory import NOTES_FILE, read_settings
-from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.sinks import duration_text
+from ddrl.telemetry.summary import Facts
 
 POINTS = 400  # rows of a series: more than a chart has pixels to tell apart
 MAX_ROWS = 100_000  # of a file of all series

@@ -33,11 +33,10 @@ from ddrl.plots.frame import (
     time_unit,
 )
 from ddrl.telemetry.devices import SAMPLE_PERIOD
-from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import ROLES, SERIES
 from ddrl.telemetry.sinks import count_text, duration_text, value_text
-from ddrl.telemetry.summary import Account
+from ddrl.telemetry.summary import Account, Facts
 
 _SERIES = {series.name: series for series in SERIES}  # where a table does not say what its series are
 _TITLES = {

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import EnvConfig, EvaluationConfig
 from ddrl.core.errors import EnvError
-from ddrl.core.generators import generators_kept, seed_generators
-from ddrl.core.specs import VectorEnv
+from ddrl.core.specs import VectorEnv, generators_kept, seed_generators
 
 
 @dataclass(frozen=True)

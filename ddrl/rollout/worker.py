@@ -24,9 +24,8 @@ from ddrl.channels.mailbox import Pin
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError, EnvError
 from ddrl.core.forks import forbid_torch
-from ddrl.core.generators import seed_generators
 from ddrl.core.metrics import Phase
-from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions
+from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions, seed_generators
 
 STATE_PERIOD = 1.0  # [s] between copies of what the environments keep between episodes
 REPORT_PERIOD = 0.1  # [s] between stores of the counters

@@ -44,8 +44,8 @@ from ddrl.core.files import (
     write_atomically,
     write_json,
 )
-from ddrl.core.messages import Evaluation, Returns
 from ddrl.core.metrics import Phase
+from ddrl.core.rows import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.run.directory import Disk, RunDirectory, sweep_unfinished
 from ddrl.run.topology import Topology

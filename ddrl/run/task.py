@@ -28,8 +28,8 @@ from ddrl.channels.lane import LaneSet
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.files import write_json
-from ddrl.core.messages import Evaluation
 from ddrl.core.roles import Role
+from ddrl.core.rows import Evaluation
 from ddrl.core.settings import plugin_settings
 from ddrl.core.trust import is_trusted
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish

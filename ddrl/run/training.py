@@ -22,9 +22,8 @@ from ddrl.channels.board import Board, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
-from ddrl.core.messages import VersionStamp
 from ddrl.core.metrics import SUPPORT_ENDS, Phase
-from ddrl.core.rows import RowKind
+from ddrl.core.rows import RowKind, VersionStamp
 from ddrl.learner.algorithm import Regressions
 from ddrl.run.checkpoint import LiveSettings, TrainingState
 from ddrl.run.lag import LagBound, LagMeter

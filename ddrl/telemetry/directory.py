@@ -194,7 +194,7 @@ class Status(msgspec.Struct, frozen=True):
     pid_started: float = 0.0
     keeper: int = 0  # process that started it, and every rollout of its host; 0: there is none (--serial)
     keeper_started: float = 0.0
-    figures: dict[str, Any] = {}  # of a run that is over: see `ddrl.telemetry.facts`
+    figures: dict[str, Any] = {}  # of a run that is over: see `ddrl.telemetry.summary`
 
     @property
     def is_active(self) -> bool:

@@ -31,17 +31,17 @@ from ddrl.core import plugins
 from ddrl.core.background import Guard
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, plain_text
-from ddrl.core.messages import Evaluation as Judged
 from ddrl.core.metrics import FIGURES, Metric, run_metrics
+from ddrl.core.rows import Evaluation as Judged
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import IDLE, CauseWatch
 from ddrl.telemetry.control import LiveStream
 from ddrl.telemetry.directory import State, StatusFile
-from ddrl.telemetry.facts import figures_to_keep
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.series import Evaluation, Event, Record, SeriesWindow, Sink, Snapshot
 from ddrl.telemetry.sinks import SINKS, SinkSetup, TensorBoardFiles, sink_names
 from ddrl.telemetry.store import Store
+from ddrl.telemetry.summary import figures_to_keep
 
 MIN_JUMP = 30.0  # [s] by which a clock is set; less is drift, or a machine that was busy
 _Item = Event | Evaluation | Snapshot | None  # None: close

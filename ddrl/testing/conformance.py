@@ -32,10 +32,9 @@ from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, EnvError, user_error
 from ddrl.core.forks import end_process, note_work, watched
-from ddrl.core.generators import seed_generators
 from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec, VectorEnv
+from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec, VectorEnv, seed_generators
 from ddrl.envs.making import ENV_INDEX, every_id, find_env, make_vector_env
 from ddrl.envs.spaces import doubts, environment_seeds, seed_spaces
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv

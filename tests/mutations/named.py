@@ -467,6 +467,10 @@ _NAMED = {
         ),
     ),
     "telemetry/summary.py": (
+        ("the best is that of a thinned table", 'run.evaluations()["mean"]', 'run.evaluations(points=20)["mean"]'),
+        ("the last evaluation is the best", "float(judged.max())", "float(judged[-1])"),
+        ("confirmed is the mean that chose the policy", '("best", "confirmed", "mean")', '("best", "mean")'),
+        ("an ended run has the speed of its last seconds", "if not status.is_active:", "if False:"),
         (
             "rows left out for their age are reported as lost",
             '_RECORDED = ("rows_recorded", "rows_too_old")',
@@ -492,12 +496,6 @@ _NAMED = {
             "places = np.flatnonzero((ages > SILENT) & ~excused)",
             "places = np.flatnonzero(excused & ~excused)",
         ),
-    ),
-    "telemetry/facts.py": (
-        ("the best is that of a thinned table", 'run.evaluations()["mean"]', 'run.evaluations(points=20)["mean"]'),
-        ("the last evaluation is the best", "float(judged.max())", "float(judged[-1])"),
-        ("confirmed is the mean that chose the policy", '("best", "confirmed", "mean")', '("best", "mean")'),
-        ("an ended run has the speed of its last seconds", "if not status.is_active:", "if False:"),
     ),
     "core/background.py": (
         (

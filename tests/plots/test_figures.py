@@ -12,17 +12,17 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
-from ddrl.core.messages import Evaluation as Judged
-from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
+from ddrl.core.rows import Evaluation as Judged
+from ddrl.core.rows import Returns
 from ddrl.plots.frame import COLORS, json_of, lines_over_time, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.devices import SAMPLE_PERIOD
-from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.reading import Processes, Table
 from ddrl.telemetry.series import SERIES_NAMES
+from ddrl.telemetry.summary import Facts
 from notebooks import explore
 from tests.waiting import PATIENCE
 

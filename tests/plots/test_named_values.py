@@ -11,9 +11,9 @@ from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.plots.runs import interval_of_mean
-from ddrl.telemetry.facts import Facts
 from ddrl.telemetry.series import Event, SeriesWindow
 from ddrl.telemetry.store import Store
+from ddrl.telemetry.summary import Facts
 from tests.plots.test_figures import moments, table_of
 
 

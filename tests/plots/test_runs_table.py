@@ -18,9 +18,9 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder, facts
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
-from ddrl.telemetry.facts import Facts, facts_at, list_facts
 from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import Store
+from ddrl.telemetry.summary import Facts, facts_at, list_facts
 from tests.sources import ROOT, environment
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.telemetry.facts import list_facts
+from ddrl.telemetry.summary import list_facts
 from tests.run.launch import MPI_ENVIRONMENT, UNTIL_STOPPED, mpirun_command, segments_of, settings
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until

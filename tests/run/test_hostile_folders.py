@@ -34,7 +34,7 @@ from ddrl.run.serial import SerialRun
 from ddrl.run.task import Reason
 from ddrl.telemetry import Run
 from ddrl.telemetry.directory import find_film, read_live_file
-from ddrl.telemetry.facts import describe, list_facts
+from ddrl.telemetry.summary import describe, list_facts
 from tests.run.test_resume import go_on, start, stop
 
 MAX_SECONDS = 120.0  # of one command: what hangs takes longer; a resume took ten where others had the cores

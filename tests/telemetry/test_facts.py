@@ -16,15 +16,15 @@ import pytest
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__, runs
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
-from ddrl.core.messages import Evaluation as Judged
-from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
+from ddrl.core.rows import Evaluation as Judged
+from ddrl.core.rows import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import parse
 from ddrl.telemetry import Recorder, Run, reading
 from ddrl.telemetry.directory import find_runs
-from ddrl.telemetry.facts import BRIEF, facts_at, facts_of
+from ddrl.telemetry.summary import BRIEF, facts_at, facts_of
 from tests.sources import environment
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE, wait_until

@@ -18,7 +18,7 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
-from ddrl.core.messages import Evaluation, Returns
+from ddrl.core.rows import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.core.specs import ArraySpec
 from ddrl.notebook import (
@@ -37,8 +37,8 @@ from ddrl.notebook import (
 from ddrl.plots.runs import headline, sketch
 from ddrl.telemetry import Recorder, Run, causes_of
 from ddrl.telemetry.causes import Cause
-from ddrl.telemetry.facts import facts_of
 from ddrl.telemetry.sinks import duration_text
+from ddrl.telemetry.summary import facts_of
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 
 

@@ -17,18 +17,18 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import runs
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
-from ddrl.core.messages import Evaluation as Judged
-from ddrl.core.messages import Returns
 from ddrl.core.metrics import COLUMNS
+from ddrl.core.rows import Evaluation as Judged
+from ddrl.core.rows import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import panel_html
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
 from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
 from ddrl.telemetry.directory import read_live_file
-from ddrl.telemetry.facts import list_facts
 from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
 from ddrl.telemetry.series import Record
 from ddrl.telemetry.store import FILE_NAME, Store
+from ddrl.telemetry.summary import list_facts
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 

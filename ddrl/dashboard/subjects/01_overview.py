@@ -10,8 +10,8 @@ from ddrl.core.errors import plain_line
 from ddrl.core.files import MAX_ARRAYS, read_regular
 from ddrl.dashboard import watch
 from ddrl.telemetry.directory import FILMS, find_film
-from ddrl.telemetry.facts import facts_of
 from ddrl.telemetry.reading import Table
+from ddrl.telemetry.summary import facts_of
 
 
 def figures(runs: watch.Runs) -> None:
