@@ -163,6 +163,17 @@ class _Socket:
         self._socket.set(zmq.LINGER, linger)
         self._socket.set(zmq.MAXMSGSIZE, max_bytes)
 
+    def connect(self, folder: Path, address: str, server_key: str) -> None:
+        """To an address in FOLDER/live.json; "": not encrypted. RunDirError where that cannot be; it is closed then."""
+        try:
+            secure_client(self._socket, folder, server_key)
+            self._socket.connect(address)
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, zmq.ZMQError):
+                raise
+            raise RunDirError(f"{folder}: live.json names the address {address!r}: {error.strerror}") from None
+
     def close(self) -> None:
         """Let go of the socket. Further calls do nothing."""
         self._socket.close()
@@ -284,20 +295,11 @@ class LiveStream(_Server):
             max_bytes=MAX_STREAM_MESSAGE,
         )
 
-    def record(self, record: Record) -> None:
-        """Publish one record."""
-        self._send(record)
-
-    def event(self, event: Event) -> None:
-        """Publish one event."""
-        self._send(event)
-
-    def evaluation(self, evaluation: Evaluation) -> None:
-        """Publish one evaluation."""
-        self._send(evaluation)
-
-    def _send(self, item: Item) -> None:
+    def record(self, item: Item, /) -> None:
+        """Publish one record, event or evaluation."""
         self._socket.send_multipart([STREAM_TOPIC, encode_item(item)], flags=zmq.NOBLOCK)
+
+    event = evaluation = record
 
 
 class LiveReader(_Socket):
@@ -308,16 +310,8 @@ class LiveReader(_Socket):
         if live is None or not live.stream or not is_alive(live):
             raise RunDirError(f"{run_dir} is not running (no live stream): read it with ddrl.telemetry.Run instead")
         super().__init__(zmq.SUB, linger=0, max_bytes=MAX_STREAM_MESSAGE)
-        try:
-            secure_client(self._socket, run_dir, live.server_key)
-            self._socket.subscribe(STREAM_TOPIC)
-            self._socket.connect(live.stream)
-        except zmq.ZMQError as error:
-            self.close()
-            raise RunDirError(f"{run_dir}: live.json names the address {live.stream!r}: {error.strerror}") from None
-        except BaseException:
-            self.close()
-            raise
+        self._socket.subscribe(STREAM_TOPIC)
+        self.connect(run_dir, live.stream, live.server_key)
 
     def receive(self, timeout: float = 0.0) -> list[Item]:
         """All that has arrived; waits up to `timeout` [s] for the first. MessageError for a message that is not of
@@ -541,15 +535,7 @@ class ControlClient(_Socket):
             )
         super().__init__(zmq.DEALER, linger=0, max_bytes=MAX_ANSWER)
         self._ids = itertools.count(1)
-        try:
-            secure_client(self._socket, folder, live.control_key)
-            self._socket.connect(live.control)
-        except zmq.ZMQError as error:
-            self.close()
-            raise RunDirError(f"{folder}: live.json names the address {live.control!r}: {error.strerror}") from None
-        except BaseException:
-            self.close()
-            raise
+        self.connect(folder, live.control, live.control_key)
 
     def ask(self, command: str, **arguments: float | str | None) -> Reply:
         """Send a command and wait for its answer. MessageError with the server's text where it refuses, or where there

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,19 +24,10 @@ from ddrl.core.roles import Role
 from ddrl.core.specs import Floats
 from ddrl.telemetry.series import COLUMN, ROLES
 
+if TYPE_CHECKING:
+    from ddrl.channels.board import Counters
+
 SAMPLE_PERIOD = 2.0  # [s] between samples of a host's processes
-
-
-class Counters(Protocol):
-    """What is needed of ddrl.channels.Counters."""
-
-    def table(self) -> Floats:
-        """All rows, copied."""
-        ...
-
-    def row(self, index: int) -> Any:
-        """row[name].set(value), row[name].add(value), row[name].value."""
-        ...
 
 
 class ProcessUse(NamedTuple):

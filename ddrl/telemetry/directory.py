@@ -250,14 +250,26 @@ class StatusFile:
         process = os.getpid()
         place = process, socket.gethostname(), float(start_time(process))
         self._status = Status(state, reason[:MAX_REASON], time.time(), *place, *self._keeper, {**figures})
-        _write_status(self._path, self._status)
+        _write_small(self._path, self._status)
 
 
-def _write_status(path: Path, status: Status) -> None:
+def _read_small(path: Path, kind: msgspec.json.Decoder[_Content]) -> _Content | None:
+    """What a small file of a run directory holds; None where there is none, or it is not ours."""
     try:
-        write_atomically(path, msgspec.json.format(msgspec.json.encode(status)) + b"\n", sync=False)
+        return decode(read_regular(path, MAX_STATUS), kind, MessageError, path.name)
+    except (OSError, MessageError):
+        return None
+
+
+def _write_small(path: Path, document: msgspec.Struct | None, remedy: str = ": choose another run.dir") -> None:
+    """Write such a file, or with None remove it; RunDirError where that fails."""
+    try:
+        if document is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(document)) + b"\n", sync=False)
     except OSError as error:
-        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+        raise RunDirError(f"cannot write {path} ({error.strerror}){remedy}") from None
 
 
 def note_death(run_dir: Path, pid: int, why: str) -> None:
@@ -265,14 +277,13 @@ def note_death(run_dir: Path, pid: int, why: str) -> None:
     status = run_status(run_dir)
     if status.state == "dead" and status.pid == pid:
         said = replace(status, state="failed", reason=why[:MAX_REASON], since=time.time())
-        _write_status(run_dir / STATUS_FILE, said)
+        _write_small(run_dir / STATUS_FILE, said)
 
 
 def run_status(run_dir: Path) -> Status:
     """The state of a run directory, without opening its telemetry."""
-    try:
-        status = decode(read_regular(run_dir / STATUS_FILE, MAX_STATUS), _DECODER, MessageError, STATUS_FILE)
-    except (OSError, MessageError):
+    status = _read_small(run_dir / STATUS_FILE, _DECODER)
+    if status is None:
         return _status_of_older(run_dir)
     has_trainer = status.host != socket.gethostname() or start_time(status.pid) == status.pid_started
     has_keeper = status.keeper > 0 and start_time(status.keeper) == status.keeper_started > 0
@@ -314,23 +325,15 @@ _NOTES_DECODER = msgspec.json.Decoder(Notes)
 
 def read_notes(run_dir: Path) -> Notes:
     """What was written about a run; nothing where the file is missing or damaged."""
-    try:
-        return decode(read_regular(run_dir / NOTES_FILE, MAX_STATUS), _NOTES_DECODER, MessageError, NOTES_FILE)
-    except (OSError, MessageError):
-        return Notes()
+    return _read_small(run_dir / NOTES_FILE, _NOTES_DECODER) or Notes()
 
 
 def write_notes(run_dir: Path, notes: Notes) -> None:
     """Keep what is written about a run. RunDirError where that fails, or it is too much."""
-    data = msgspec.json.format(msgspec.json.encode(notes)) + b"\n"
-    if len(data) > MAX_STATUS:
-        raise RunDirError(
-            f"name, tags and note of {run_dir.name} take {len(data)} bytes; at most {MAX_STATUS} are kept"
-        )
-    try:
-        write_atomically(run_dir / NOTES_FILE, data, sync=False)
-    except OSError as error:
-        raise RunDirError(f"cannot write {run_dir / NOTES_FILE} ({error.strerror})") from None
+    length = len(msgspec.json.format(msgspec.json.encode(notes))) + 1
+    if length > MAX_STATUS:
+        raise RunDirError(f"name, tags and note of {run_dir.name} take {length} bytes; at most {MAX_STATUS} are kept")
+    _write_small(run_dir / NOTES_FILE, notes, "")
 
 
 class LiveFile(msgspec.Struct, omit_defaults=True):
@@ -356,7 +359,6 @@ _LIVE_FILE_DECODER = msgspec.json.Decoder(LiveFile)
 def announce(folder: Path, **addresses: str) -> None:
     """Write addresses of this process to FOLDER/live.json (atomically), keeping the others that it has announced. An
     empty address withdraws; the file is removed with the last one."""
-    path = folder / LIVE_FILE
     announced = LiveFile(os.getpid(), socket.gethostname(), start_time(os.getpid()))
     known = read_live_file(folder)
     if known is not None and known.process == announced.process:
@@ -365,21 +367,12 @@ def announce(folder: Path, **addresses: str) -> None:
         return
     for name, address in addresses.items():
         setattr(announced, name, address)
-    try:
-        if announced.stream or announced.control:
-            write_atomically(path, msgspec.json.format(msgspec.json.encode(announced)), sync=False)
-        else:
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise RunDirError(f"cannot write {path} ({error.strerror}): choose another run.dir") from None
+    _write_small(folder / LIVE_FILE, announced if announced.stream or announced.control else None)
 
 
 def read_live_file(run_dir: Path) -> LiveFile | None:
     """What RUN/live.json says; None where there is none or it is not ours."""
-    try:
-        return decode(read_regular(run_dir / LIVE_FILE, MAX_STATUS), _LIVE_FILE_DECODER, MessageError, LIVE_FILE)
-    except (OSError, MessageError):
-        return None
+    return _read_small(run_dir / LIVE_FILE, _LIVE_FILE_DECODER)
 
 
 def is_alive(live: LiveFile) -> bool:

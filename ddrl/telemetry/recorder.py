@@ -259,12 +259,10 @@ class Recorder:
                 self._raise(self._alerts.failed(item))
             if self._status.state in ("ending", "failed"):
                 self._window.freeze()
+        kind = "event" if isinstance(item, Event) else "evaluation"
         for sink in self._sinks:
-            name = type(sink).__name__
-            if isinstance(item, Event):
-                self._guard.attempt(f"writing an event to {name}", lambda sink=sink: sink.event(item))
-            else:
-                self._guard.attempt(f"writing an evaluation to {name}", lambda sink=sink: sink.evaluation(item))
+            take = partial(getattr(sink, kind), item)
+            self._guard.attempt(f"writing an {kind} to {type(sink).__name__}", take)
 
     def _say_failure(self, words: str) -> None:
         lines = words.strip().splitlines()

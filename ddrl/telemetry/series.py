@@ -398,15 +398,15 @@ class Snapshot:
 class Sink(Protocol):
     """Where records go. Called by the recorder's thread alone; an exception is reported, and the run continues."""
 
-    def record(self, record: Record) -> None:
+    def record(self, record: Record, /) -> None:
         """Take one record of the counters."""
         ...
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Event, /) -> None:
         """Take one event."""
         ...
 
-    def evaluation(self, evaluation: Evaluation) -> None:
+    def evaluation(self, evaluation: Evaluation, /) -> None:
         """Take one evaluation."""
         ...
 

@@ -179,9 +179,7 @@ def _open(path: Path, metrics: Sequence[Metric], base: Mapping[str, float] | Non
         db.execute("COMMIT")
         return opened
     except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        db.close()
+        db.close()  # and what was begun is undone
         raise
 
 
@@ -397,7 +395,8 @@ class Store:
     def record(self, record: Record) -> None:
         """Write one record, and every coarser row that it completes, in one transaction."""
         values = [record.series.get(name) for name in self._names]
-        with _Transaction(self._db):
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(self._insert, (record.tick, record.time, record.wall_seconds, *values))
             self._fold(record.tick)
             self._unframed = record
@@ -467,17 +466,6 @@ class Store:
             if os.path.realpath(self.path) == self._opened:
                 self._db.close()
             # else the folder was moved: SQLite would remove the log by its old name, where another run's may be
-
-
-class _Transaction:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self._db.execute("ROLLBACK" if kind else "COMMIT")
 
 
 def spans(since: int, end: int, points: int | None) -> list[tuple[int, int, int]]:
