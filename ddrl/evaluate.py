@@ -26,7 +26,6 @@ import numpy as np
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import (
     CheckpointError,
@@ -39,7 +38,7 @@ from ddrl.core.errors import (
     user_frame,
 )
 from ddrl.core.files import MAX_ARRAYS, read_regular, replacement
-from ddrl.core.forks import end_process, note_work, watched
+from ddrl.core.forks import checked_output, end_process, keep_streams, note_work, watched
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.settings import apply_overrides
 from ddrl.core.specs import seed_generators

@@ -17,9 +17,9 @@ import numpy as np
 from ddrl.acting.choosers import Gaussian, chooser_class
 from ddrl.acting.graph import Graph
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import CheckpointError, DdrlError, MissingExtraError
 from ddrl.core.files import write_atomically
+from ddrl.core.forks import checked_output, keep_streams
 
 CHECKED_BATCHES = (1, 3)
 ACTION = "action"

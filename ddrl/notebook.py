@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ddrl.cells import plain, write_cells
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, DdrlError, MissingExtraError, RunDirError, user_error
 from ddrl.core.files import last_lines
+from ddrl.core.forks import keep_streams
 from ddrl.core.plugins import CELLS
 from ddrl.telemetry import Attached, Run, Table, attach, causes_of, is_listening, run_status
 from ddrl.telemetry.sinks import table_text, value_text
@@ -529,7 +529,7 @@ def compare(runs: Sequence[AnyRun]) -> Comparison:
     the interquartile mean of its runs and their 95 % intervals. Code of cells differs where its text does.
 
     ConfigError for no run or one named twice, RunDirError for what is no run."""
-    from ddrl.core.trust import cells_digest
+    from ddrl.core.plugins import cells_digest
     from ddrl.plots.runs import differing_labels, interquartile, interval_of_mean, learning_curve
 
     paths = [_path_of(run).absolute() for run in runs]

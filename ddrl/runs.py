@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddrl import __version__
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError
+from ddrl.core.forks import checked_output, keep_streams
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.sinks import count_text, duration_text, table_text, value_text

@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddrl import __version__
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.files import open_to_append
-from ddrl.core.forks import die_with, own_signals
+from ddrl.core.forks import die_with, keep_streams, own_signals
 from ddrl.run.cli import parse
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.store import FILE_NAME

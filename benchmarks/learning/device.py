@@ -279,7 +279,7 @@ def publishing(learner: Learner, turn: Iterator[Any], updates: int, period: int,
 
 def measure_busy(options: argparse.Namespace) -> dict[str, Any]:
     """What telemetry reads of a device that is busy for a known share of the time, and what a learner's events say."""
-    from ddrl.telemetry.devices import Gpus
+    from ddrl.telemetry.recorder import Gpus
 
     size = 4096
     left, right = (torch.randn(size, size, device=options.device) for _ in range(2))

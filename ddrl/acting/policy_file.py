@@ -36,9 +36,9 @@ from ddrl.core.files import (
     sync,
     write_atomically,
 )
+from ddrl.core.plugins import check_trust, foreign_code
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import ActingInput, ArraySpec, Bytes, EnvSpec
-from ddrl.core.trust import check_trust, foreign_code
 
 FORMAT = "ddrl policy 2"
 GRAPH = "policy.onnx"
@@ -163,7 +163,7 @@ def save_policy(
 
 
 def load_trusted_policy(run_dir: Path, *, trust: bool = False) -> SavedPolicy:
-    """As `load_policy`, where the user trusts the code that the policy names (`ddrl.core.trust`); RunDirError else."""
+    """As `load_policy`, where the user trusts the code that the policy names (`check_trust`); RunDirError else."""
     saved = load_policy(run_dir)
     named = {"env": asdict(saved.env), "rollout": {"chooser": saved.model.chooser}}
     check_trust(run_dir, foreign_code(named, run_dir), trust=trust)

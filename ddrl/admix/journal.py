@@ -35,7 +35,7 @@ from ddrl.admix.logs import BATCH, BID, EXPOSURE, arrow, schema_of, to_record
 from ddrl.admix.mixer import Decision, DisplayRequest, version_of
 from ddrl.core.errors import CheckpointError, MessageError, RunDirError
 from ddrl.core.files import read_json, write_atomically
-from ddrl.core.trust import check_trust, foreign_code
+from ddrl.core.plugins import check_trust, foreign_code
 from ddrl.run.directory import RunLock
 
 TODAY = ".today"

@@ -28,9 +28,9 @@ import msgspec
 import numpy as np
 
 from ddrl.admix.mixer import DisplayRequest
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import ConfigError, DdrlError, shortened
 from ddrl.core.files import DAMAGE, MAX_DOCUMENT, decode
+from ddrl.core.forks import checked_output, keep_streams
 
 MIN_WAIT = 0.0005  # [s] below which a request is sent at once
 _PAGE = "https://cdn.example.com/creatives/"

@@ -30,8 +30,8 @@ from ddrl.admix.journal import Versions, finished_days
 from ddrl.admix.logs import LogDay, open_log
 from ddrl.admix.optimum import Problem, descend
 from ddrl.admix.rules import ECPM
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, DdrlError, EnvError
+from ddrl.core.forks import keep_streams
 from ddrl.core.specs import Array, Floats, Floats32
 
 WINDOWS = {"day": 1, "week": 7, "month": 30}

@@ -64,18 +64,19 @@ from ddrl.admix.mixer import (
     try_in_child,
 )
 from ddrl.admix.settings import ServeConfig
-from ddrl.core.background import Guard, keep_streams
 from ddrl.core.errors import (
     CheckpointError,
     ConfigError,
     DdrlError,
+    Guard,
     MessageError,
     MissingExtraError,
     RunDirError,
     shortened,
 )
 from ddrl.core.files import decode, new_file
-from ddrl.core.trust import own_secret
+from ddrl.core.forks import keep_streams
+from ddrl.core.plugins import own_secret
 from ddrl.run.directory import RunLock
 
 STATE = "serving.json"

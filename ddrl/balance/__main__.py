@@ -12,8 +12,8 @@ import sys
 import numpy as np
 
 from ddrl.balance.sizes import Cluster, balanced_sizes, memory_limit, model_speed, proportional_sizes
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import ConfigError
+from ddrl.core.forks import checked_output, keep_streams
 
 WORTHWHILE = 0.05  # shorter iterations below which equal sizes are advised
 

@@ -2,18 +2,16 @@
 
 `run` hands each stage its own section. Impossible values are refused here; `ddrl.core.settings` reads files and command
 lines. A slice (ddrl.pool, ddrl.balance, ...) has the same kind of dataclass in its own `settings.py`
-(`slice_component`), and its section is kept in `Config.slices` until it is asked for.
+(`plugins.slice_component`), and its section is kept in `Config.slices` until it is asked for.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal, TypeVar, overload
 
 import msgspec
@@ -81,26 +79,6 @@ def convert(values: Mapping[str, Any], component: Any, source: str, *, joint: st
         what, _, place = str(error).partition(" - at `$.")
         name = place.rstrip("`")
         raise ConfigError(f"{source}{joint}{name or 'settings'}: {what}") from None
-
-
-ROOT = Path(__file__).parents[1]
-
-
-@cache
-def slice_component(name: str) -> Any:
-    """The component of the slice `name`: the class with `section: ClassVar[str] = "NAME"` in ddrl/NAME/settings.py;
-    None where there is none. Imports the slice's settings alone."""
-    file = ROOT / name / "settings.py"
-    if not name.isidentifier() or not file.exists() or f'section: ClassVar[str] = "{name}"' not in file.read_text():
-        return None
-    module = importlib.import_module(f"ddrl.{name}.settings")
-    return next(found for found in vars(module).values() if getattr(found, "section", None) == name)
-
-
-def installed_slices() -> list[str]:
-    """The slices with a section of their own, by name."""
-    names = sorted(path.parent.name for path in ROOT.glob("*/settings.py"))
-    return [name for name in names if slice_component(name) is not None]
 
 
 # ---- Sections ----
@@ -690,7 +668,7 @@ class Config:
     def _make(self, name: str) -> Any:
         if name in CORE_SECTIONS:
             return getattr(self, name)
-        component = slice_component(name)
+        component = plugins.slice_component(name)
         if component is None:
             raise ConfigError(
                 f"the section [{name}] needs ddrl.{name}, which this installation lacks: install the whole of ddrl"

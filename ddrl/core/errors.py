@@ -24,6 +24,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 MAX_WORDS = 90  # letters of an error of the user's code
@@ -214,3 +215,49 @@ def error_of(kind: str, text: str) -> DdrlError:
     error = found.__new__(found)
     error.args = (plain_text(text),)
     return error
+
+
+# -- work beside training and serving, which may not end it ------------------------------------------------------------
+
+FIRST_PAUSE = 0.1  # [s] after a failure; it doubles with each further one
+LONGEST_PAUSE = 60.0  # [s]
+
+
+class Guard:
+    """Keeps work going that nobody waits for (the recorder, the look for newer policies, snapshots of counters): an
+    exception is reported once, to `report`, and the work is tried again after a pause that grows to a minute."""
+
+    def __init__(self, report: Callable[[str], object]) -> None:
+        self.failing: dict[str, str] = {}  # by what is done: why it fails
+        self._report = report
+        self._reported: set[tuple[str, type[Exception]]] = set()
+        self._pauses: dict[str, float] = {}
+
+    def attempt(self, doing: str, action: Callable[[], object]) -> float:
+        """Do it; how long to wait before the next time, beyond the usual period [s]."""
+        try:
+            action()
+        except Exception as error:  # whatever it is, what runs beside it continues
+            return self.failed(doing, error)
+        return self.done(doing)
+
+    def done(self, doing: str) -> float:
+        """Note that it worked."""
+        if self.failing.pop(doing, None) is not None:
+            del self._pauses[doing]
+        return 0.0
+
+    def failed(self, doing: str, error: Exception) -> float:
+        """Note that it failed; the pause before the next attempt [s]."""
+        self.failing[doing] = str(error) or type(error).__name__
+        pause = self._pauses[doing] = min(2 * self._pauses.get(doing, FIRST_PAUSE / 2), LONGEST_PAUSE)
+        kind = (doing, type(error))
+        if kind not in self._reported:
+            self._reported.add(kind)
+            known = isinstance(error, DdrlError)
+            words = str(error) if known else "\n" + "".join(traceback.format_exception(error)).rstrip()
+            try:
+                self._report(f"{doing} failed, the rest continues: {words}")
+            except Exception as trouble:
+                self.failing[doing] += f"; it could not be reported: {trouble}"
+        return pause

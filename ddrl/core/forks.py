@@ -1,4 +1,5 @@
-"""What a process begins with that another one has started: it ends with its parent, and is told by it when to stop.
+"""What a process begins with that another one has started: it ends with its parent, and is told by it when to stop;
+and an output that cannot fail it.
 
 `watched` is for commands that run the user's environment in the process that was started: a fork of it does the work,
 and whatever code of the user does to that one, its parent says how it ended."""
@@ -6,8 +7,11 @@ and whatever code of the user does to that one, its parent says how it ended."""
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import math
 import os
+import select
 import shlex
 import signal
 import sys
@@ -17,10 +21,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, TextIO
 
-from ddrl.core.errors import NetworkError, plain_line, user_frame
+from ddrl.core.errors import NetworkError, plain_line, shortage, user_frame
 
 PR_SET_PDEATHSIG = 1
 SI_KERNEL = 0x80  # origin of a terminal's signals, which reach every process of its group
@@ -252,3 +256,105 @@ def _write_note(text: str) -> None:
     if _note >= 0:
         os.ftruncate(_note, 0)
         os.pwrite(_note, text.encode(errors="surrogateescape"), 0)
+
+
+# -- what a process prints ---------------------------------------------------------------------------------------------
+# `keep_streams` gives a process an output that cannot fail it: closed streams, a reader that has left, a pipe that
+# nobody empties, a full disk.
+
+PATIENCE = 1.0  # [s] that a full pipe is waited for, once
+
+
+class Stream(io.TextIOBase):
+    """Text to a descriptor, a line in one write where it is short. It never raises: what cannot be written is left out,
+    `lost` says why. `patience` [s] that a full pipe is waited for; afterwards it must be emptied first."""
+
+    def __init__(self, descriptor: int, encoding: str, patience: float | None) -> None:
+        self.lost: OSError | None = None
+        self._descriptor = descriptor
+        self._encoding = encoding
+        self._patience = patience
+        self._full = False
+        self._line = ""
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """In which letters are written; those that it lacks are escaped."""
+        return self._encoding
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write whole lines, and keep the rest until `flush`."""
+        self._line += text
+        if "\n" in text:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        data = self._line.encode(self._encoding, "backslashreplace")
+        self._line = ""
+        try:
+            while data:
+                self._await_room()
+                data = data[os.write(self._descriptor, data[: select.PIPE_BUF]) :]
+        except OSError as error:
+            self.lost = error
+
+    def _await_room(self) -> None:
+        """Wait until so much as PIPE_BUF fits; OSError where nobody empties the pipe."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        patience = 0.0 if self._full else self._patience
+        if not poll.poll(None if patience is None else patience * 1000):
+            self._full = True
+            raise OSError(errno.EAGAIN, "nobody reads what is written")
+        self._full = False
+
+
+def keep_streams(patience: float | None = PATIENCE) -> None:
+    """Let nothing that this process prints fail it. `patience`: None for a command whose output is what is asked
+    for. Ends of children are heard, though who started this process ignores those of his: else all would be 0. What
+    ends it for want of memory is said in a line."""
+    sys.excepthook = _say_at_the_end
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file that is opened would be written to as if it were the terminal
+            found = os.open(os.devnull, os.O_RDWR)
+            if found != number:
+                os.dup2(found, number)
+                os.close(found)
+        if number:
+            before: TextIO | None = getattr(sys, name)
+            setattr(sys, name, Stream(number, getattr(before, "encoding", None) or "utf-8", patience))
+
+
+def _say_at_the_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if words := shortage(error):
+        print(f"ddrl: {words}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+def checked_output(status: int) -> int:
+    """The exit status of a command whose output is what was asked for: 1, with the reason, where it was lost other than
+    by a reader that had seen enough."""
+    lost = getattr(sys.stdout, "lost", None)
+    if lost is None or lost.errno == errno.EPIPE:
+        return status
+    print(f"ddrl: the output cannot be written: {lost.strerror}", file=sys.stderr)
+    return status or 1

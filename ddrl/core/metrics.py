@@ -54,8 +54,10 @@ def _total(role: Role | None, *further: Across) -> tuple[Across, ...]:
     return (Across("sum", role), *further)
 
 
-def _share(role: Role, name: str, doc: str) -> tuple[Across, ...]:
-    return (Across("share", role, name, "", doc),)
+def _timed(name: str, role: Role, whose: str, words: str) -> Metric:
+    """Seconds of one role's processes in something, and its share of their time."""
+    share = Across("share", role, f"{name}_share", "", f"Share of {whose} time {words}")
+    return Metric(f"{name}_seconds", "count", "s", f"Time {words}", (share,))
 
 
 class Phase(IntEnum):
@@ -130,28 +132,18 @@ METRICS: tuple[Metric, ...] = (
     Metric("return_sum", "count", "return", "Sum of the raw returns of ended episodes."),
     Metric("episode_steps_sum", "count", "env steps", "Sum of the lengths of ended episodes."),
     Metric("epsilon", "gauge", "", "Share of random actions.", (Across("mean", Role.ROLLOUT),)),
-    Metric(
-        "env_seconds",
-        "count",
-        "s",
-        "Time inside the environments.",
-        _share(Role.ROLLOUT, "env_share", "Share of the rollouts' time inside the environments."),
-    ),
-    Metric(
-        "act_seconds",
-        "count",
-        "s",
-        "Time choosing actions.",
-        _share(Role.ROLLOUT, "act_share", "Share of the rollouts' time choosing actions."),
-    ),
+    _timed("env", Role.ROLLOUT, "the rollouts'", "inside the environments."),
+    _timed("act", Role.ROLLOUT, "the rollouts'", "choosing actions."),
     Metric(
         "wait_seconds",
         "count",
         "s",
         "Time waiting: a full lane (rollout), no data to learn from (trainer).",
         (
-            *_share(Role.ROLLOUT, "rollout_wait_share", "Share of the rollouts' time waiting at a full lane."),
-            *_share(Role.TRAINER, "trainer_wait_share", "Share of the trainer's time waiting for data."),
+            Across(
+                "share", Role.ROLLOUT, "rollout_wait_share", "", "Share of the rollouts' time waiting at a full lane."
+            ),
+            Across("share", Role.TRAINER, "trainer_wait_share", "", "Share of the trainer's time waiting for data."),
         ),
     ),
     Metric("rows_dropped", "count", "rows", "Rows with a NaN or infinite number, left out.", _total(Role.ROLLOUT)),
@@ -226,13 +218,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("gradients", "count", "gradients", "Gradients that nodes have sent.", _total(Role.NODE)),
     Metric("gradients_late", "count", "gradients", "Of these, used in a later update.", _total(Role.NODE)),
     Metric("gradients_dropped", "count", "gradients", "Of these, dropped: too late.", _total(Role.NODE)),
-    Metric(
-        "gradient_seconds",
-        "count",
-        "s",
-        "Time computing gradients.",
-        _share(Role.NODE, "gradient_share", "Share of the gradient nodes' time computing gradients."),
-    ),
+    _timed("gradient", Role.NODE, "the gradient nodes'", "computing gradients."),
     # trainer
     Metric("model_nbytes", "gauge", "bytes", "Size of the parameter vector that is published (S)."),
     Metric(
@@ -252,43 +238,11 @@ METRICS: tuple[Metric, ...] = (
     Metric("publish_deferred", "count", "versions", "Publishes put off because every mailbox slot was in use."),
     Metric("loss", "gauge", "", "Loss of a recent update.", _TRAINER),
     Metric("grad_norm", "gauge", "", "Gradient norm before clipping of a recent update.", _TRAINER),
-    Metric(
-        "learn_seconds",
-        "count",
-        "s",
-        "Time in optimizer steps.",
-        _share(Role.TRAINER, "learn_share", "Share of the trainer's time in optimizer steps."),
-    ),
-    Metric(
-        "sample_seconds",
-        "count",
-        "s",
-        "Time drawing batches and writing back priorities.",
-        _share(
-            Role.TRAINER, "sample_share", "Share of the trainer's time drawing batches and writing back priorities."
-        ),
-    ),
-    Metric(
-        "record_seconds",
-        "count",
-        "s",
-        "Time moving rows from lanes to replay.",
-        _share(Role.TRAINER, "record_share", "Share of the trainer's time moving rows from lanes to replay."),
-    ),
-    Metric(
-        "publish_seconds",
-        "count",
-        "s",
-        "Time writing parameters to the mailbox.",
-        _share(Role.TRAINER, "publish_share", "Share of the trainer's time writing parameters to the mailbox."),
-    ),
-    Metric(
-        "checkpoint_seconds",
-        "count",
-        "s",
-        "Time writing checkpoints.",
-        _share(Role.TRAINER, "checkpoint_share", "Share of the trainer's time writing checkpoints."),
-    ),
+    _timed("learn", Role.TRAINER, "the trainer's", "in optimizer steps."),
+    _timed("sample", Role.TRAINER, "the trainer's", "drawing batches and writing back priorities."),
+    _timed("record", Role.TRAINER, "the trainer's", "moving rows from lanes to replay."),
+    _timed("publish", Role.TRAINER, "the trainer's", "writing parameters to the mailbox."),
+    _timed("checkpoint", Role.TRAINER, "the trainer's", "writing checkpoints."),
     Metric(
         "lag_wait_seconds",
         "count",

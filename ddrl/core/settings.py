@@ -20,9 +20,10 @@ from typing import Any, cast, get_type_hints
 import tomli_w
 
 from ddrl.core import plugins
-from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert, installed_slices, slice_component
+from ddrl.core.config import CORE_SECTIONS, SWITCHED, Config, check_ranges, convert
 from ddrl.core.errors import ConfigError, shortened
 from ddrl.core.files import DAMAGE, MAX_DOCUMENT, read_regular, refuse_deep
+from ddrl.core.plugins import installed_slices, slice_component
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ddrl import plots
 from ddrl.core.errors import DdrlError, plain_line, shortened
 from ddrl.core.specs import Array
 from ddrl.dashboard import drawing
-from ddrl.telemetry import Run, causes_of, facts, find_runs, run_status
+from ddrl.telemetry import Run, causes_of, find_runs, run_status, summary
 from ddrl.telemetry.directory import NOTES_FILE, read_settings
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.sinks import duration_text
@@ -95,7 +95,7 @@ def facts_at(path: Path) -> Facts:
 
 @lru_cache(maxsize=MAX_RUNS)
 def _facts_at(path: Path, state: str, changed: float) -> Facts:
-    return facts.facts_at(path, facts.BRIEF)
+    return summary.facts_at(path, summary.BRIEF)
 
 
 def changed_at(path: Path) -> float:

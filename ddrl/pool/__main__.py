@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.errors import DdrlError, PoolError, RunDirError
 from ddrl.core.files import read_json
-from ddrl.core.trust import remember_trust
+from ddrl.core.forks import checked_output, keep_streams
+from ddrl.core.plugins import remember_trust
 from ddrl.pool.records import OWN, PoolSetup
 from ddrl.telemetry import ControlClient, is_listening
 

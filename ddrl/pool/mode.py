@@ -25,9 +25,9 @@ from ddrl.channels.segment import sweep_dead
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, PoolError, RunDirError
 from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular, refuse_links, write_json
+from ddrl.core.plugins import check_trust, foreign_code, remember_trust
 from ddrl.core.roles import Role
 from ddrl.core.settings import apply_overrides, config_tree, load_config
-from ddrl.core.trust import check_trust, foreign_code, remember_trust
 from ddrl.pool.devices import check_devices, group_name, make_group
 from ddrl.pool.leases import LeaseMaster
 from ddrl.pool.records import INTERRUPTED, OWN, Lease, PoolFigures, PoolSetup, PoolTask, TaskEnd, jain_index

@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.segment import unlink_run
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, RunDirError
 from ddrl.core.files import write_json
-from ddrl.core.forks import SIGNALS, die_with, is_orphan
+from ddrl.core.forks import SIGNALS, die_with, is_orphan, keep_streams
 from ddrl.pool.devices import CpuSlot, Device, group_name, make_group
 from ddrl.pool.leases import LeaseHolder
 from ddrl.pool.records import INTERRUPTED, PoolSetup, PoolTask, TaskEnd

@@ -65,7 +65,7 @@ if __name__ == "__main__":
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, _end_at_once)
     if launched()[0] < 2:  # a rank prints nothing, and is to import little
-        from ddrl.core.background import keep_streams
+        from ddrl.core.forks import keep_streams
 
         keep_streams()
         from ddrl.core.forks import end_process, watched

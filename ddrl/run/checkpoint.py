@@ -197,7 +197,7 @@ def newest_state(folder: Path) -> State:
     """What state.json of the newest checkpoint says; its other files are not read. CheckpointError as
     `newest_checkpoint`."""
     path = _newest(folder)
-    return read_state(path, f"the checkpoint {path} is damaged", f"delete {path} to use the one before it")
+    return read_state(path, f"delete {path} to use the one before it")
 
 
 def _newest(folder: Path) -> Path:
@@ -220,7 +220,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Verify one checkpoint against its digests."""
     advice = f"delete {path} to resume from the one before it"
     damage = f"the checkpoint {path} is damaged"
-    state = read_state(path, damage, advice)
+    state = read_state(path, advice)
     if state.training.env_steps != int(path.name):
         raise CheckpointError(
             f"{damage}: it was written after {state.training.env_steps} environment steps, not {int(path.name)}: "
@@ -244,14 +244,15 @@ def newest_settings(folder: Path) -> str | None:
     """The settings that the newest checkpoint holds; None where there is none, or an earlier version wrote it."""
     for path in reversed(_complete(folder)):
         try:
-            return read_state(path, "", "").settings
+            return read_state(path, "").settings
         except CheckpointError:
             continue
     return None
 
 
-def read_state(path: Path, damage: str, advice: str) -> State:
-    """What state.json of a checkpoint says; CheckpointError, with the words given, unless it is whole."""
+def read_state(path: Path, advice: str) -> State:
+    """What state.json of a checkpoint says; CheckpointError, with the advice given, unless it is whole."""
+    damage = f"the checkpoint {path} is damaged"
     try:
         document: Any = json.loads(read_regular(path / STATE, MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError) as error:

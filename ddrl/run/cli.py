@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ddrl import __version__, current_name
-from ddrl.core.config import Config, installed_slices
+from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError
+from ddrl.core.plugins import installed_slices
 from ddrl.core.settings import SettingInfo, describe_plugin_settings, describe_settings, load_config
 
 PACKAGE = Path(__file__).parents[1]

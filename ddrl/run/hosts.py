@@ -16,15 +16,13 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ddrl.channels.board import Board
 from ddrl.channels.segment import adopt_run, unlink_run
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.core.forks import ignore_interrupts, is_stopped
+from ddrl.core.forks import ignore_interrupts, is_stopped, keep_streams
 from ddrl.run.keeper import (
     LOOK_PERIOD,
     MIN_WORK,
@@ -52,9 +50,6 @@ from ddrl.run.processes import (
     run_host,
 )
 from ddrl.run.topology import Topology, board_name, describe
-
-if TYPE_CHECKING:
-    from ddrl.run.task import Duty
 
 
 class HostKeeper:
@@ -188,12 +183,6 @@ class HostKeeper:
         self._read()
         if self.result is not None and self.result.error:
             raise JobFailed(self.result.error)
-
-    def duty(self) -> Duty:
-        """Checks it beside training."""
-        from ddrl.run.task import Duty
-
-        return Duty(LOOK_PERIOD, lambda now: self.check())
 
     def end(self, timeout: float = 2 * STOP_TIMEOUT) -> None:
         """Let it end its processes and wait for that; kill it after `timeout` [s]."""

@@ -38,7 +38,7 @@ from ddrl.core.files import open_to_append
 from ddrl.core.forks import die_with, ignore_interrupts
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
-from ddrl.run.process import interrupts_held_back, name_process, offered_to_oom_killer, step_back
+from ddrl.run.process import MEMBER_NICENESS, interrupts_held_back, name_process, offered_to_oom_killer
 from ddrl.run.slot import LAUNCHER_VARIABLES
 
 MAX_WORDS = 16_000  # [B] of what a child prints that are kept for messages
@@ -80,22 +80,16 @@ class Ended:
         return f"ended early with status {self.status}"
 
 
-class Output:
-    """What the processes of a place print, in files of a bounded size: the newest, and the one before it (.1). On a
-    full disk it is left out."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def write(self, data: bytes) -> None:
-        """Append."""
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(exist_ok=True)
-            with open_to_append(self._path) as file:
-                file.write(data)
-                full = file.tell() >= MAX_OUTPUT_FILE
-            if full:
-                self._path.replace(self._path.with_suffix(".1.txt"))
+def keep_output(path: Path, data: bytes) -> None:
+    """Append what the processes of a place print to files of a bounded size: the newest, and the one before it (.1). On
+    a full disk it is left out."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        with open_to_append(path) as file:
+            file.write(data)
+            full = file.tell() >= MAX_OUTPUT_FILE
+        if full:
+            path.replace(path.with_suffix(".1.txt"))
 
 
 class Child:
@@ -113,7 +107,7 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
         os.set_blocking(errors, False)
         self.errors = errors
-        self.output: Output | None = None
+        self.output: Path | None = None  # where what it prints is kept
         self._words = b""
         self._received = 0  # [B] in all
         self._ended: Ended | None = None
@@ -154,7 +148,7 @@ class Child:
             self._received += len(data)
             self._words = (self._words + data)[-MAX_WORDS:]
             if self.output is not None:
-                self.output.write(data)
+                keep_output(self.output, data)
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -166,9 +160,8 @@ class Child:
         """Where it is: the stacks of its Python threads, or its state where it cannot write them."""
         if self.ended() is not None:
             return "it has ended"
-        state, caught = _state_of(self.pid)
-        if state not in "RS" or not caught:
-            return f"its process {STATES.get(state, 'is in state ' + state)}"
+        if why := _why_not_asked(self.pid):
+            return why
         self.read_errors()
         before = self._received
         self.send(STACKS_SIGNAL)
@@ -214,6 +207,12 @@ def _state_of(pid: int) -> tuple[str, bool]:
     return lines["State"].strip()[0], bool(int(lines["SigCgt"].strip(), 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
+def _why_not_asked(pid: int) -> str:
+    """Why a process would not write its stacks; "" where it may."""
+    state, caught = _state_of(pid)
+    return "" if caught and state in "RS" else f"its process {STATES.get(state, 'is in state ' + state)}"
+
+
 def report_stacks(descriptor: int) -> None:
     """Let this process write its stacks there when it is sent STACKS_SIGNAL, or crashes, whatever it hangs in."""
     faulthandler.enable(file=descriptor)
@@ -222,9 +221,8 @@ def report_stacks(descriptor: int) -> None:
 
 def ask_for_stacks(pid: int) -> str:
     """Make a process that is no child of this one write its stacks to its own standard error; what to say of that."""
-    state, caught = _state_of(pid)
-    if not caught or state not in "RS":
-        return f"its process {STATES.get(state, 'is in state ' + state)}"
+    if why := _why_not_asked(pid):
+        return why
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, STACKS_SIGNAL)
     return "its stacks are on its standard error"
@@ -346,7 +344,7 @@ LONG_PHASE_LIMIT = 1800.0  # [s] without a heartbeat while saving: a large repla
 
 @dataclass(frozen=True)
 class Silent:
-    """A process without a sign of life for `seconds`. `final`: its limit is reached; before, the user is told once."""
+    """A process without a sign of life for `seconds`. Before its limit is reached the user is told once."""
 
     row: int
     rank: int
@@ -355,7 +353,11 @@ class Silent:
     pid: int
     seconds: float
     limit: float
-    final: bool
+
+    @property
+    def final(self) -> bool:
+        """Whether its limit is reached."""
+        return self.seconds >= self.limit
 
     @property
     def words(self) -> str:
@@ -410,10 +412,12 @@ class Silence:
         self._noted -= set(np.flatnonzero(~late).tolist())
         found: list[Silent] = []
         for row in np.flatnonzero(watched & late).tolist():
-            silent = self._describe(table[row], row, now - float(self._changed[row]), float(limits[row]))
-            if silent.final or row not in self._noted:
+            rank, role, host, pid = map(int, np.nan_to_num(table[row, [RANK, ROLE, HOST, PID]], nan=-1.0))
+            seconds = now - float(self._changed[row])
+            limit = float(limits[row])
+            if seconds >= limit or row not in self._noted:
                 self._noted.add(row)
-                found.append(silent)
+                found.append(Silent(row, rank, list(Role)[role], host, pid, seconds, limit))
         return found
 
     def has_started(self, row: int) -> bool:
@@ -434,19 +438,6 @@ class Silence:
         limits[phases == Phase.SAVING] = max(self._limit, LONG_PHASE_LIMIT)
         limits[phases == Phase.WAITING] = np.inf  # a pool lends its device when it can
         return limits
-
-    def _describe(self, values: NDArray[np.float64], row: int, seconds: float, limit: float) -> Silent:
-        pid = values[PID]
-        return Silent(
-            row,
-            int(values[RANK]),
-            list(Role)[int(values[ROLE])],
-            int(values[HOST]),
-            -1 if np.isnan(pid) else int(pid),
-            seconds,
-            limit,
-            final=seconds >= limit,
-        )
 
 
 # -- all processes of a host -------------------------------------------------------------------------------------------
@@ -502,7 +493,7 @@ class Keeper:
         self.run_on(pid, wanted.cores)
         child = Child(pid, wanted.role, place, incarnation, reading, wanted.rank)
         if self.folder is not None and wanted.work is not None:
-            child.output = Output(self.folder / f"rank-{wanted.rank}.txt")
+            child.output = self.folder / f"rank-{wanted.rank}.txt"
         self.children[place] = child
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
         self._selector.register(child.errors, selectors.EVENT_READ, child)
@@ -549,9 +540,11 @@ class Keeper:
                 key.data()
             elif key.fd == key.data.errors and not key.data.read_errors():
                 self._selector.unregister(key.fd)
-        for place, child in list(self.children.items()):
-            ended = self._reap(place, child)
+        for child in list(self.children.values()):
+            descriptors = (child.errors, child.pidfd)
+            ended = child.ended()
             if ended is not None:
+                self._forget(child.place, descriptors)
                 gone.append((child, ended))
         return gone
 
@@ -559,27 +552,16 @@ class Keeper:
         """Wait at most `grace` [s] for all of them together, then kill who is left."""
         deadline = time.monotonic() + grace
         for child in list(self.children.values()):
-            self._forget(child)
+            self._forget(child.place, (child.errors, child.pidfd))
             child.end(max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
         """Let go of what is watched; every child has ended."""
         self._selector.close()
 
-    def _reap(self, place: int, child: Child) -> Ended | None:
-        errors = child.errors
-        pidfd = child.pidfd
-        ended = child.ended()
-        if ended is not None:
-            del self.children[place]
-            for descriptor in (errors, pidfd):
-                with contextlib.suppress(KeyError, ValueError):
-                    self._selector.unregister(descriptor)
-        return ended
-
-    def _forget(self, child: Child) -> None:
-        del self.children[child.place]
-        for descriptor in (child.errors, child.pidfd):
+    def _forget(self, place: int, descriptors: Sequence[int]) -> None:
+        del self.children[place]
+        for descriptor in descriptors:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(descriptor)
 
@@ -622,7 +604,7 @@ def run_fork(parent: int, errors: int, work: Callable[[], int], seed: Sequence[i
         die_with(parent)
         ignore_interrupts()
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        step_back()
+        os.nice(MEMBER_NICENESS)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(errors, 1)  # what an environment prints is kept, and not mixed with what the command prints
         os.dup2(errors, 2)

@@ -6,6 +6,7 @@ in this process, as tasks of a pool do, which borrow a device for some moves; th
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import uuid
 from collections.abc import Callable
@@ -15,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from ddrl.channels.board import Board
 from ddrl.channels.board import Command as BoardCommand
 from ddrl.channels.segment import sweep_dead
-from ddrl.core.background import checked_output
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, plain_line, user_frame
-from ddrl.core.forks import note_work
+from ddrl.core.forks import checked_output, note_work
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.hosts import HostKeeper
+from ddrl.run.keeper import LOOK_PERIOD
 from ddrl.run.preparation import Preparation, Probe, announce, describe_environment, planned_config
-from ddrl.run.process import Interrupts, interrupts_ignored, set_torch_threads
+from ddrl.run.process import Interrupts, set_torch_threads, signals_handled
 from ddrl.run.processes import Job, KeepHost, Made, Ranks, Result, run_host
 from ddrl.run.slot import PRINT_ONLY
 from ddrl.run.topology import HostChannels, board_name, describe, places_of_host, read_failure
@@ -51,7 +52,7 @@ def run_command(arguments: list[str]) -> int:
             preparation = _prepare(command, run_id, path)
             note_work(preparation.config.env.id, command.resume or path)
             result = Result(run_serial(preparation), directory=str(preparation.directory.now))
-            return _conclude(result, "python -m ddrl.run --serial")
+            return conclude(result, "python -m ddrl.run --serial")
         job = Job(run_id, 0)
         with job.interrupts_passed_on(), job:
             job.start_trainer()
@@ -60,23 +61,17 @@ def run_command(arguments: list[str]) -> int:
                 lambda probe: _prepare(command, run_id, path, probe),
                 lambda config: Ranks(list(local_ranks(config)), []),
             )
-        return _conclude(Result(document, directory=job.directory), "python -m ddrl.run")
+        return conclude(Result(document, directory=job.directory), "python -m ddrl.run")
     except DdrlError as error:
         complain(error, "--traceback" in arguments)
         return 1
     except KeyboardInterrupt:
-        return _conclude(Result(None), "")
+        return conclude(Result(None), "")
     except (Exception, SystemExit) as error:
         if "--traceback" in arguments or not user_frame(error):
             raise
         complain(DdrlError(describe(error, "this run")), show_traceback=False)
         return 1
-
-
-def _conclude(result: Result, launcher: str) -> int:
-    """`conclude`, which another Ctrl-C does not interrupt: it changes neither the words nor the status."""
-    with interrupts_ignored():
-        return conclude(result, launcher)
 
 
 def _prepare(command: Command, run_id: str, path: Path | None, probe: Probe = describe_environment) -> Preparation:
@@ -111,7 +106,7 @@ def run_here(
 
     `equip` is called with the task before its first turn. hosts > 0: there are relays on as many, ranks of the job
     whose rank 0 has started this process and made its board."""
-    from ddrl.run.task import assemble
+    from ddrl.run.task import Duty, assemble
     from ddrl.run.trainer import drive, start_rounds
 
     run_id = preparation.run_id
@@ -128,7 +123,7 @@ def run_here(
         board = channels.board
         with Interrupts() as interrupts:
             set_torch_threads(topology.config.learner.threads)
-            task = assemble(topology, channels, records, [keeper.duty()])
+            task = assemble(topology, channels, records, [Duty(LOOK_PERIOD, lambda now: keeper.check())])
             if topology.in_rounds:
                 rounds = start_rounds(task, keeper.take_collectors_end())
             equip(task)
@@ -172,9 +167,10 @@ def asked_by(command: Command) -> str:
     return "--tasks" if command.tasks else "--resume of a pool"
 
 
+@signals_handled(signal.SIG_IGN)
 def conclude(result: Result, launcher: str) -> int:
-    """Say how a job ended and what to do next; the exit status (130 after an interrupt, as shells expect). launcher:
-    the command that resumes, without its arguments."""
+    """Say how a job ended and what to do next; the exit status (130 after an interrupt, as shells expect). Another
+    Ctrl-C changes neither. launcher: the command that resumes, without its arguments."""
     document = result.document
     if document is None and result.error:
         print(f"ddrl: {result.error}", file=sys.stderr, flush=True)

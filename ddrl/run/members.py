@@ -1,4 +1,5 @@
-"""What a rollout and an evaluator do from start to end, in whichever mode they were started.
+"""What a rollout and an evaluator do from start to end, in whichever mode they were started; and how the returns that a
+learner predicts compare with those that an evaluation has met.
 
 They meet the rest of the job in channels alone: this module attaches them, runs the stage, and reports a failure on the
 board.
@@ -11,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel
@@ -35,14 +37,17 @@ from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.topology import START_TIMEOUT, HostChannels, describe, report_failure
 
+if TYPE_CHECKING:
+    from ddrl.learner.learner import Learner
+
 EVALUATION_SEED = 1_000_003
 CONFIRMATION_TURN = 1 << 30  # no evaluation beside training reaches this turn, so its seeds are its own
 GOING = (Command.RUN, Command.PAUSE)
 
 
 def member_process(channels: HostChannels, assignment: Assignment) -> int:
-    """Run one rollout or evaluator until the board says stop; the process's exit status."""
-    board = channels.board
+    """In a fork: run one rollout or evaluator until the board says stop; the process's exit status."""
+    board = channels.in_fork().board
     if channels.topology.has_relays:  # for environments that ask which rank this is; what they start is none
         os.environ["OMPI_COMM_WORLD_RANK"] = str(assignment.rank)
         os.unsetenv("OMPI_COMM_WORLD_RANK")
@@ -276,3 +281,54 @@ def _policy_of(channels: HostChannels) -> tuple[ActingModel, Mailbox]:
     assert channels.model is not None
     assert channels.mailbox is not None
     return channels.model, channels.mailbox
+
+
+# -- predicted returns -------------------------------------------------------------------------------------------------
+
+
+def has_distributions(learner: Learner) -> bool:
+    """Whether the algorithm predicts distributions (on a known support); asks it about an observation of zeros."""
+    seen = learner.spec.observation
+    arrays = learner.inspect(np.zeros((1, *seen.shape), seen.numpy))
+    return "quantile" in arrays or ("probability" in arrays and hasattr(learner.algorithm, "support"))
+
+
+def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
+    """The fields of the snapshot "values": the return's distributions that the learner predicts for states that its
+    policy met, beside the returns that followed (schema: docs/telemetry.md)."""
+    moments, count = met.returns.shape[:2]
+    arrays = learner.inspect(met.observations.reshape(moments * count, *met.observations.shape[2:]))
+    form = "quantile" if "quantile" in arrays else "probability"
+    values = arrays[form] if arrays[form].ndim == 3 else arrays[form][:, None]  # one number a reward, continuous action
+    values = values.reshape(moments, count, *values.shape[1:])  # [M, N, actions or K, atoms]
+    taken = np.full((moments, count), -1)
+    actions = learner.spec.num_actions
+    predicted = values
+    if actions:
+        taken = arrays["q"].reshape(moments, count, actions).argmax(2)
+        predicted = np.take_along_axis(values, taken[:, :, None, None], 2)
+    atoms: int = values.shape[3]
+    if form == "probability":
+        support = cast(Any, learner.algorithm).support
+        at = np.linspace(float(support.v_min), float(support.v_max), atoms)
+        mixed = predicted.mean(1)
+    else:
+        at = (np.arange(atoms) + 0.5) / atoms
+        mixed = _pooled(predicted, at)
+    known = [[row[np.isfinite(row)].tolist() for row in moment.T] for moment in met.returns]  # [M][K][at most N]
+    return {
+        "form": form,
+        "atoms": at,
+        "steps": met.steps,
+        "predicted": mixed,
+        "returns": known,
+        "state": values[:, 0],
+        "taken": taken[:, 0],
+        "discrete": bool(actions),
+    }
+
+
+def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
+    """The quantiles [M, K, atoms] of the mixture over states of [M, N, K, atoms]."""
+    moments, _, numbers, _ = quantile.shape
+    return np.quantile(np.moveaxis(quantile, 1, 2).reshape(moments, numbers, -1), fractions, axis=2).transpose(1, 2, 0)

@@ -31,11 +31,10 @@ from ddrl.core.errors import (
     frame_of_stacks,
     plain_line,
 )
-from ddrl.core.plugins import slice_module
+from ddrl.core.plugins import check_trust, foreign_code, remember_trust, slice_module, use_code
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.settings import apply_overrides, config_from_toml, config_tree
 from ddrl.core.specs import Declaration, EnvSpec
-from ddrl.core.trust import check_trust, foreign_code, remember_trust, use_code
 from ddrl.run.checkpoint import KEPT_CHECKPOINTS, Checkpoint, TaskRecords, newest_checkpoint, newest_state
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, absolute, planned_path, working_directory

@@ -28,6 +28,18 @@ SAVE_SECONDS = 600  # [s] after which a child that still has not saved is ended 
 PR_SET_NAME = 15
 
 
+@contextmanager
+def signals_handled(handler: Any, numbers: Iterable[signal.Signals] = SIGNALS) -> Generator[None]:
+    """Inside, `handler` is what these signals mean; with SIG_IGN there is nothing to interrupt, also in what is started
+    inside."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, one in before.items():
+            signal.signal(number, one)
+
+
 class Interrupts:
     """Notes that a stop was asked for: Ctrl-C, SIGTERM, SIGHUP (the terminal was closed; not under nohup) and SIGUSR1
     ask for a clean stop; a second Ctrl-C ends at once.
@@ -77,17 +89,6 @@ def interrupts_held_back() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def interrupts_ignored() -> Generator[None]:
-    """Inside, and in what is started inside, there is nothing to interrupt."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def leave_process_group() -> int:
     """Fork between two moves, so that a copy of this process survives who kills its ranks (mpirun does, a quarter of a
     second after SIGTERM). 0 in the copy, which is alone in a session of its own; the copy's id in the original.
@@ -100,11 +101,6 @@ def leave_process_group() -> int:
         ignore_interrupts()
         signal.alarm(SAVE_SECONDS)
     return child
-
-
-def ended_well(child: int) -> bool:
-    """Wait for a child process; whether it ended with status 0."""
-    return os.waitpid(child, 0)[1] == 0
 
 
 def spare_collector() -> None:
@@ -122,11 +118,6 @@ def load_torch() -> None:
         spare_collector()
     finally:
         gc.enable()
-
-
-def step_back() -> None:
-    """Lower the priority of a rollout or evaluator."""
-    os.nice(MEMBER_NICENESS)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ from ddrl.run.keeper import (
     process_name,
     work_done,
 )
-from ddrl.run.process import interrupts_held_back
+from ddrl.run.process import interrupts_held_back, signals_handled
 from ddrl.run.topology import (
     HostChannels,
     Topology,
@@ -211,7 +211,7 @@ class Job:
         self.launcher = 0  # ended where the parent has died; 0: it ends by itself
         self._deaths = deaths or Deaths()
         self._parent = parent
-        self._parent_has_ended = False
+        self.parent_has_ended = False  # before this process
         self._link: Link | None = None
         self._result: Result | None = None
         self._trainer: Child | None = None
@@ -227,7 +227,7 @@ class Job:
         self._spare: tuple[Child, Link] | None = None
         self._spare_at = math.inf  # when one is started, once the trainer learns [s]
         self._collectors: Any = None  # of the slice of pools, where learning goes in rounds
-        self._collectors_end = -1  # descriptor of the socket to order them, until it is sent
+        self._collectors_ends: list[int] = []  # descriptor of the socket to order them, until it is sent
         if parent is not None:
             self.keeper.watch(parent.pidfd, self._note_parent_end)
             self.keeper.watch(parent.link.fileno(), self._hear_parent)
@@ -247,11 +247,6 @@ class Job:
     def has_trainer(self) -> bool:
         """Whether this keeper has started the trainer."""
         return self._link is not None
-
-    @property
-    def parent_has_ended(self) -> bool:
-        """Whether the process that has started this one has ended before it."""
-        return self._parent_has_ended
 
     # -- the start
 
@@ -286,6 +281,8 @@ class Job:
             channels.attach_drained()
         else:
             channels = HostChannels.create(topology, self.host, self.board)
+        from ddrl.run.members import member_process  # with all that members need, which is imported by now
+
         self.channels = channels
         config = topology.config
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
@@ -305,7 +302,7 @@ class Job:
                 self.keeper.places[TRAINER] = replace(self.keeper.places[TRAINER], rank=member.rank, cores=wanted)
                 self.keeper.run_on(self._trainer.pid, wanted)
             elif member.role is Role.EVALUATOR or (member.role is Role.ROLLOUT and not topology.in_rounds):
-                work = partial(_be_member, channels, member)
+                work = partial(member_process, channels, member)
                 self.keeper.places[member.rank] = Place(member.rank, member.role, work, cores=wanted)
                 if takes_over:
                     self._clear_place(member)
@@ -317,7 +314,8 @@ class Job:
         if topology.in_rounds:
             collectors = slice_module("pool.collectors", "pool.collectors")
             made = collectors.fork_collectors(self.keeper, channels, self._silence.restarted)
-            self._collectors, self._collectors_end = made
+            self._collectors, end = made
+            self._collectors_ends = [end]
 
     def hand_over(self, records: TaskRecords) -> Records:
         """Give the trainer the run's directory, with its lock, and the checkpoint to go on from. A trainer that is a
@@ -331,23 +329,19 @@ class Job:
         message = Records(self._directory, resume, bool(descriptors), in_rounds, records.same_job)
         self._spare_at = time.monotonic() + (0.0 if records.same_job else SPARE_AFTER)
         if self._link is not None:
-            self._link.send(message, [*descriptors, *self._collector_ends()])
+            self._link.send(message, [*descriptors, *self._collectors_ends])
             self._close_collectors_end()
         return message
 
     def send_made(self, made: Made) -> None:
         """Let the parent know that the channels are there."""
         assert self._parent is not None
-        self._parent.link.send(made, self._collector_ends())
+        self._parent.link.send(made, self._collectors_ends)
         self._close_collectors_end()
 
-    def _collector_ends(self) -> list[int]:
-        return [] if self._collectors_end < 0 else [self._collectors_end]
-
     def _close_collectors_end(self) -> None:
-        for descriptor in self._collector_ends():
-            os.close(descriptor)
-        self._collectors_end = -1
+        while self._collectors_ends:
+            os.close(self._collectors_ends.pop())
 
     # -- while it runs
 
@@ -366,9 +360,9 @@ class Job:
     def serve(self) -> None:
         """Watch until the parent asks for the end, or has ended and a trainer that is a rank has saved."""
         assert self._parent is not None
-        while not self._parent.link.closed and not self._parent_has_ended:
+        while not self._parent.link.closed and not self.parent_has_ended:
             self.look(LOOK_PERIOD if self.board.command in GOING else END_LOOK_PERIOD)
-        while self._parent_has_ended and self._trainer_pidfd >= 0:
+        while self.parent_has_ended and self._trainer_pidfd >= 0:
             self.look(LOOK_PERIOD)
 
     def look(self, timeout: float) -> None:
@@ -687,7 +681,7 @@ class Job:
         """The relay, or the task, beside this keeper has ended: the trainer saves, then all processes of the host
         end."""
         assert self._parent is not None
-        self._parent_has_ended = True
+        self.parent_has_ended = True
         self.keeper.unwatch(self._parent.pidfd)
         for descriptor in self._parent.output:
             self.keeper.watch(descriptor, partial(os.read, descriptor, MAX_OUTPUT))
@@ -712,7 +706,8 @@ class Job:
             self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
             return
         child = self._child_of(silent)
-        setting = "run.silence_limit" if self._has_started(silent) else "run.start_limit"
+        assert self._silence is not None
+        setting = "run.silence_limit" if self._silence.has_started(silent.row) else "run.start_limit"
         is_restarted = child is not None and child is self._trainer and self._trainer_can_restart
         if child is not None and (child.role in MEMBERS or is_restarted):
             self._end_silent_member(child, silent, setting)
@@ -758,10 +753,6 @@ class Job:
             return self._collectors.acting(silent.rank)
         return next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
 
-    def _has_started(self, silent: Silent) -> bool:
-        assert self._silence is not None
-        return self._silence.has_started(silent.row)
-
     def _table(self, channels: HostChannels) -> NDArray[np.float64]:
         """Counters of this host, and on the trainer's host those of the other hosts' relays."""
         tables = [channels.counters.table()]
@@ -779,7 +770,6 @@ class Job:
     def interrupts_passed_on(self) -> Generator[None]:
         """Signals that ask for a stop go to the trainer, which saves; before it has anything to save they set
         `interrupted`. Once it has ended they change nothing: this process removes the channels."""
-        before: dict[signal.Signals, Any] = {}
 
         def act(number: int, _: FrameType | None) -> None:
             if number == signal.SIGINT and self.interrupted and self._kill_trainer_at is None:
@@ -788,14 +778,9 @@ class Job:
             if self._directory and self._trainer is not None:
                 self._trainer.send(number)
 
-        for number in own_signals():
-            before[number] = signal.signal(number, act)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        try:
+        with signals_handled(act, own_signals()):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def check_interrupts(self) -> None:
         """KeyboardInterrupt where a stop was asked for before the trainer had anything to save."""
@@ -827,13 +812,6 @@ class Job:
         else:
             self.board.unlink()
         unlink_run(self.run_id, self.host)
-
-
-def _be_member(channels: HostChannels, assignment: Assignment) -> int:
-    """In a fork: the evaluator or a rollout."""
-    from ddrl.run.members import member_process
-
-    return member_process(channels.in_fork(), assignment)
 
 
 def _below(words: str) -> str:

@@ -46,7 +46,6 @@ from ddrl.run.local import asked_by, complain, conclude, is_of_pool, print_only
 from ddrl.run.preparation import announce, planned_config
 from ddrl.run.process import (
     Interrupts,
-    ended_well,
     leave_process_group,
     name_process,
     set_torch_threads,
@@ -64,7 +63,7 @@ if TYPE_CHECKING:
 END_TIMEOUT = 10.0  # [s] after a failure for the other ranks to end; then the job is aborted
 MESSAGES = 4  # tag, beside those of `slot`
 ORDERED = (slot.RELAY, slot.TRAINER, slot.NODE)  # work that needs the topology
-LETTERS = {Role.RELAY: slot.RELAY, Role.NODE: slot.NODE, Role.TRAINER: slot.TRAINER}
+LETTERS = {Role.RELAY: slot.RELAY, Role.NODE: slot.NODE}  # a trainer is a rank beside nodes alone
 # Of the time waited so far, and [s]: hundreds of ranks that poll a hundred times a second slow the one they wait for.
 SHARE = 0.3
 MAX_SLEEP = 0.1
@@ -291,7 +290,8 @@ class Lead:
             evaluator = config.evaluation.period > 0
             ranks = assign_roles(hosts, evaluator=evaluator, nodes=config.learner.nodes, collectors=collectors)
             ranks = [replace(rank, machine=machines[hosts.index(rank.host)]) for rank in ranks]
-            work[:-1] = bytes(_letter(rank, config.learner.nodes) for rank in ranks[: world.Get_size()])
+            letters = {**LETTERS, Role.TRAINER: slot.TRAINER} if config.learner.nodes else LETTERS
+            work[:-1] = bytes(letters.get(rank.role, slot.SLOT) for rank in ranks[: world.Get_size()])
         except BaseException:
             _answer(world, work)  # nothing
             keeper.end(0.0)
@@ -321,12 +321,6 @@ class Lead:
         keeper.end()
         _part(mail, work, result, self._run_id, _with_work(work, slot.RELAY) if ordered else [])
         return status
-
-
-def _letter(rank: Assignment, nodes: int) -> int:
-    if rank.role is Role.TRAINER and not nodes:
-        return slot.SLOT
-    return LETTERS.get(rank.role, slot.SLOT)
 
 
 def _collect(world: MPI.Intracomm) -> list[bytearray]:
@@ -633,7 +627,7 @@ def _save_in_a_copy(errors: int, task: Task) -> bool:
     `slot.launcher_errors`."""
     child = leave_process_group()
     if child:
-        return ended_well(child)
+        return os.waitpid(child, 0)[1] == 0
     status = 1
     try:
         task.forget_sockets()

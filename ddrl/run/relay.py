@@ -172,13 +172,13 @@ def _make_relay(
         in_use=in_use if config.cluster.closed_loop and not topology.in_rounds else None,
     )
     if mine.host == 0:
-        lanes, mirrors = channels.attach_remote()
+        channels.attach_remote()
         return root_relay(
             membership,
             config,
             local,
-            lanes=lanes,
-            mirrors=mirrors,
+            lanes=channels.remote_lanes,
+            mirrors=channels.mirrors,
             on_failure=lambda text: report_failure(channels.board, topology.run_id, mine.host, text),
             orders=channels.orders,
             reports=channels.reports,

@@ -17,21 +17,20 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.board import BEGAN, JUDGED, KEEPER, LEFT, TAKEN, WORSE_SINCE, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.files import write_json
+from ddrl.core.plugins import is_trusted
 from ddrl.core.roles import Role
 from ddrl.core.rows import Evaluation
 from ddrl.core.settings import plugin_settings
-from ddrl.core.trust import is_trusted
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
 from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
@@ -46,6 +45,7 @@ from ddrl.run.checkpoint import (
 )
 from ddrl.run.directory import Disk, RunDirectory
 from ddrl.run.lag import LagBound
+from ddrl.run.members import Evaluator, has_distributions, values_of
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import TrainerEnds, Training
 from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
@@ -54,8 +54,6 @@ from ddrl.telemetry.summary import LEDGER
 if TYPE_CHECKING:
     from ddrl.acting.policy_file import ActingModel
     from ddrl.learner.learner import Learner
-    from ddrl.rollout.evaluation import MetStates
-    from ddrl.run.members import Evaluator
 
 
 def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, duties: Sequence[Duty] = ()) -> Task:
@@ -337,8 +335,8 @@ class Steering:
         """A function per command."""
         return {
             "status": self._status,
-            "pause": self._pause,
-            "resume": self._resume,
+            "pause": partial(self._hold, True),
+            "resume": partial(self._hold, False),
             "stop": self._stop,
             "set": self._set,
             "checkpoint": lambda: {"path": os.path.realpath(self._checkpoint())},
@@ -348,13 +346,9 @@ class Steering:
         state = self._training.state
         return {"env_steps": state.env_steps, "updates": state.updates, "paused": self.paused}
 
-    def _pause(self) -> None:
-        self.paused = True
-        self._training.ends.board.command = Command.PAUSE
-
-    def _resume(self) -> None:
-        self.paused = False
-        self._training.ends.board.command = Command.RUN
+    def _hold(self, paused: bool) -> None:
+        self.paused = paused
+        self._training.ends.board.command = Command.PAUSE if paused else Command.RUN
 
     def _stop(self) -> None:
         self.stop_requested = True
@@ -386,54 +380,6 @@ def _record_probabilities(source: ReplaySource, recorder: Recorder, now: float) 
         ordered = np.sort(probabilities)[::-1]
         places = np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_PROBABILITIES)).astype(int)
         recorder.record_snapshot("replay", probabilities=ordered[places])
-
-
-def has_distributions(learner: Learner) -> bool:
-    """Whether the algorithm predicts distributions (on a known support); asks it about an observation of zeros."""
-    seen = learner.spec.observation
-    arrays = learner.inspect(np.zeros((1, *seen.shape), seen.numpy))
-    return "quantile" in arrays or ("probability" in arrays and hasattr(learner.algorithm, "support"))
-
-
-def values_of(learner: Learner, met: MetStates) -> dict[str, Any]:
-    """The fields of the snapshot "values": the return's distributions that the learner predicts for states that its
-    policy met, beside the returns that followed (schema: docs/telemetry.md)."""
-    moments, count = met.returns.shape[:2]
-    arrays = learner.inspect(met.observations.reshape(moments * count, *met.observations.shape[2:]))
-    form = "quantile" if "quantile" in arrays else "probability"
-    values = arrays[form] if arrays[form].ndim == 3 else arrays[form][:, None]  # one number a reward, continuous action
-    values = values.reshape(moments, count, *values.shape[1:])  # [M, N, actions or K, atoms]
-    taken = np.full((moments, count), -1)
-    actions = learner.spec.num_actions
-    predicted = values
-    if actions:
-        taken = arrays["q"].reshape(moments, count, actions).argmax(2)
-        predicted = np.take_along_axis(values, taken[:, :, None, None], 2)
-    atoms: int = values.shape[3]
-    if form == "probability":
-        support = cast(Any, learner.algorithm).support
-        at = np.linspace(float(support.v_min), float(support.v_max), atoms)
-        mixed = predicted.mean(1)
-    else:
-        at = (np.arange(atoms) + 0.5) / atoms
-        mixed = _pooled(predicted, at)
-    known = [[row[np.isfinite(row)].tolist() for row in moment.T] for moment in met.returns]  # [M][K][at most N]
-    return {
-        "form": form,
-        "atoms": at,
-        "steps": met.steps,
-        "predicted": mixed,
-        "returns": known,
-        "state": values[:, 0],
-        "taken": taken[:, 0],
-        "discrete": bool(actions),
-    }
-
-
-def _pooled(quantile: NDArray[np.floating[Any]], fractions: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
-    """The quantiles [M, K, atoms] of the mixture over states of [M, N, K, atoms]."""
-    moments, _, numbers, _ = quantile.shape
-    return np.quantile(np.moveaxis(quantile, 1, 2).reshape(moments, numbers, -1), fractions, axis=2).transpose(1, 2, 0)
 
 
 LOOK_PERIOD = 0.1  # [s] between looks at the clock, commands, evaluations and the other processes

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -198,14 +199,6 @@ def read_failure(run_id: str, host: int) -> str:
     return Blob.attach(segment_name(run_id, host, "failure")).read().decode(errors="replace")
 
 
-def forget_failure(run_id: str, host: int) -> None:
-    """Remove a host's failure message, if there is one; the creator calls it at the end."""
-    try:
-        Blob.attach(segment_name(run_id, host, "failure")).unlink()
-    except ChannelError:
-        return
-
-
 # -- host --------------------------------------------------------------------------------------------------------------
 # The channels of one host are made by its keeper, the policy's by the trainer or the host's relay; all other processes
 # attach them by name, once the board says that they are there:
@@ -346,7 +339,7 @@ class HostChannels:
         name = self._name("area", index)
         return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block))
 
-    def attach_remote(self) -> tuple[list[Lane], list[Counters]]:
+    def attach_remote(self) -> None:
         """What the root relay writes: a lane and a mirrored counters table for each other host, by host. Also attaches
         `orders` and `reports`, where collectors come and go."""
         others = range(1, self.topology.hosts)
@@ -359,7 +352,6 @@ class HostChannels:
             self.orders.bell = self.board.relay_bell
             self.reports = self._keep(MessageLane.attach(self._name("reports"), RELAYS))
             self.reports.bell = self.board.trainer_bell
-        return self.remote_lanes, self.mirrors
 
     def create_policy(self, model: ActingModel) -> Mailbox:
         """Make the model's blob and the mailbox, and say so on the board (stage POLICY). Where a trainer has made them
@@ -511,7 +503,8 @@ class HostChannels:
     def close(self) -> None:
         """Let go of every channel; the creator also removes their names. The memory goes when the last process ends."""
         if self._owner:
-            forget_failure(self.topology.run_id, self.host)
+            with suppress(ChannelError):  # there is none
+                Blob.attach(self._name("failure")).unlink()
             for channel in reversed(self._closing):
                 channel.unlink()
         self._closing.clear()

@@ -21,9 +21,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ddrl.channels.segment import unlink_run
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.core.forks import die_with, end_process, is_orphan
+from ddrl.core.forks import die_with, end_process, is_orphan, keep_streams
 from ddrl.run.process import (
     SAVE_SECONDS,
     Interrupts,
@@ -33,6 +32,7 @@ from ddrl.run.process import (
     name_process,
     offered_to_oom_killer,
     set_torch_threads,
+    signals_handled,
     spare_collector,
 )
 
@@ -94,14 +94,11 @@ def await_records(link: Link, leave: Callable[[], None]) -> Sequence[Message]:
         leave()
         os._exit(130)
 
-    before = signal.signal(signal.SIGTERM, end)
-    try:
+    with signals_handled(end, [signal.SIGTERM]):
         load_torch()
         for name in IMPORTED:  # while ranks still start
             importlib.import_module(name)
         return link.receive(wait=True)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _leave(run_id: str, parent: int, *, trainer: int | None = None) -> None:

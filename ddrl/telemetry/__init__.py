@@ -13,10 +13,9 @@ from ddrl.telemetry.control import (
     check_setting,
     is_listening,
 )
-from ddrl.telemetry.devices import HostSampler
 from ddrl.telemetry.directory import Status, find_runs, run_status
 from ddrl.telemetry.reading import Processes, Run, Table
-from ddrl.telemetry.recorder import Recorder
+from ddrl.telemetry.recorder import HostSampler, Recorder
 from ddrl.telemetry.series import SERIES, Evaluation, Event, Record, Series, Sink
 from ddrl.telemetry.sinks import ProgressLine
 from ddrl.telemetry.summary import summarize

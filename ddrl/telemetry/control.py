@@ -24,7 +24,7 @@ import zmq
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, MessageError, RunDirError, shortened
 from ddrl.core.files import MAX_STATUS, decode, read_regular, write_atomically
-from ddrl.core.trust import is_loopback, own_secret
+from ddrl.core.plugins import is_loopback, own_secret
 from ddrl.telemetry.directory import announce, find_runs, is_alive, read_live_file, run_status
 from ddrl.telemetry.reading import Run
 from ddrl.telemetry.series import Evaluation, Event, Record, plain

@@ -30,9 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ddrl.core.background import keep_streams
 from ddrl.core.errors import DdrlError, RunDirError
-from ddrl.core.forks import is_stopped
+from ddrl.core.forks import is_stopped, keep_streams
 from ddrl.core.roles import Role
 from ddrl.telemetry import Run, run_status
 from ddrl.telemetry.summary import LEDGER, accounts

@@ -28,10 +28,9 @@ from gymnasium.envs.registration import EnvSpec as Registered
 
 from ddrl.acting.choosers import chooser_class
 from ddrl.channels.lane import Lane, StepWriter
-from ddrl.core.background import checked_output, keep_streams
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, EnvError, user_error
-from ddrl.core.forks import end_process, note_work, watched
+from ddrl.core.forks import checked_output, end_process, keep_streams, note_work, watched
 from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec, VectorEnv, seed_generators

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import ddrl
 from ddrl.core.config import EnvConfig
-from ddrl.core.trust import foreign_code
+from ddrl.core.plugins import foreign_code
 from ddrl.envs import make_vector_env
 from ddrl.run.cli import task_for
 from tests.waiting import PATIENCE

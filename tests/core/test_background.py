@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.core.background import LONGEST_PAUSE, Guard, Stream
+from ddrl.core.errors import LONGEST_PAUSE, Guard
+from ddrl.core.forks import Stream
 from ddrl.run.topology import describe
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.reading import Run
@@ -76,7 +77,7 @@ def test_a_run_ends_whole_whatever_becomes_of_its_output(streams: str, tmp_path:
 
 
 def test_output_that_was_asked_for_and_cannot_be_written_is_said(tmp_path: Path) -> None:
-    code = "from ddrl.core.background import *; keep_streams(None); print('x'); import sys; sys.exit(checked_output(0))"
+    code = "from ddrl.core.forks import *; keep_streams(None); print('x'); import sys; sys.exit(checked_output(0))"
     for target, status in (("/dev/full", 1), ("/dev/null", 0)):
         with Path(target).open("w") as output:
             done = subprocess.run([sys.executable, "-c", code], stdout=output, stderr=subprocess.PIPE, check=False)
@@ -100,7 +101,7 @@ def test_settings_that_cannot_be_printed_are_said() -> None:
 
 def test_a_command_hears_how_its_children_end_where_its_parent_ignores_those_of_its_own() -> None:
     child = "import subprocess; print(subprocess.call('exit 7', shell=True))"
-    command = [sys.executable, "-c", f"from ddrl.core.background import keep_streams; keep_streams(); {child}"]
+    command = [sys.executable, "-c", f"from ddrl.core.forks import keep_streams; keep_streams(); {child}"]
     begin = f"import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv({command[0]!r}, {command!r})"
     done = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert done.stdout == "7\n"
@@ -116,7 +117,7 @@ try:
 finally:
     print(type(sys.stdout).__module__, type(sys.stderr).__module__)"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True)
-    assert done.stdout.endswith("ddrl.core.background ddrl.core.background\n")
+    assert done.stdout.endswith("ddrl.core.forks ddrl.core.forks\n")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_what_a_command_says_is_written_in_the_letters_that_its_output_has_or_le
 )
 def test_a_command_that_ends_for_want_of_memory_says_so_in_a_line(code: str, is_shortage: bool, tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text("raise MemoryError\n")  # the user's own code, which is shown
-    start = "from ddrl.core.background import keep_streams\nkeep_streams()\n"
+    start = "from ddrl.core.forks import keep_streams\nkeep_streams()\n"
     command = [sys.executable, "-c", start + code]
     done = subprocess.run(
         command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False

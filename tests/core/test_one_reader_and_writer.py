@@ -29,11 +29,8 @@ LIBRARIES |= {"safetensors.numpy.load", "safetensors.numpy.load_file", "safetens
 # Where else files are opened, none of them of a run directory, or by a library with a checked name.
 ELSEWHERE = {
     "core/files.py": "the reader and the writer",
-    "core/background.py": "/dev/null",
-    "core/trust.py": "tasks that ship",
-    "core/forks.py": "/proc",
-    "core/config.py": "the library's own files",
-    "core/plugins.py": "the library's own files",
+    "core/forks.py": "/proc, /dev/null",
+    "core/plugins.py": "the library's own files, tasks that ship",
     "run/cli.py": "tasks that ship",
     "dashboard/__main__.py": "its own settings",
     "cells.py": "the script that the user runs; arrays through `new_file`",
@@ -48,7 +45,7 @@ ELSEWHERE = {
     "run/processes.py": "/proc, the terminal",
     "run/slot.py": "/proc",
     "run/preparation.py": "the file that a launcher names; /proc, /sys/fs/cgroup",
-    "telemetry/devices.py": "/proc",
+    "telemetry/recorder.py": "/proc",
     "testing/chaos.py": "/proc, /sys/fs/cgroup, runs of its own",
     "distribution/requests.py": "/proc",
     "distribution/links.py": "/proc",

@@ -37,12 +37,11 @@ from ddrl.core.config import Config, EnvConfig, LearnerConfig
 from ddrl.core.errors import MAX_LINE, DdrlError
 from ddrl.core.files import refuse_odd_files
 from ddrl.core.forks import forbid_torch
-from ddrl.core.plugins import slice_module
+from ddrl.core.plugins import cells_digest, check_trust, own_secret, slice_module
 from ddrl.core.roles import assign_roles
 from ddrl.core.rows import Column, RowSchema, schema_of
 from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, ColumnRole
-from ddrl.core.trust import cells_digest, check_trust, own_secret
 from ddrl.envs import make_vector_env
 from ddrl.envs.atari import AtariGame
 from ddrl.learner import Learner, describe, import_torch, snapshot

@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 
 from ddrl.admix.mixer import MAX_CANDIDATES
 from ddrl.core import plugins
-from ddrl.core.config import CORE_SECTIONS, installed_slices
+from ddrl.core.config import CORE_SECTIONS
+from ddrl.core.plugins import installed_slices
 from ddrl.core.settings import describe_plugin_settings, describe_settings
 from ddrl.envs.spaces import MAX_COMBINATIONS
 from ddrl.run.keeper import FIRST_PAUSE, MAX_PAUSE

@@ -13,7 +13,7 @@ _EXPLAINED: dict[tuple[str, str, str], str] = {  # (file, operator, a part of th
     ("ddrl/balance/exchange.py", "swapped arguments", "torch.dot(of, one.flatten())"): (
         "the products of a dot product commute, and their order stays"
     ),
-    ("ddrl/core/trust.py", "constant", "digest_size=17"): "a digest of any length names the code as well",
+    ("ddrl/core/plugins.py", "constant", "digest_size=17"): "a digest of any length names the code as well",
     ("ddrl/distribution/schemes.py", "constant", "max(3 * versions_in_flight + 1"): (
         "where a plan has many messages the period is taken over more models: it is the same, and known later"
     ),

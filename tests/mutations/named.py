@@ -497,7 +497,7 @@ _NAMED = {
             "places = np.flatnonzero(excused & ~excused)",
         ),
     ),
-    "core/background.py": (
+    "core/errors.py": (
         (
             "what fails beside training ends it",
             "except Exception as error:  # whatever it is, what runs beside it continues",
@@ -505,6 +505,17 @@ _NAMED = {
         ),
     ),
     "plots/distribution.py": (
+        (
+            "memory of a GPU is a solid line",
+            'add_line(figure, x, memory, f"{name} memory", index, dash="dot")',
+            'add_line(figure, x, memory, f"{name} memory", index)',
+        ),
+        ("cores over too short a span", "over=2.5 * SAMPLE_PERIOD", "over=0.0"),
+        (
+            "memory in GiB is in GB",
+            'processes.column("memory_bytes") / 2**30',
+            'processes.column("memory_bytes") / 1e9',
+        ),
         (
             "the trainer's host is behind itself",
             "0.0 if host == trainers else max(float(behind), 0.0),",
@@ -533,11 +544,6 @@ _NAMED = {
     ),
     "plots/runs.py": (
         (
-            "memory of a GPU is a solid line",
-            'add_line(figure, x, memory, f"{name} memory", index, dash="dot")',
-            'add_line(figure, x, memory, f"{name} memory", index)',
-        ),
-        (
             "a group's curve ends with its longest run",
             "end = min(x[-1] for x, _ in lines)",
             "end = max(x[-1] for x, _ in lines)",
@@ -552,7 +558,6 @@ _NAMED = {
             'lines = [(table[x] * curves.scale, table["mean"]) for table in tables]',
             'lines = [(table[x], table["mean"]) for table in tables]',
         ),
-        ("cores over too short a span", "over=2.5 * SAMPLE_PERIOD", "over=0.0"),
         ("taken action is the first", 'taken = values["taken"][moment]', 'taken = values["taken"][0]'),
         (
             "the age is drawn on the axis of transitions",
@@ -574,11 +579,6 @@ _NAMED = {
             "a curve of seeds is that of one run",
             "mean, low, high = interquartile(values)",
             "mean, low, high = interquartile(values[:1])",
-        ),
-        (
-            "memory in GiB is in GB",
-            'processes.column("memory_bytes") / 2**30',
-            'processes.column("memory_bytes") / 1e9',
         ),
         (
             "the lag on arrival is shown as the lag when drawn",
@@ -702,13 +702,6 @@ _NAMED = {
             "longest = float(wall_seconds[0]) if len(wall_seconds) else 0.0",
         ),
     ),
-    "telemetry/devices.py": (
-        (
-            "time on a core is reported as time without one",
-            "read_text().split()[1]) / 1e9",
-            "read_text().split()[0]) / 1e9",
-        ),
-    ),
     "learner/algorithm.py": (
         (
             "actor_start has no effect",
@@ -734,6 +727,11 @@ _NAMED = {
         ),
     ),
     "telemetry/recorder.py": (
+        (
+            "time on a core is reported as time without one",
+            "read_text().split()[1]) / 1e9",
+            "read_text().split()[0]) / 1e9",
+        ),
         (
             "space: looked for once",
             "self._space_due = record.wall_seconds + SPACE_PERIOD",

@@ -19,7 +19,7 @@ import pytest
 
 import ddrl
 from ddrl import cells
-from ddrl.core import plugins, trust
+from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, RunDirError
 from tests.sources import ROOT, environment
 from tests.waiting import PATIENCE
@@ -581,8 +581,8 @@ def trusted(notebook, tmp_path, monkeypatch) -> dict[str, str]:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as on anybody's machine
     names = cells.write_cells({"env.id": notebook("def f():\n    return 1\n")["f"]}, tmp_path / "run")
-    trust.remember_trust(tmp_path / "run", names)
-    trust.check_trust(tmp_path / "run", names, trust=False)
+    plugins.remember_trust(tmp_path / "run", names)
+    plugins.check_trust(tmp_path / "run", names, trust=False)
     return names
 
 
@@ -590,7 +590,7 @@ def test_consent_covers_the_content_of_the_files(trusted, tmp_path):
     with (tmp_path / "run" / "cells" / "env.py").open("a") as file:
         file.write("import os\n")
     with pytest.raises(RunDirError, match="look at that code, then say --trust once"):
-        trust.check_trust(tmp_path / "run", trusted, trust=False)
+        plugins.check_trust(tmp_path / "run", trusted, trust=False)
 
 
 def test_compiled_files_beside_the_source_are_neither_run_nor_in_the_way_of_consent(trusted, tmp_path):
@@ -601,7 +601,7 @@ def test_compiled_files_beside_the_source_are_neither_run_nor_in_the_way_of_cons
     compiled = Path(importlib.util.cache_from_source(str(source)))
     compiled.parent.mkdir(exist_ok=True)
     py_compile.compile(str(hostile), cfile=str(compiled))  # by size and time it is of the source
-    trust.check_trust(tmp_path / "run", trusted, trust=False)
+    plugins.check_trust(tmp_path / "run", trusted, trust=False)
     (name,) = trusted.values()
     assert plugins.import_code(name.partition(":")[0]).f() == 1
 
@@ -609,7 +609,7 @@ def test_compiled_files_beside_the_source_are_neither_run_nor_in_the_way_of_cons
 def test_a_fifo_among_the_files_hangs_nobody(trusted, tmp_path):
     os.mkfifo(tmp_path / "run" / "cells" / "more.py")
     with pytest.raises(RunDirError, match=r"more.py cannot be read: it is not a file"):
-        trust.check_trust(tmp_path / "run", trusted, trust=False)
+        plugins.check_trust(tmp_path / "run", trusted, trust=False)
 
 
 def test_a_name_leads_to_no_file_outside_of_the_cells(trusted, tmp_path):

@@ -19,8 +19,8 @@ from ddrl.core.rows import Returns
 from ddrl.plots.frame import COLORS, json_of, lines_over_time, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run
-from ddrl.telemetry.devices import SAMPLE_PERIOD
 from ddrl.telemetry.reading import Processes, Table
+from ddrl.telemetry.recorder import SAMPLE_PERIOD
 from ddrl.telemetry.series import SERIES_NAMES
 from ddrl.telemetry.summary import Facts
 from notebooks import explore

@@ -16,11 +16,11 @@ from ddrl import plots
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
-from ddrl.telemetry import Recorder, facts
+from ddrl.telemetry import Recorder, summary
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, write_notes
 from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import Store
-from ddrl.telemetry.summary import Facts, facts_at, list_facts
+from ddrl.telemetry.summary import Facts, facts_at, facts_of, list_facts
 from tests.sources import ROOT, environment
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
@@ -274,12 +274,12 @@ def test_settings_that_are_no_toml_are_refused_as_before(tmp_path, text):
 def test_a_table_of_runs_that_are_over_opens_no_database_and_says_the_same(tmp_path, monkeypatch):
     (tmp_path / "one").mkdir()
     record_run(tmp_path / "one", records=4)
-    with facts.Run(tmp_path / "one") as run:
-        read = facts.facts_of(run)
+    with summary.Run(tmp_path / "one") as run:
+        read = facts_of(run)
     assert read.env_steps > 0
     write_notes(tmp_path / "one", Notes("first"))
     (tmp_path / "one").rename(tmp_path / "two")
-    monkeypatch.delattr(facts, "Run")
+    monkeypatch.delattr(summary, "Run")
     (kept,) = list_facts(tmp_path)
     assert (kept.path, kept.name, kept.label, kept.state) == (str(tmp_path / "two"), "two", "first", "ended")
     assert repr(replace(kept, path=read.path, name=read.name, label="")) == repr(read)

@@ -89,9 +89,8 @@ def test_the_file_of_a_rank_is_bounded(tmp_path, monkeypatch):
     from ddrl.run import keeper
 
     monkeypatch.setattr(keeper, "MAX_OUTPUT_FILE", 1000)
-    output = keeper.Output(tmp_path / "output" / "rank-1.txt")
     for number in range(1000):
-        output.write(f"line {number}\n".encode())
+        keeper.keep_output(tmp_path / "output" / "rank-1.txt", f"line {number}\n".encode())
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "output").iterdir()}
     assert set(sizes) <= {"rank-1.txt", "rank-1.1.txt"}
     assert sum(sizes.values()) < 2100

@@ -9,7 +9,7 @@ import pytest
 
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.errors import CheckpointError
-from ddrl.core.trust import foreign_code
+from ddrl.core.plugins import foreign_code
 from ddrl.learner import snapshot
 from ddrl.run.checkpoint import LEARNER, newest_checkpoint
 from ddrl.run.cli import parse

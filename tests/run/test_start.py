@@ -20,7 +20,7 @@ from ddrl.run.__main__ import main
 from ddrl.run.cli import parse
 from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import _banner, announce
-from ddrl.run.process import interrupts_ignored
+from ddrl.run.process import signals_handled
 from ddrl.telemetry.sinks import ProgressLine, ready_text
 from tests.run.launch import TINY, ddrl, mpirun, settings
 from tests.sources import environment
@@ -199,7 +199,7 @@ def test_the_first_lines_of_a_run_move_no_cursor():
 def test_signals_mean_what_they_meant_once_the_end_is_said() -> None:
     """A program that calls `main` goes on, and starts others."""
     before = [signal.getsignal(number) for number in SIGNALS]
-    with interrupts_ignored():
+    with signals_handled(signal.SIG_IGN):
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * len(SIGNALS)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 

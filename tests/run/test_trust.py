@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-from ddrl.core import plugins, trust
+from ddrl.core import plugins
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import ConfigError, EnvError, RunDirError
-from ddrl.core.plugins import code_name
-from ddrl.core.trust import check_trust, foreign_code, is_trusted, remember_trust
+from ddrl.core.plugins import check_trust, code_name, foreign_code, is_trusted, remember_trust
 from ddrl.envs.making import probe_spec
 from ddrl.evaluate import main
 from ddrl.pool.mode import new_setup, resumed_setup
@@ -220,8 +219,8 @@ def test_a_user_without_a_home_is_asked_again_and_remembers_nothing(monkeypatch:
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
-    assert not trust.is_remembered("a digest")
+    assert not plugins.is_remembered("a digest")
     with monkeypatch.context() as refusing:
         refusing.setattr(Path, "mkdir", lambda *arguments, **options: os.listdir("/nowhere"))
-        trust.remember(["a digest"])
-    assert not trust.is_remembered("a digest")
+        plugins.remember(["a digest"])
+    assert not plugins.is_remembered("a digest")

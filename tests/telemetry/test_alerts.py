@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddrl.core.config import Config, TelemetryConfig
-from ddrl.core.trust import foreign_code
+from ddrl.core.plugins import foreign_code
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.recorder import DIVERGED, MIN_FREE, MIN_VALUES, MISSING, SPACE_PERIOD, Alerts
 from ddrl.telemetry.series import COLUMN, Event, Record

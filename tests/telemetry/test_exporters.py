@@ -23,8 +23,8 @@ from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.metrics import COLUMNS, run_metrics
 from ddrl.core.roles import Role
-from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, devices, sinks
-from ddrl.telemetry.devices import ProcessUse, process_use
+from ddrl.telemetry import Evaluation, HostSampler, Record, Recorder, Run, recorder, sinks
+from ddrl.telemetry.recorder import ProcessUse, process_use
 from ddrl.telemetry.series import COLUMN, SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage, SinkSetup, TensorBoardFiles
 from tests.dashboard.webdriver import free_port
@@ -308,7 +308,7 @@ class Cells:
 
 def test_what_a_place_has_used_is_the_sum_over_the_processes_that_took_it(monkeypatch):
     used = {7: 10.0, 8: 2.0, 9: 50.0}
-    monkeypatch.setattr(devices, "process_use", lambda pid: ProcessUse(used[pid], 1e6, 2 * used[pid]))
+    monkeypatch.setattr(recorder, "process_use", lambda pid: ProcessUse(used[pid], 1e6, 2 * used[pid]))
     cells = Cells(1)
     pid, cpu, queued = map(COLUMNS.index, ("pid", "cpu_seconds", "queued_seconds"))
     with HostSampler(cells, period=1000.0) as sampler:

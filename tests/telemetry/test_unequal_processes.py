@@ -10,7 +10,7 @@ from ddrl.core.config import Config
 from ddrl.core.metrics import COLUMNS, METRICS
 from ddrl.core.roles import Role
 from ddrl.telemetry import find_causes, summarize
-from ddrl.telemetry.devices import process_use
+from ddrl.telemetry.recorder import process_use
 from ddrl.telemetry.series import SeriesWindow
 from tests.telemetry.test_causes import frames
 
