@@ -487,7 +487,6 @@ class OwnVectorEnv(CheckedVectorEnv):
 
     def _check(self, value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         if not is_array(value) or value.shape != shape or value.dtype != dtype or not value.flags.c_contiguous:
-            given = f"{value.dtype} {value.shape}" if is_array(value) else f"a {type(value).__name__}"
             raise EnvError(
-                f"{self._where}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {given}"
+                f"{self._where}: {name} must be a C-contiguous {dtype} array {shape} by its spec, not {kind_of(value)}"
             )

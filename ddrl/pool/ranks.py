@@ -31,10 +31,19 @@ from ddrl.run.hosts import HostKeeper
 from ddrl.run.local import local_ranks
 from ddrl.run.members import GOING
 from ddrl.run.process import keep_off, sweep_open_mpi
-from ddrl.run.processes import KeepHost, Made
 from ddrl.run.ranks import Meeting, SliceOrders, abort_on_error, barrier
 from ddrl.run.relay import relay_process
-from ddrl.run.topology import CHANNELS, LOOK_PERIOD, HostChannels, Topology, board_name, describe, report_failure
+from ddrl.run.topology import (
+    CHANNELS,
+    LOOK_PERIOD,
+    HostChannels,
+    KeepHost,
+    Made,
+    Topology,
+    board_name,
+    describe,
+    report_failure,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI

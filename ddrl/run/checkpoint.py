@@ -48,10 +48,10 @@ from ddrl.core.metrics import Phase
 from ddrl.core.rows import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.run.directory import Disk, RunDirectory, sweep_unfinished
-from ddrl.run.topology import Topology
 from ddrl.telemetry.store import run_id_of
 
 if TYPE_CHECKING:
+    from ddrl.run.topology import Topology
     from ddrl.run.training import Training
 
 FORMAT = 3
@@ -135,6 +135,19 @@ class TaskRecords:
 
     directory: RunDirectory
     resume: Checkpoint | None = None
+    same_job: bool = False
+
+
+class Records(msgspec.Struct, tag=True):
+    """Where the trainer keeps the run's records; the descriptor of the run's lock travels beside it. resume: folder and
+    state of the checkpoint to go on from; has_collectors: learning goes in rounds, and the descriptor of the socket
+    that orders collectors travels beside it, too. same_job: a trainer before this one has died; it resumes from the
+    newest checkpoint."""
+
+    directory: str
+    resume: tuple[str, State] | None
+    has_lock: bool = False
+    has_collectors: bool = False
     same_job: bool = False
 
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,23 +34,21 @@ from ddrl.run.keeper import (
     without_launcher,
 )
 from ddrl.run.process import interrupts_held_back, name_process
-from ddrl.run.processes import (
+from ddrl.run.processes import MAX_OUTPUT, STOP_TIMEOUT, Job
+from ddrl.run.topology import (
     JOB,
-    MAX_OUTPUT,
-    STOP_TIMEOUT,
-    Job,
+    JobMessage,
     KeepHost,
     LeadHost,
     Link,
     Made,
-    Message,
-    Parent,
     Ranks,
     Received,
     Result,
-    run_host,
+    Topology,
+    board_name,
+    describe,
 )
-from ddrl.run.topology import Topology, board_name, describe
 
 
 class HostKeeper:
@@ -112,7 +111,7 @@ class HostKeeper:
         """For messages."""
         return f"the keeper of host {self._host} (process {self._process.pid} on {socket.gethostname()})"
 
-    def send(self, message: Message) -> None:
+    def send(self, message: JobMessage) -> None:
         """Send it a message."""
         if isinstance(message, KeepHost):
             self._orders = msgspec.structs.replace(message, takes_over=True)
@@ -214,6 +213,30 @@ def _pass_on(reading: int, to: int) -> None:
     os.close(reading)
 
 
+class Parent:
+    """The process that has started this keeper as a program, as the keeper sees it. output: the reading ends of what
+    this process and its children print, which it takes over when the parent ends."""
+
+    def __init__(self, link: Link, output: Sequence[int]) -> None:
+        self.link = link
+        self.pid = os.getppid()
+        self.pidfd = os.pidfd_open(self.pid)
+        self.output = list(output)
+        self.inbox: list[JobMessage] = []
+
+    def take(self, kind: type[Received]) -> Received | None:
+        """The oldest message of a kind."""
+        found = next((message for message in self.inbox if isinstance(message, kind)), None)
+        if found is not None:
+            self.inbox.remove(found)
+        return found
+
+    def print_error(self, text: str) -> None:
+        """Write to its standard error, where it cannot pass on what this process prints."""
+        with suppress(OSError), open(f"/proc/{self.pid}/fd/2", "w") as stream:
+            stream.write(f"ddrl: {text}\n")
+
+
 def main() -> int:
     """Keep the host that the command line names; the process's exit status."""
     run_id, host, descriptor, *output = sys.argv[1:]
@@ -230,7 +253,7 @@ def main() -> int:
 def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
     """Under mpirun, on the trainer's host."""
     from ddrl.run.cli import parse
-    from ddrl.run.preparation import Preparation
+    from ddrl.run.preparation import Preparation, run_host
 
     command = parse(orders.arguments)
     path = None if orders.path is None else Path(orders.path)

@@ -1,4 +1,5 @@
-"""Policy lag: how old the policies are whose rows arrive and are learned from, and a bound of it.
+"""Policy lag: how old the policies are whose rows arrive and are learned from, and a bound of it. And the ledger: what
+becomes of rows.
 
 The lag of a sample is the learner's version when it is consumed less the version that acted. Its parts, counted for
 each sample by the version that acted: in flight (versions published between choosing the action and the row's arrival
@@ -8,16 +9,27 @@ consumed. Lag in seconds is measured from the publish time of the version that a
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ddrl.channels.board import LEFT, TAKEN
+from ddrl.channels.lane import LaneSet
 from ddrl.core.config import Config
+from ddrl.core.errors import RunDirError
 from ddrl.core.rows import RowKind
+from ddrl.replay.sources import Experience, ReplaySource
+from ddrl.run.checkpoint import TrainingState
+from ddrl.run.directory import RunDirectory
+from ddrl.run.topology import HostChannels, Topology
+from ddrl.telemetry import Recorder, Run
+from ddrl.telemetry.summary import LEDGER
 
 RECENT = 1 << 15  # [samples] window of the live percentiles
 PENDING = 1 << 13  # [samples] kept before they are counted
@@ -55,6 +67,16 @@ class Recent:
         below = math.floor(place)
         lower, upper = np.searchsorted(cumulated, (below, math.ceil(place)), side="right").tolist()
         return float(lower + (place - below) * (upper - lower))
+
+
+def _long(values: NDArray[Any], length: int, fill: float = 0.0) -> NDArray[Any]:
+    """The values, at least twice as many along the last axis where there are fewer than `length`; further ones are
+    `fill`."""
+    missing = length - values.shape[-1]
+    if missing <= 0:
+        return values
+    more = np.full((*values.shape[:-1], max(missing, values.shape[-1])), fill, values.dtype)
+    return np.concatenate([values, more], axis=-1)
 
 
 class Pending:
@@ -105,10 +127,8 @@ class LagMeter:
 
     def published(self, version: int) -> None:
         """A version is published now."""
-        if version >= len(self._publish_time):
-            more = max(len(self._publish_time), version)
-            self._publish_time = np.concatenate([self._publish_time, np.zeros(more)])
-            self._arrived = np.concatenate([self._arrived, np.zeros((2, more))], axis=1)
+        self._publish_time = _long(self._publish_time, version + 1)
+        self._arrived = _long(self._arrived, version + 1)
         self._publish_time[version] = time.monotonic()
 
     def arrived(self, acted: NDArray[np.uint64], newest: int) -> None:
@@ -141,8 +161,7 @@ class LagMeter:
         if not len(versions):
             return
         counts = np.bincount(lag)
-        if len(counts) > len(self._histogram):
-            self._histogram = np.concatenate([self._histogram, np.zeros(len(counts), np.int64)])
+        self._histogram = _long(self._histogram, len(counts))
         self._histogram[: len(counts)] += counts
         self._recent["consumed"].add(lag)
         self._consumed += len(versions)
@@ -209,9 +228,7 @@ class LagBound:
 
     def published(self, version: int, updates: int) -> None:
         """A version is published now, after so many updates."""
-        if version >= len(self._made):
-            more = np.full(max(len(self._made), version), self._made[0], np.int64)
-            self._made = np.concatenate([self._made, more])
+        self._made = _long(self._made, version + 1, self._made[0])
         self._made[version] = updates
 
     def admit(self, rows: NDArray[Any], updates: int) -> NDArray[Any]:
@@ -230,3 +247,85 @@ class LagBound:
             return True
         late = updates - self._seen > self._most
         return not late.any() or not (late & ~self._absent()).any()
+
+
+# -- what becomes of rows ----------------------------------------------------------------------------------------------
+
+
+class Ledger:
+    """What became of each row, in the telemetry (ddrl.telemetry.summary)."""
+
+    def __init__(self, topology: Topology, channels: HostChannels, source: Experience, state: TrainingState) -> None:
+        self._channels = channels
+        self._source = source
+        self._state = state
+        self._own = LaneSet(list(channels.lanes.values()))
+        self._remote = LaneSet(channels.remote_lanes)
+        # Collectors' lanes are emptied for each round, and sample areas are no lanes.
+        self._through_lanes = not topology.in_rounds and not topology.area_columns
+        self._rows_written = channels.counters_row(topology.trainer)["rows_written"]
+        self._host_lost = False
+        self._accounts: dict[str, Any] = {}  # as they were recorded last
+
+    def look(self) -> None:
+        """Note whether a host has died before the job's end: the last counts of its relay have not come."""
+        ended = self._channels.counters.columns.index("ended")
+        lost = (bool(np.all(mirror.table()[:, ended] == 1.0)) for mirror in self._channels.mirrors)
+        self._host_lost = self._host_lost or any(lost)
+
+    def open(self, directory: RunDirectory, *, same_job: bool) -> None:
+        """Count what is lost with what came before the checkpoint of this training: rows that a trainer of the same job
+        has taken since, or rows that an earlier job has written and left."""
+        state = self._state
+        shared = self._channels.board.values
+        state.rows_taken = max(state.rows_taken, state.env_steps)  # of a checkpoint without these counts
+        if same_job:
+            state.rows_left = int(shared[LEFT])
+            lost = int(shared[TAKEN]) + self._popped - state.rows_taken if self._through_lanes else 0
+            state.rows_taken += lost
+            state.rows_lost += lost
+            return
+        written = 0
+        with contextlib.suppress(RunDirError), Run(directory.path) as before:
+            written = int((before.snapshot(LEDGER) or {}).get("written", 0))
+        state.rows_left += max(0, written - state.rows_taken - state.rows_left)
+        shared[TAKEN] = state.rows_taken
+        shared[LEFT] = state.rows_left
+
+    @property
+    def _popped(self) -> int:
+        return self._own.popped + self._remote.popped
+
+    def record(self, recorder: Recorder, *, ended: bool = False, failed: bool = False) -> None:
+        """Record the accounts as they are now; `ended`: in order, and nothing more is written. failed: training has
+        stopped anywhere, perhaps between taking rows and counting them: the accounts stay as they were."""
+        if not ended:
+            self.look()
+        popped = self._popped
+        written = self._own.pushed
+        placed = self._remote.pushed
+        self._rows_written.set(written)
+        shared = self._channels.board.values
+        column = self._channels.counters.columns.index("rows_written")
+        if not failed:
+            held: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
+            if isinstance(self._source, ReplaySource):
+                evicted, unseen = self._source.evicted
+                held = len(self._source.replay), evicted - unseen, unseen
+            self._accounts = {
+                "state": msgspec.structs.asdict(self._state),
+                "taken_before": int(shared[TAKEN]),
+                "left_before": int(shared[LEFT]),
+                "popped": popped if self._through_lanes else None,
+                "waiting": written + placed - popped,
+                "written_here": written,
+                "placed": placed,
+                "held": held[0],
+                "evicted_seen": held[1],
+                "evicted_unseen": held[2],
+                "ended": ended,
+                "host_lost": self._host_lost,
+            }
+        if self._accounts:
+            rows = int(shared[TAKEN] + shared[LEFT] + np.nansum(self._channels.tables()[:, column]))
+            recorder.record_snapshot(LEDGER, **self._accounts, written=rows)

@@ -25,11 +25,21 @@ from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import Command, parse
 from ddrl.run.hosts import HostKeeper
 from ddrl.run.keeper import LOOK_PERIOD
-from ddrl.run.preparation import Preparation, Probe, announce, describe_environment, planned_config
+from ddrl.run.preparation import Preparation, Probe, announce, describe_environment, planned_config, run_host
 from ddrl.run.process import Interrupts, set_torch_threads, signals_handled
-from ddrl.run.processes import Job, KeepHost, Made, Ranks, Result, run_host
+from ddrl.run.processes import Job
 from ddrl.run.slot import PRINT_ONLY
-from ddrl.run.topology import HostChannels, board_name, describe, places_of_host, read_failure
+from ddrl.run.topology import (
+    HostChannels,
+    KeepHost,
+    Made,
+    Ranks,
+    Result,
+    board_name,
+    describe,
+    places_of_host,
+    read_failure,
+)
 
 if TYPE_CHECKING:
     from ddrl.run.task import Task

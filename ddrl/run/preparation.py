@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,9 +39,14 @@ from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.run.checkpoint import KEPT_CHECKPOINTS, Checkpoint, TaskRecords, newest_checkpoint, newest_state
 from ddrl.run.cli import Command
 from ddrl.run.directory import RunDirectory, absolute, planned_path, working_directory
-from ddrl.run.topology import Topology, describe
+from ddrl.run.keeper import Keeper, Place, import_for_members
+from ddrl.run.process import interrupts_held_back, name_process
+from ddrl.run.topology import Made, Ranks, Topology, describe
 from ddrl.telemetry.control import SETTABLE
 from ddrl.telemetry.sinks import SINKS, sink_names
+
+if TYPE_CHECKING:
+    from ddrl.run.processes import Job
 
 # -- banner ------------------------------------------------------------------------------------------------------------
 # The first words of a run, within half a second of rank 0's start: what runs where, and how to watch it.
@@ -124,14 +130,11 @@ def describe_environment(config: Config) -> tuple[EnvSpec, Declaration]:
 def probe_in_fork(config: Config, meanwhile: Callable[[], object] = lambda: None) -> tuple[EnvSpec, Declaration]:
     """`describe_environment` in a fork, so that this process never imports the user's code. The same errors, and
     EnvError where it takes longer than run.start_limit; `meanwhile` is called once in PROBE_PERIOD."""
-    from ddrl.run.keeper import Keeper, Place
-
     answer = os.memfd_create("probe")
 
     def work() -> int:
         from ddrl.envs import probe_spec
         from ddrl.learner import describe as describe_algorithm
-        from ddrl.run.process import name_process
 
         name_process("ddrl probe")  # it is no rollout
         subject = f"env.id = {config.env.id}"
@@ -371,6 +374,31 @@ def _require_packages(config: Config) -> None:
     for package, extra, purpose in wanted:
         if find_spec(package) is None:
             raise MissingExtraError(package, extra, purpose)
+
+
+Prepare = Callable[[Probe], Preparation]
+
+
+def run_host(
+    job: Job, prepare: Prepare, ranks_of: Callable[[Config], Ranks], made: Callable[[Made], object] = lambda made: None
+) -> dict[str, Any] | None:
+    """On the trainer's host, from the preparation to the end of training; the summary, None of a trainer that is a
+    rank. The trainer imports torch meanwhile. ranks_of: the ranks of the job; made: called once the channels are there
+    and the run's directory is."""
+    import_for_members()
+    preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
+    preparation.declaration  # noqa: B018  (the environment is made while ranks still start)
+    ranks = ranks_of(preparation.config)
+    topology = preparation.topology(tuple(ranks.ranks), has_spare=job.has_trainer)
+    records = preparation.open_records()
+    on_host = [one.rank for one in topology.on_host(job.host)]
+    job.keeper.folder = records.directory.path / "output"
+    with interrupts_held_back():  # until the trainer has something to save
+        job.check_interrupts()
+        job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
+        message = job.hand_over(records)
+    made(Made(topology.to_bytes(), message))
+    return job.run() if job.has_trainer else None
 
 
 # -- room ------------------------------------------------------------------------------------------------------------

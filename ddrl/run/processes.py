@@ -15,35 +15,28 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.board import KEEPER, PROCESSES, Board, Command, CounterRow
 from ddrl.channels.lane import LaneSet
 from ddrl.channels.segment import adopt_run, unlink_run
-from ddrl.channels.wire import SocketEnd, Wire
-from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, JobFailed, KeeperError
 from ddrl.core.forks import GRACE, SIGNALS, own_signals
 from ddrl.core.metrics import Phase
 from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role
-from ddrl.run.checkpoint import State, TaskRecords
+from ddrl.run.checkpoint import Records, TaskRecords
 from ddrl.run.keeper import (
     ENDED,
-    HOST,
     LOOK_PERIOD,
     MEMBERS,
-    RANK,
-    ROLE,
     STATES,
     Child,
     Deaths,
@@ -55,13 +48,17 @@ from ddrl.run.keeper import (
     ask_for_stacks,
     await_end,
     end_stranger,
-    import_for_members,
     process_name,
     work_done,
 )
 from ddrl.run.process import interrupts_held_back, signals_handled
 from ddrl.run.topology import (
+    JOB,
     HostChannels,
+    Link,
+    Made,
+    Note,
+    Result,
     Topology,
     board_name,
     read_failure,
@@ -70,7 +67,7 @@ from ddrl.run.topology import (
 )
 
 if TYPE_CHECKING:
-    from ddrl.run.preparation import Preparation, Probe
+    from ddrl.run.hosts import Parent
 
 GOING = (Command.RUN, Command.PAUSE)
 TRAINER = 0  # place of the trainer's program; a member's place is its rank, which is never 0
@@ -81,111 +78,6 @@ TRAINER_PROGRAM = (sys.executable, "-m", "ddrl.run.trainer")
 END_LOOK_PERIOD = 0.05  # [s] between two looks once training has ended
 DISCARDED_ROWS = 4096  # at a time
 MAX_OUTPUT = 1 << 16  # [B] of a pipe that are read at once
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
-class Records(msgspec.Struct, tag=True):
-    """Where the trainer keeps the run's records; the descriptor of the run's lock travels beside it. resume: folder and
-    state of the checkpoint to go on from; has_collectors: learning goes in rounds, and the descriptor of the socket
-    that orders collectors travels beside it, too. same_job: a trainer before this one has died; it resumes from the
-    newest checkpoint."""
-
-    directory: str
-    resume: tuple[str, State] | None
-    has_lock: bool = False
-    has_collectors: bool = False
-    same_job: bool = False
-
-
-class Note(msgspec.Struct, tag=True):
-    """What the user is to know, of a rank."""
-
-    text: str
-    rank: int
-
-
-class Result(msgspec.Struct, tag=True):
-    """How a job ended: its summary, or the error's text; no text where an interrupt ended it before it could save.
-    directory: of the run, where it was made."""
-
-    document: dict[str, Any] | None
-    error: str = ""
-    directory: str = ""
-
-
-class LeadHost(msgspec.Struct, tag=True):
-    """To the keeper of the trainer's host under mpirun: the command line, the new run's directory as announced, whether
-    the trainer is a program (else it is a rank), the launcher's pid where it survives the end of rank 0, and the
-    descriptor of what the launcher writes its errors to (`slot.launcher_errors`)."""
-
-    arguments: list[str]
-    path: str | None
-    has_trainer: bool
-    launcher: int
-    errors: int
-
-
-class Ranks(msgspec.Struct, tag=True):
-    """To the same keeper, once MPI has started: all ranks of the job, and the cores of each."""
-
-    ranks: list[Assignment]
-    cores: list[list[int]]
-
-
-class KeepHost(msgspec.Struct, tag=True):
-    """To the keeper of another host, or beside a pool's task: the topology, and the cores of the host's ranks in their
-    order. has_board: somebody has made the host's board; takes_over: a keeper before this one has made all channels,
-    and was killed."""
-
-    topology: bytes
-    cores: list[list[int]]
-    has_board: bool = False
-    takes_over: bool = False
-
-
-class Made(msgspec.Struct, tag=True):
-    """From a keeper: the host's channels are there. records: of the run, for a trainer that is a rank. Where the host
-    has collectors that the parent orders, the descriptor of their socket travels beside it."""
-
-    topology: bytes
-    records: Records | None
-
-
-Message = Records | Note | Result | LeadHost | Ranks | KeepHost | Made
-Received = TypeVar("Received", bound=Message)
-
-
-JOB: Wire[Message] = Wire("the keeper of a host", Message)
-Link = SocketEnd[Message]  # between keeper and trainer, or keeper and parent
-
-
-# -- the job -----------------------------------------------------------------------------------------------------------
-
-
-class Parent:
-    """The process that has started this keeper as a program, as the keeper sees it. output: the reading ends of what
-    this process and its children print, which it takes over when the parent ends."""
-
-    def __init__(self, link: Link, output: Sequence[int]) -> None:
-        self.link = link
-        self.pid = os.getppid()
-        self.pidfd = os.pidfd_open(self.pid)
-        self.output = list(output)
-        self.inbox: list[Message] = []
-
-    def take(self, kind: type[Received]) -> Received | None:
-        """The oldest message of a kind."""
-        found = next((message for message in self.inbox if isinstance(message, kind)), None)
-        if found is not None:
-            self.inbox.remove(found)
-        return found
-
-    def print_error(self, text: str) -> None:
-        """Write to its standard error, where it cannot pass on what this process prints."""
-        with suppress(OSError), open(f"/proc/{self.pid}/fd/2", "w") as stream:
-            stream.write(f"ddrl: {text}\n")
 
 
 class Job:
@@ -242,6 +134,11 @@ class Job:
     def directory(self) -> str:
         """Of the run, once the trainer has it; before, ""."""
         return self._directory if self._records is None else str(self._records.directory.now)
+
+    @property
+    def _opened(self) -> HostChannels:
+        assert self.channels is not None
+        return self.channels
 
     @property
     def has_trainer(self) -> bool:
@@ -391,7 +288,7 @@ class Job:
         if self._silence is not None and self.board.command in GOING and self._silence.due():
             self._resize(self.channels)
             self._note_lost_hosts(self.channels)
-            table = self._table(self.channels)
+            table = self.channels.watched()
             self._deaths.note_work(table)
             for silent in self._silence.look(table):
                 self._note_silence(silent)
@@ -453,11 +350,10 @@ class Job:
             return
         pause = self._judge_death(child, death)
         if pause is not None:
-            assert self.channels is not None
-            trainer = self.channels.topology.trainer
+            trainer = self._opened.topology.trainer
             adopt_run(self.run_id, self.host)
             self._counters_of(trainer.rank).clear("restarts")  # the next one counts from its checkpoint
-            row = self.channels.name_row(trainer)
+            row = self._opened.name_row(trainer)
             row["restarts"].add(1)
             row["ended"].set(1.0)
             self._due[TRAINER] = time.monotonic() + pause, child.incarnation + 1
@@ -466,10 +362,9 @@ class Job:
         if place != TRAINER:
             self._start_member(place, incarnation)
             return
-        assert self.channels is not None
         assert self._link is not None
         assert self._records is not None
-        trainer = self.channels.topology.trainer
+        trainer = self._opened.topology.trainer
         self._fill_place(trainer.rank, incarnation)
         self._link.close()
         child, link = self._spare or self._start_program(TRAINER, TRAINER_PROGRAM)
@@ -486,8 +381,7 @@ class Job:
     def _start_spare(self, trainer: Child) -> None:
         """Once the trainer learns, have the next one import torch, for that takes longer than all else it begins with.
         Where that fails there is none until the trainer's next death."""
-        assert self.channels is not None
-        if self._deaths.limit and work_done(self.channels.counters.table()[self._row_of(trainer.rank)]):
+        if self._deaths.limit and work_done(self._opened.counters.table()[self._row_of(trainer.rank)]):
             self._spare_at = math.inf
             try:
                 self._spare = self._start_program(SPARE, (*TRAINER_PROGRAM, "spare", str(trainer.pid)))
@@ -501,13 +395,11 @@ class Job:
         self.note(f"the process that would have taken the trainer's place {how}", 0)
 
     def _row_of(self, rank: int) -> int:
-        assert self.channels is not None
-        topology = self.channels.topology
+        topology = self._opened.topology
         return topology.row_of(topology.ranks[rank])
 
     def _counters_of(self, rank: int) -> CounterRow:
-        assert self.channels is not None
-        return self.channels.counters.row(self._row_of(rank))
+        return self._opened.counters.row(self._row_of(rank))
 
     def _start_member(self, place: int, incarnation: int) -> None:
         """Start the evaluator or a rollout. It finds its incarnation on the board, of which its seeds follow."""
@@ -548,8 +440,7 @@ class Job:
 
     def _empty_place(self, rank: int) -> None:
         """Of a member whose process has ended. ChannelError where that has damaged its lane."""
-        assert self.channels is not None
-        topology = self.channels.topology
+        topology = self._opened.topology
         row = self._counters_of(rank)
         row["pid"].set(float("nan"))
         if topology.ranks[rank].role is not Role.ROLLOUT:
@@ -557,7 +448,7 @@ class Job:
         if row["phase"].value == Phase.RUNNING:
             row["episodes_cut"].add(topology.config.env.num_envs)
         if not topology.area_columns:
-            self.channels.lanes[topology.ranks[rank].index].hand_over()
+            self._opened.lanes[topology.ranks[rank].index].hand_over()
 
     def _clear_place(self, member: Assignment) -> None:
         """Of a member that was killed with its keeper."""
@@ -604,8 +495,7 @@ class Job:
         """Tell the user how a member has died (in words, and what it has left); seconds until its place gets the next
         one, None where the job ends."""
         how, words = death
-        assert self.channels is not None
-        done = work_done(self.channels.counters.table()[self._row_of(child.rank)])
+        done = work_done(self._opened.counters.table()[self._row_of(child.rank)])
         pause = self._deaths.pause_after(child, words, done)
         count, first = self._deaths.in_row(child)
         limit = self._deaths.limit
@@ -634,7 +524,7 @@ class Job:
     def _watch_other_trainer(self, channels: HostChannels) -> None:
         """Watch a trainer that is a rank, from the moment that its pid is known until it has ended. Once a trainer has
         ended, take rows in its place, so that no relay waits for room in a lane."""
-        row = channels.counters.row(channels.topology.row_of(channels.topology.trainer))
+        row = self._counters_of(channels.topology.trainer.rank)
         if self.has_trainer or row["ended"].value == 1.0:
             if channels.topology.hosts > 1:
                 if self._leftover is None:  # ends of its own, which begin where the trainer's have ended
@@ -654,17 +544,16 @@ class Job:
             self.keeper.watch(self._trainer_pidfd, partial(self._note_other_trainer_end, pid))
 
     def _note_other_trainer_end(self, pid: int) -> None:
-        assert self.channels is not None
         if self._trainer_pidfd >= 0:
             self.keeper.unwatch(self._trainer_pidfd)
             os.close(self._trainer_pidfd)
             self._trainer_pidfd = -1
-        topology = self.channels.topology
-        row = self.channels.counters.row(topology.row_of(topology.trainer))
+        trainer = self._opened.topology.trainer
+        row = self._counters_of(trainer.rank)
         if row["ended"].value != 1.0:
             row["ended"].set(1.0)
             if self.board.command != Command.FAIL:
-                name = f"rank {topology.trainer.rank} (trainer, process {pid} on {socket.gethostname()})"
+                name = f"rank {trainer.rank} (trainer, process {pid} on {socket.gethostname()})"
                 self.fail(f"the trainer's process has died: {name}{self._go_on}")
             if self._parent is not None:  # rank 0 waits for what the trainer says
                 self._parent.link.send(Result(None, read_failure(self.run_id, self.host), self._directory))
@@ -692,7 +581,7 @@ class Job:
         if self.channels is not None:  # nobody waits for what a relay would have sent
             for member in self.channels.topology.on_host(self.host):
                 if member.role is Role.RELAY:
-                    self.channels.counters.row(self.channels.topology.row_of(member))["ended"].set(1.0)
+                    self._counters_of(member.rank)["ended"].set(1.0)
         if self._trainer is not None:
             self._trainer.send(signal.SIGTERM if self._directory else signal.SIGKILL)
         elif self._trainer_pidfd < 0 and self.board.command in GOING:
@@ -705,7 +594,9 @@ class Job:
         if not silent.final:
             self.note(f"{silent.words}: does {what} hang? Something is done at {silent.limit:g} s", silent.rank)
             return
-        child = self._child_of(silent)
+        child = next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
+        if self._collectors is not None and silent.role is Role.ROLLOUT:
+            child = self._collectors.acting(silent.rank)
         assert self._silence is not None
         setting = "run.silence_limit" if self._silence.has_started(silent.row) else "run.start_limit"
         is_restarted = child is not None and child is self._trainer and self._trainer_can_restart
@@ -747,22 +638,6 @@ class Job:
         self._silence.restarted(silent.row)
         if child.place in self.keeper.places or self._judge_death(child, child.hang) is not None:
             child.send(signal.SIGKILL)  # of a collector, the trainer orders another one
-
-    def _child_of(self, silent: Silent) -> Child | None:
-        if self._collectors is not None and silent.role is Role.ROLLOUT:
-            return self._collectors.acting(silent.rank)
-        return next((one for one in self.keeper.children.values() if one.rank == silent.rank), None)
-
-    def _table(self, channels: HostChannels) -> NDArray[np.float64]:
-        """Counters of this host, and on the trainer's host those of the other hosts' relays."""
-        tables = [channels.counters.table()]
-        for host, mirror in enumerate(channels.mirrors, start=1):
-            for row, rank in enumerate(channels.topology.on_host(host)):
-                if rank.role is Role.RELAY:
-                    values = mirror.table()[row : row + 1]
-                    values[0, [RANK, ROLE, HOST]] = rank.rank, list(Role).index(Role.RELAY), host  # it may never come
-                    tables.append(values)
-        return np.concatenate(tables)
 
     # -- interrupts and the end
 
@@ -816,30 +691,3 @@ class Job:
 
 def _below(words: str) -> str:
     return f":\n{words}" if words else ""
-
-
-Prepare = Callable[["Probe"], "Preparation"]
-
-
-def run_host(
-    job: Job, prepare: Prepare, ranks_of: Callable[[Config], Ranks], made: Callable[[Made], object] = lambda made: None
-) -> dict[str, Any] | None:
-    """On the trainer's host, from the preparation to the end of training; the summary, None of a trainer that is a
-    rank. The trainer imports torch meanwhile. ranks_of: the ranks of the job; made: called once the channels are there
-    and the run's directory is."""
-    from ddrl.run.preparation import probe_in_fork
-
-    import_for_members()
-    preparation = prepare(lambda config: probe_in_fork(config, job.check_interrupts))
-    preparation.declaration  # noqa: B018  (the environment is made while ranks still start)
-    ranks = ranks_of(preparation.config)
-    topology = preparation.topology(tuple(ranks.ranks), has_spare=job.has_trainer)
-    records = preparation.open_records()
-    on_host = [one.rank for one in topology.on_host(job.host)]
-    job.keeper.folder = records.directory.path / "output"
-    with interrupts_held_back():  # until the trainer has something to save
-        job.check_interrupts()
-        job.open(topology, [ranks.cores[rank] for rank in on_host if rank < len(ranks.cores)])
-        message = job.hand_over(records)
-    made(Made(topology.to_bytes(), message))
-    return job.run() if job.has_trainer else None

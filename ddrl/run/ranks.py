@@ -39,6 +39,7 @@ from ddrl.core.plugins import slice_module
 from ddrl.core.roles import Assignment, Role, assign_roles, group_hosts
 from ddrl.distribution.requests import MpiEnd, nothing, rest, wait
 from ddrl.run import slot
+from ddrl.run.checkpoint import Records
 from ddrl.run.cli import parse
 from ddrl.run.hosts import HostKeeper, tell_user
 from ddrl.run.keeper import report_stacks
@@ -51,8 +52,18 @@ from ddrl.run.process import (
     set_torch_threads,
     sweep_open_mpi,
 )
-from ddrl.run.processes import KeepHost, LeadHost, Made, Ranks, Records, Result
-from ddrl.run.topology import HostChannels, Topology, describe, report_failure, rollouts_of_host
+from ddrl.run.topology import (
+    HostChannels,
+    KeepHost,
+    LeadHost,
+    Made,
+    Ranks,
+    Result,
+    Topology,
+    describe,
+    report_failure,
+    rollouts_of_host,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI

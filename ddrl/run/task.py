@@ -8,7 +8,6 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ddrl.channels.board import BEGAN, JUDGED, KEEPER, LEFT, TAKEN, WORSE_SINCE, Command
+from ddrl.channels.board import BEGAN, JUDGED, KEEPER, WORSE_SINCE, Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
@@ -33,7 +32,7 @@ from ddrl.core.rows import Evaluation
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network
-from ddrl.replay.sources import Experience, ReplaySource, make_source, small_source
+from ddrl.replay.sources import ReplaySource, make_source, small_source
 from ddrl.run.checkpoint import (
     LEARNER,
     BestPolicy,
@@ -44,12 +43,11 @@ from ddrl.run.checkpoint import (
     newest_checkpoint,
 )
 from ddrl.run.directory import Disk, RunDirectory
-from ddrl.run.lag import LagBound
+from ddrl.run.lag import LagBound, Ledger
 from ddrl.run.members import Evaluator, has_distributions, values_of
 from ddrl.run.topology import HostChannels, Topology, describe, read_failure
 from ddrl.run.training import TrainerEnds, Training
-from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, Run, check_setting, summarize
-from ddrl.telemetry.summary import LEDGER
+from ddrl.telemetry import ControlServer, HostSampler, ProgressLine, Recorder, check_setting, summarize
 
 if TYPE_CHECKING:
     from ddrl.acting.policy_file import ActingModel
@@ -159,85 +157,6 @@ def build_learner(topology: Topology) -> tuple[Learner, ActingModel]:
 
 
 LEDGER_PERIOD = 1.0  # [s] between two entries
-
-
-class Ledger:
-    """What became of each row, in the telemetry (ddrl.telemetry.summary)."""
-
-    def __init__(self, topology: Topology, channels: HostChannels, source: Experience, state: TrainingState) -> None:
-        self._channels = channels
-        self._source = source
-        self._state = state
-        self._own = LaneSet(list(channels.lanes.values()))
-        self._remote = LaneSet(channels.remote_lanes)
-        # Collectors' lanes are emptied for each round, and sample areas are no lanes.
-        self._through_lanes = not topology.in_rounds and not topology.area_columns
-        self._rows_written = channels.counters_row(topology.trainer)["rows_written"]
-        self._host_lost = False
-        self._accounts: dict[str, Any] = {}  # as they were recorded last
-
-    def look(self) -> None:
-        """Note whether a host has died before the job's end: the last counts of its relay have not come."""
-        ended = self._channels.counters.columns.index("ended")
-        lost = (bool(np.all(mirror.table()[:, ended] == 1.0)) for mirror in self._channels.mirrors)
-        self._host_lost = self._host_lost or any(lost)
-
-    def open(self, directory: RunDirectory, *, same_job: bool) -> None:
-        """Count what is lost with what came before the checkpoint of this training: rows that a trainer of the same job
-        has taken since, or rows that an earlier job has written and left."""
-        state = self._state
-        shared = self._channels.board.values
-        state.rows_taken = max(state.rows_taken, state.env_steps)  # of a checkpoint without these counts
-        if same_job:
-            state.rows_left = int(shared[LEFT])
-            lost = int(shared[TAKEN]) + self._popped - state.rows_taken if self._through_lanes else 0
-            state.rows_taken += lost
-            state.rows_lost += lost
-            return
-        written = 0
-        with contextlib.suppress(RunDirError), Run(directory.path) as before:
-            written = int((before.snapshot(LEDGER) or {}).get("written", 0))
-        state.rows_left += max(0, written - state.rows_taken - state.rows_left)
-        shared[TAKEN] = state.rows_taken
-        shared[LEFT] = state.rows_left
-
-    @property
-    def _popped(self) -> int:
-        return self._own.popped + self._remote.popped
-
-    def record(self, recorder: Recorder, *, ended: bool = False, failed: bool = False) -> None:
-        """Record the accounts as they are now; `ended`: in order, and nothing more is written. failed: training has
-        stopped anywhere, perhaps between taking rows and counting them: the accounts stay as they were."""
-        if not ended:
-            self.look()
-        popped = self._popped
-        written = self._own.pushed
-        placed = self._remote.pushed
-        self._rows_written.set(written)
-        shared = self._channels.board.values
-        column = self._channels.counters.columns.index("rows_written")
-        if not failed:
-            held: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
-            if isinstance(self._source, ReplaySource):
-                evicted, unseen = self._source.evicted
-                held = len(self._source.replay), evicted - unseen, unseen
-            self._accounts = {
-                "state": msgspec.structs.asdict(self._state),
-                "taken_before": int(shared[TAKEN]),
-                "left_before": int(shared[LEFT]),
-                "popped": popped if self._through_lanes else None,
-                "waiting": written + placed - popped,
-                "written_here": written,
-                "placed": placed,
-                "held": held[0],
-                "evicted_seen": held[1],
-                "evicted_unseen": held[2],
-                "ended": ended,
-                "host_lost": self._host_lost,
-            }
-        if self._accounts:
-            rows = int(shared[TAKEN] + shared[LEFT] + np.nansum(self._channels.tables()[:, column]))
-            recorder.record_snapshot(LEDGER, **self._accounts, written=rows)
 
 
 class PlanWatch:

@@ -1,6 +1,7 @@
 """Who is there and what they speak of: ranks, settings, environment, rows and the algorithm's declaration.
 
-Made on rank 0 before any channel is created; every process gets the same one, as bytes. It holds nothing of torch.
+Made on rank 0 before any channel is created; every process gets the same one, as bytes. It holds nothing of torch. And
+what the processes of a host say to one another while they start and end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ from ddrl.channels.board import PROCESSES, Blob, Board, Command, CounterRow, Cou
 from ddrl.channels.lane import Lane, MessageLane
 from ddrl.channels.mailbox import Mailbox
 from ddrl.channels.segment import Segment, segment_name
+from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, DdrlError, shortage, user_error, user_frame
@@ -35,6 +37,7 @@ from ddrl.core.rows import RowSchema, row_schema, transition_columns
 from ddrl.core.settings import config_from_toml, config_to_toml
 from ddrl.core.specs import Column, Declaration, EnvSpec
 from ddrl.distribution.membership import RELAYS, Message
+from ddrl.run.checkpoint import Records
 
 MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
@@ -161,6 +164,72 @@ class Topology:
     def trainer(self) -> Assignment:
         """The trainer's place."""
         return next(rank for rank in self.ranks if rank.role is Role.TRAINER)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+# Between a host's keeper and its trainer, or the parent of a keeper that is a program (`hosts`).
+
+
+class Note(msgspec.Struct, tag=True):
+    """What the user is to know, of a rank."""
+
+    text: str
+    rank: int
+
+
+class Result(msgspec.Struct, tag=True):
+    """How a job ended: its summary, or the error's text; no text where an interrupt ended it before it could save.
+    directory: of the run, where it was made."""
+
+    document: dict[str, Any] | None
+    error: str = ""
+    directory: str = ""
+
+
+class LeadHost(msgspec.Struct, tag=True):
+    """To the keeper of the trainer's host under mpirun: the command line, the new run's directory as announced, whether
+    the trainer is a program (else it is a rank), the launcher's pid where it survives the end of rank 0, and the
+    descriptor of what the launcher writes its errors to (`slot.launcher_errors`)."""
+
+    arguments: list[str]
+    path: str | None
+    has_trainer: bool
+    launcher: int
+    errors: int
+
+
+class Ranks(msgspec.Struct, tag=True):
+    """To the same keeper, once MPI has started: all ranks of the job, and the cores of each."""
+
+    ranks: list[Assignment]
+    cores: list[list[int]]
+
+
+class KeepHost(msgspec.Struct, tag=True):
+    """To the keeper of another host, or beside a pool's task: the topology, and the cores of the host's ranks in their
+    order. has_board: somebody has made the host's board; takes_over: a keeper before this one has made all channels,
+    and was killed."""
+
+    topology: bytes
+    cores: list[list[int]]
+    has_board: bool = False
+    takes_over: bool = False
+
+
+class Made(msgspec.Struct, tag=True):
+    """From a keeper: the host's channels are there. records: of the run, for a trainer that is a rank. Where the host
+    has collectors that the parent orders, the descriptor of their socket travels beside it."""
+
+    topology: bytes
+    records: Records | None
+
+
+JobMessage = Records | Note | Result | LeadHost | Ranks | KeepHost | Made
+Received = TypeVar("Received", bound=JobMessage)
+
+
+JOB: Wire[JobMessage] = Wire("the keeper of a host", JobMessage)
+Link = SocketEnd[JobMessage]  # between keeper and trainer, or keeper and parent
 
 
 # -- failure -----------------------------------------------------------------------------------------------------------
@@ -468,6 +537,18 @@ class HostChannels:
     def tables(self) -> NDArray[np.float64]:
         """In the trainer: the counters of all processes on all hosts [ranks, columns]."""
         return np.concatenate([self.counters.table(), *(mirror.table() for mirror in self.mirrors)])
+
+    def watched(self) -> NDArray[np.float64]:
+        """In a keeper: the counters of this host, and on the trainer's host those of the other hosts' relays."""
+        tables = [self.counters.table()]
+        identity = [self.counters.columns.index(name) for name in ("rank", "role", "host")]
+        for host, mirror in enumerate(self.mirrors, start=1):
+            for row, rank in enumerate(self.topology.on_host(host)):
+                if rank.role is Role.RELAY:
+                    values = mirror.table()[row : row + 1]
+                    values[0, identity] = rank.rank, list(Role).index(Role.RELAY), host  # it may never come
+                    tables.append(values)
+        return np.concatenate(tables)
 
     def absent_rollouts(self) -> NDArray[np.bool_]:
         """In the trainer: which rollouts of the job have no process now [rollouts], by index."""

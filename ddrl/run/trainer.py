@@ -37,9 +37,9 @@ from ddrl.run.process import (
 )
 
 if TYPE_CHECKING:
-    from ddrl.run.checkpoint import TaskRecords
-    from ddrl.run.processes import Link, Message, Records
+    from ddrl.run.checkpoint import Records, TaskRecords
     from ddrl.run.task import Task
+    from ddrl.run.topology import JobMessage, Link
 
 WAIT = 0.05  # [s] longest sleep of an idle task; a bell ends it earlier
 IMPORTED = ("ddrl.learner.checks", "onnx", "onnxruntime", "ddrl.run.members", "ddrl.run.task")  # beside torch
@@ -86,7 +86,7 @@ def drive(
             evaluator.close()
 
 
-def await_records(link: Link, leave: Callable[[], None]) -> Sequence[Message]:
+def await_records(link: Link, leave: Callable[[], None]) -> Sequence[JobMessage]:
     """Import what training needs; what the keeper has sent, once there are channels or a trainer has died. There is
     nothing to save yet: SIGTERM, also the kernel's at the end of the keeper, ends this process at once."""
 
@@ -109,9 +109,9 @@ def _leave(run_id: str, parent: int, *, trainer: int | None = None) -> None:
         unlink_run(run_id)
 
 
-def train(run_id: str, link: Link, messages: Sequence[Message], interrupts: Interrupts) -> dict[str, Any]:
+def train(run_id: str, link: Link, messages: Sequence[JobMessage], interrupts: Interrupts) -> dict[str, Any]:
     """Attach the run's channels and train to the end; the summary. messages: what the keeper has sent."""
-    from ddrl.run.processes import Records
+    from ddrl.run.checkpoint import Records
     from ddrl.run.task import Duty, assemble
     from ddrl.run.topology import HostChannels
 
@@ -153,8 +153,8 @@ def open_records(records: Records, lock: int | None) -> TaskRecords:
     return TaskRecords(directory, resume)
 
 
-def _record_notes(task: Task, messages: Sequence[Message]) -> None:
-    from ddrl.run.processes import Note
+def _record_notes(task: Task, messages: Sequence[JobMessage]) -> None:
+    from ddrl.run.topology import Note
 
     for message in messages:
         if isinstance(message, Note):
@@ -186,8 +186,7 @@ def main() -> int:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.signals)
             die_with(int(parent), signal.SIGTERM)
 
-            from ddrl.run.processes import JOB, Link, Result
-            from ddrl.run.topology import describe
+            from ddrl.run.topology import JOB, Link, Result, describe
 
             link = Link.of(int(descriptor), JOB)
             try:
