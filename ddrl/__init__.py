@@ -59,6 +59,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.plan": "ddrl.pool.simulator",  # python -m ddrl.plan says where its predictions went
     "ddrl.distribution.simulator": "ddrl.distribution.plan",
     "ddrl.core.algorithm": "ddrl.core.specs",
+    "ddrl.telemetry.facts": "ddrl.telemetry.summary",
     "ddrl.pool." + "policy": "ddrl.pool.policies",
     **{
         f"ddrl.balance.{old}": f"ddrl.balance.{new}"

@@ -30,7 +30,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ddrl import __version__
 from ddrl.core.config import Config
@@ -201,15 +200,11 @@ def _release(descriptor: int, before: bytes, folder: int) -> None:
 RETRY = 20.0  # [s] between attempts to write what was refused
 
 
-def _nobody(kind: str, text: str, **fields: Any) -> None:
-    """Until somebody records events."""
-
-
 class Disk:
     """The attempts of one task to write, by what is written ("checkpoint", "policy", "summary")."""
 
     def __init__(self, directory: RunDirectory) -> None:
-        self.record_event: Callable[..., None] = _nobody
+        self.record_event: Callable[..., object] = lambda *words, **fields: None  # until somebody records events
         self.lost = ""  # why nothing may be written any more
         self._directory = directory
         self._shown = directory.path
@@ -340,11 +335,6 @@ class RunDirectory:
     def summary(self) -> Path:
         """Figures of the whole run, written at its end."""
         return self.path / "summary.json"
-
-    @property
-    def policy(self) -> Path:
-        """Stem of the policy files."""
-        return self.path / "policy"
 
     @classmethod
     def create(cls, config: Config, run_id: str, path: Path | None = None) -> RunDirectory:

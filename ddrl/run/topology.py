@@ -320,35 +320,9 @@ class HostChannels:
 
     def _create(self) -> None:
         topology = self.topology
-        dtype = self._dtype
         ranks = topology.on_host(self.host)
-        rows = topology.lane_rows()
         self.counters = self._keep(Counters.create(self._name("counters"), len(ranks), topology.columns))
-        for rank in ranks:
-            if rank.role is Role.ROLLOUT and topology.area_columns:
-                areas = topology.config.areas
-                area = SampleArea.create(
-                    self._name("area", rank.index),
-                    topology.area_columns,
-                    areas.block,
-                    areas.blocks,
-                    topology.config.replay.spare_blocks,
-                )
-                self.areas.append(self._keep(area))
-            elif rank.role is Role.ROLLOUT:
-                lane = Lane.create(self._name("lane", rank.index), dtype, rows)
-                self.lanes[rank.index] = self._keep(lane)
-        for other in range(1, topology.hosts if self.host == 0 else 1):
-            there = topology.on_host(other)
-            lanes = max(4, len(there) if topology.in_rounds else 0)  # a round's data from there fit
-            lane = Lane.create(self._name("remote", other), dtype, lanes * rows)
-            self.remote_lanes.append(self._keep(lane))
-            mirror = Counters.create(self._name("mirror", other), len(there), topology.columns)
-            self.mirrors.append(self._keep(mirror))
-        if self.host == 0 and topology.hosts > 1 and topology.in_rounds:
-            self.orders = self._keep(MessageLane.create(self._name("orders"), RELAYS))
-            self.orders.bell = self.board.relay_bell
-            self.reports = self._keep(MessageLane.create(self._name("reports"), RELAYS))
+        self.attach_drained(topology.lane_rows())
         if self._holds_states:
             size = STATE_ROOM * topology.spec.state_nbytes * topology.config.env.num_envs
             nbytes = 8 + max(size, LEAST_STATE_ROOM)
@@ -374,16 +348,16 @@ class HostChannels:
         topology = Topology.from_bytes(Blob.attach(segment_name(run_id, host, "topology")).read())
         return cls(topology, host, board, owner=False)
 
-    def attach_drained(self) -> None:
-        """In the trainer, or another host's relay: attach all that it drains, which the keeper has made."""
+    def attach_drained(self, rows: int = 0) -> None:
+        """In the trainer, or another host's relay: attach all that it drains, which the keeper has made. rows: in the
+        keeper, of a lane, which is made."""
         for rank in self.topology.on_host(self.host):
             if rank.role is Role.ROLLOUT and self.topology.area_columns:
-                self.areas.append(self.attach_area(rank.index))
+                self.areas.append(self.attach_area(rank.index, make=rows > 0))
             elif rank.role is Role.ROLLOUT:
-                lane = self._keep(Lane.attach(self._name("lane", rank.index), self._dtype))
-                self.lanes[rank.index] = lane
+                self.lanes[rank.index] = self._lane("lane", rank.index, rows)
         if self.host == 0:
-            self.attach_remote()
+            self.attach_remote(rows)
 
     def in_fork(self) -> HostChannels:
         """The same channels in a forked process, which removes none of them."""
@@ -393,33 +367,45 @@ class HostChannels:
     def attach_lane(self, index: int) -> Lane:
         """The lane of rollout `index`, whose rows ring the host's drain: the trainer's bell here, the relay's
         elsewhere."""
-        lane = self._keep(Lane.attach(self._name("lane", index), self._dtype))
+        lane = self._lane("lane", index)
         lane.bell = self.drain_bell
         return lane
+
+    def _lane(self, kind: str, index: int, rows: int = 0) -> Lane:
+        """Made for so many rows; 0: attached."""
+        name = self._name(kind, index)
+        return self._keep(Lane.create(name, self._dtype, rows) if rows else Lane.attach(name, self._dtype))
 
     @property
     def drain_bell(self) -> Doorbell:
         """The bell of who drains this host's lanes: the trainer, elsewhere the relay."""
         return self.board.trainer_bell if self.host == 0 else self.board.relay_bell
 
-    def attach_area(self, index: int) -> SampleArea:
+    def attach_area(self, index: int, *, make: bool = False) -> SampleArea:
         """The sample area of rollout `index`."""
-        areas = self.topology.config.areas
-        name = self._name("area", index)
-        return self._keep(SampleArea.attach(name, self.topology.area_columns, areas.block))
+        config = self.topology.config
+        place = (self._name("area", index), self.topology.area_columns, config.areas.block)
+        if not make:
+            return self._keep(SampleArea.attach(*place))
+        return self._keep(SampleArea.create(*place, config.areas.blocks, config.replay.spare_blocks))
 
-    def attach_remote(self) -> None:
-        """What the root relay writes: a lane and a mirrored counters table for each other host, by host. Also attaches
-        `orders` and `reports`, where collectors come and go."""
-        others = range(1, self.topology.hosts)
-        self.remote_lanes = [self._keep(Lane.attach(self._name("remote", host), self._dtype)) for host in others]
-        for lane in self.remote_lanes:
+    def attach_remote(self, rows: int = 0) -> None:
+        """What the root relay writes: a lane and a mirrored counters table for each other host, by host; `orders` and
+        `reports` too, where collectors come and go. rows: as of `attach_drained`."""
+        topology = self.topology
+        for host in range(1, topology.hosts):
+            there = len(topology.on_host(host))
+            lane = self._lane("remote", host, max(4, there if topology.in_rounds else 0) * rows)  # a round's data fit
             lane.bell = self.board.trainer_bell
-        self.mirrors = [self._keep(Counters.attach(self._name("mirror", host))) for host in others]
-        if self.remote_lanes and self.topology.in_rounds:
-            self.orders = self._keep(MessageLane.attach(self._name("orders"), RELAYS))
+            self.remote_lanes.append(lane)
+            name = self._name("mirror", host)
+            mirror = Counters.create(name, there, topology.columns) if rows else Counters.attach(name)
+            self.mirrors.append(self._keep(mirror))
+        if self.remote_lanes and topology.in_rounds:
+            opened = MessageLane.create if rows else MessageLane.attach
+            self.orders = self._keep(opened(self._name("orders"), RELAYS))
             self.orders.bell = self.board.relay_bell
-            self.reports = self._keep(MessageLane.attach(self._name("reports"), RELAYS))
+            self.reports = self._keep(opened(self._name("reports"), RELAYS))
             self.reports.bell = self.board.trainer_bell
 
     def create_policy(self, model: ActingModel) -> Mailbox:

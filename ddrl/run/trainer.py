@@ -14,7 +14,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -128,13 +128,10 @@ def train(run_id: str, link: Link, messages: Sequence[JobMessage], interrupts: I
     task = assemble(channels.topology, channels, open_records(records, lock))
     _record_notes(task, messages[1:])
     task.duties.append(Duty(0.0, lambda now: _record_notes(task, link.receive())))
-    rounds = None
     try:
-        rounds = None if collectors is None else start_rounds(task, collectors)
-        return drive(task, interrupts)
+        with nullcontext() if collectors is None else closing(start_rounds(task, collectors)):
+            return drive(task, interrupts)
     finally:
-        if rounds is not None:
-            rounds.close()
         channels.close()
 
 

@@ -116,7 +116,10 @@ def _key_pair(folder: Path, name: str) -> tuple[bytes, bytes]:
 # Messages are bounded in parts and in bytes, in both directions.
 
 MIN_DESCRIPTORS = 24  # that a socket with its context and its keys opens, and some clients
-_KEY_FIELDS = {"stream": "server_key", "control": "control_key"}  # of LiveFile
+_FIELDS = {
+    "stream": ("server_key", "live_port"),
+    "control": ("control_key", "control_port"),
+}  # of LiveFile, settings
 
 
 def receive_parts(sock: zmq.Socket[bytes], parts: int, nbytes: int) -> list[bytes] | None:
@@ -205,19 +208,19 @@ class _Server(_Socket):
         self._folder = folder
         self._name = name
         self._authenticator: Authenticator | None = None
-        port = telemetry.live_port if name == "stream" else telemetry.control_port
+        self._key_field, setting = _FIELDS[name]
+        port = getattr(telemetry, setting)
         try:
             key = secure_server(self._socket, folder) if encrypted else ""
             if encrypted:
                 self._authenticator = start_authenticator(self._context, folder)
             self._socket.bind(f"tcp://{telemetry.bind}:{port or '*'}")
             self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-            announce(folder, **{name: self.endpoint, _KEY_FIELDS[name]: key})
+            announce(folder, **{name: self.endpoint, self._key_field: key})
         except zmq.ZMQError as error:
             self.close()
-            setting = "telemetry.live_port" if name == "stream" else "telemetry.control_port"
             remedy = (
-                f"set {setting} = 0 to take a free port, or name another"
+                f"set telemetry.{setting} = 0 to take a free port, or name another"
                 if port
                 else ("set telemetry.bind to an address of this machine, or telemetry.live = false")
             )
@@ -234,7 +237,7 @@ class _Server(_Socket):
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.term()
-        announce(self._folder, **{self._name: "", _KEY_FIELDS[self._name]: ""})
+        announce(self._folder, **{self._name: "", self._key_field: ""})
 
 
 # -- the live stream ---------------------------------------------------------------------------------------------------

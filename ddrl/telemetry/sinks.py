@@ -333,7 +333,8 @@ class TensorBoardFiles:
             ) from None
         self._step = int(resumed_at or 0)
         self._flushed_at = -math.inf
-        self._histogram: Any = import_module("tensorboardX.summary").histogram
+        summary: Any = import_module("tensorboardX.summary")
+        self._histogram = summary.histogram
         self._table = np.zeros((0, len(COLUMN)))  # the newest, and that of the evaluation before
         self._judged: Floats | None = None
         if resumed_at is not None:
@@ -341,9 +342,9 @@ class TensorBoardFiles:
             # It forgets what has this step, too: the evaluation of the checkpoint stays.
             self._writer.write_event(self._events.Event(step=self._step + 1, session_log=start))
         if settings:
-            summaries: Any = import_module("tensorboardX.summary").hparams(settings, dict.fromkeys(_RETURNS))
-            for summary in summaries[:2]:  # what there is, and its values; the third would say that the run is over
-                self._writer.write_event(self._events.Event(step=self._step, summary=summary))
+            # What there is, and its values; the third would say that the run is over.
+            for one in summary.hparams(settings, dict.fromkeys(_RETURNS))[:2]:
+                self._writer.write_event(self._events.Event(step=self._step, summary=one))
 
     def record(self, record: Record) -> None:
         """Write every series that was reported."""

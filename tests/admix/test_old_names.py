@@ -25,6 +25,7 @@ def test_a_module_has_one_object_by_both_names() -> None:
         ".".join(("ddrl", "core", "algorithm")): "ddrl.core.specs",
         ".".join(("ddrl", "envs", "partial")): "ddrl.envs.making",
         ".".join(("ddrl", "video")): "ddrl.evaluate",
+        ".".join(("ddrl", "telemetry", "facts")): "ddrl.telemetry.summary",
         ENVIRONMENTS: "ddrl.admix",
         SERVER: "ddrl.admix",
         SERVING: "ddrl.admix.serving",
