@@ -7,10 +7,11 @@ rolls out: collectors are processes beside the ranks, and have their places afte
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
 
 from ddrl.core.errors import ConfigError
 
@@ -74,6 +75,7 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
     """
     if not hosts or hosts[0] != 0:
         raise ConfigError("rank 0 must be on host 0, that of the trainer")
+    ranks_of = Counter(hosts)
     roles: list[Role] = []
     with_relay: set[int] = set()
     first_host = [Role.TRAINER, Role.EVALUATOR] if evaluator else [Role.TRAINER]  # without a rank so far
@@ -87,26 +89,22 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
             roles.append(Role.ROLLOUT)
     # The k-th free rank of every host, host by host, before any host's next one.
     others = [rank for rank, role in enumerate(roles) if role is Role.ROLLOUT]
-    free = [[rank for rank in others if hosts[rank] == host] for host in sorted(set(hosts))]
-    order = [rank for turn in zip_longest(*free) for rank in turn if rank is not None]
+    free = [[rank for rank in others if hosts[rank] == host] for host in sorted(ranks_of)]
+    order = [rank for turn in itertools.zip_longest(*free) for rank in turn if rank is not None]
     for rank in order[:nodes]:
         roles[rank] = Role.NODE
     wanted = [", an evaluator"] * evaluator + [f", {nodes} gradient nodes (learner.nodes)"] * (nodes > 0)
     needed = f"a trainer, a relay per host{''.join(wanted)}" + ("" if collectors else " and at least one rollout")
     further = 1 if collectors else 2
-    alone = [host for host in sorted(set(hosts)) if host and list(hosts).count(host) < further]
+    alone = any(host and ranks_of[host] < further for host in ranks_of)
     if first_host or alone or not (collectors or Role.ROLLOUT in roles):
         on_first = 2 + int(evaluator)
-        smallest = list(hosts)
-        for host in sorted(set(hosts)):
-            missing = (further if host else on_first) - smallest.count(host)
-            smallest += [host] * missing
-        missing = len(set(hosts)) + 1 + int(evaluator) + nodes + (not collectors) - len(smallest)
-        count = len(smallest) + max(missing, 0)
+        on_each = sum(max(count, further if host else on_first) for host, count in ranks_of.items())
+        in_all = len(ranks_of) + 1 + int(evaluator) + nodes + (not collectors)
         where = f", at least {on_first} of them on the first host and {further} on each other one" if max(hosts) else ""
         raise ConfigError(
-            f"{len(hosts)} ranks on {len(set(hosts))} host(s) are too few for {needed}: start mpirun with -n {count} "
-            f"or more{where}" + (", or set evaluation.period = 0" if evaluator else "")
+            f"{len(hosts)} ranks on {len(ranks_of)} host(s) are too few for {needed}: start mpirun with "
+            f"-n {max(on_each, in_all)} or more{where}" + (", or set evaluation.period = 0" if evaluator else "")
         )
     if collectors and Role.ROLLOUT in roles:
         spare = roles.count(Role.ROLLOUT)
@@ -114,12 +112,10 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
             f"{len(hosts)} ranks are {spare} too many: with pool.collectors the ranks are {needed}, and "
             f"these start the collectors, run.processes on each host: start mpirun with -n {len(hosts) - spare}"
         )
-    places = [*hosts, *(host for host in sorted(set(hosts)) for _ in range(collectors))]
+    places = [*hosts, *(host for host in sorted(ranks_of) for _ in range(collectors))]
     roles += [Role.ROLLOUT] * (len(places) - len(roles))
-    seen: dict[Role, int] = {}
-    result: list[Assignment] = []
-    for rank, (role, host) in enumerate(zip(roles, places, strict=True)):
-        index = seen.get(role, 0)
-        seen[role] = index + 1
-        result.append(Assignment(rank, role, host, index))
-    return result
+    index = {role: itertools.count() for role in Role}
+    return [
+        Assignment(rank, role, host, next(index[role]))
+        for rank, (role, host) in enumerate(zip(roles, places, strict=True))
+    ]

@@ -19,6 +19,7 @@ from ddrl.plots.frame import (
     add_heatmap,
     add_level,
     add_line,
+    in_columns,
     lines_over_time,
     new_figure,
     rates,
@@ -117,7 +118,7 @@ def host_table(processes: Processes, up: Sequence[float] = (), down: Sequence[fl
                 float(np.nanmean(waiting)) if np.isfinite(waiting).any() else np.nan,
             )
         )
-    return {name: np.array([row[index] for row in rows]) for index, name in enumerate(names)}
+    return {name: np.array(values) for name, values in in_columns(names, rows).items()}
 
 
 NAMED_HOSTS = 40  # on a ring; beyond, hosts fill a disk, and are named where the pointer is

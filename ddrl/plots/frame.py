@@ -182,6 +182,11 @@ def say_nothing_yet(figure: go.Figure, words: str) -> go.Figure:
     return figure
 
 
+def in_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """A table given by its rows, by its columns."""
+    return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+
+
 def rates(values: Floats, times: Floats, over: float = 0.0) -> Floats:
     """Growth per second up to each moment but the first: [T - 1, ...] of counters [T, ...] at `times` [T].
 

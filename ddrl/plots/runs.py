@@ -20,6 +20,7 @@ from ddrl.plots.frame import (
     DASHES,
     add_level,
     add_line,
+    in_columns,
     legend_below,
     lines_over_time,
     new_figure,
@@ -403,7 +404,7 @@ def settings_table(runs: Mapping[str, Mapping[str, Mapping[str, Any]]], *, diffe
         meaning = (info.unit, info.doc) if info else ("", "not known to this version of ddrl")
         rows.append((setting, *texts, default, *meaning))
     names = ["setting", *runs, "default", "unit", "meaning"]
-    return {name: np.array([row[index] for row in rows], object) for index, name in enumerate(names)}
+    return {name: np.array(values, object) for name, values in in_columns(names, rows).items()}
 
 
 MAX_SETTINGS = 12  # columns of settings in a table of runs
@@ -433,9 +434,9 @@ def runs_table(facts: Mapping[str, Facts], settings: Mapping[str, Mapping[str, M
         )
         for name, run in facts.items()
     ]
-    columns = {column: [row[index] for row in rows] for index, column in enumerate(RUN_COLUMNS)}
     optional = ("name", "tags", "reason", "note")
-    table: dict[str, Any] = {name: values for name, values in columns.items() if name not in optional or any(values)}
+    columns = in_columns(RUN_COLUMNS, rows).items()
+    table: dict[str, Any] = {name: values for name, values in columns if name not in optional or any(values)}
     if len(settings) > 1:
         differing = settings_table(_differing_sections(settings), differing=True)
         shown = [row for row, name in enumerate(differing["setting"]) if name not in ("run.dir", "env.id")]
@@ -604,11 +605,7 @@ def account_table(accounts: Sequence[Account]) -> dict[str, list[Any]]:
         rows += [(account.name, part, count) for part, count in account.parts.items()]
         if account.missing:
             rows.append((account.name, "missing", account.missing))
-    return {
-        "account": [name for name, _, _ in rows],
-        "part": [part for _, part, _ in rows],
-        "rows": [count for _, _, count in rows],
-    }
+    return in_columns(("account", "part", "rows"), rows)
 
 
 def replay_fill(table: Table, capacity: int) -> go.Figure:

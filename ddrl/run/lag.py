@@ -219,13 +219,6 @@ class LagBound:
         self._made = np.full(1024, updates, np.int64)  # updates when a version was published
         self._seen = np.full(rollouts, updates, np.int64)  # the same, of the newest one in each rollout's rows
 
-    @classmethod
-    def of(
-        cls, config: Config, rollouts: int, updates: int, absent: Callable[[], NDArray[np.bool_]] | None = None
-    ) -> LagBound | None:
-        """None where the lag is not bounded."""
-        return cls(config, rollouts, updates, absent) if math.isfinite(config.rollout.max_policy_lag) else None
-
     def published(self, version: int, updates: int) -> None:
         """A version is published now, after so many updates."""
         self._made = _long(self._made, version + 1, self._made[0])

@@ -8,6 +8,7 @@ that looks after other processes where there are any.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -102,7 +103,9 @@ def assemble(topology: Topology, channels: HostChannels, records: TaskRecords, d
     ledger.open(directory, same_job=began == began)
     lanes = LaneSet(channels.drained_lanes())
     ends = TrainerEnds(lanes, mailbox, channels.board, counters, topology.schema.dtype)
-    lag_bound = LagBound.of(config, topology.rollouts, state.updates, channels.absent_rollouts)
+    lag_bound: LagBound | None = None
+    if math.isfinite(config.rollout.max_policy_lag):
+        lag_bound = LagBound(config, topology.rollouts, state.updates, channels.absent_rollouts)
     training = Training(config, learner, source, ends, state, live, lag_bound)
     progress = ProgressLine(config)
     figures = topology.declaration.figures
