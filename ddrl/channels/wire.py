@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import MessageError
 from ddrl.core.rows import ALIGNMENT
+from ddrl.core.specs import Array, Bytes
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -45,16 +45,16 @@ class Wire(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union, dec_hook=self._view)
         self._decoding = threading.local()  # `arrays`: memory behind the struct that this thread decodes
 
-    def encode(self, message: M) -> NDArray[np.uint8]:
+    def encode(self, message: M) -> Bytes:
         """A message as bytes; O(bytes), arrays are copied once."""
-        arrays: list[tuple[int, NDArray[Any]]] = []
+        arrays: list[tuple[int, Array]] = []
         end = 0
 
         def place(value: Any) -> tuple[str, tuple[int, ...], int]:
             nonlocal end
             if not isinstance(value, np.ndarray):
                 raise TypeError(f"a message of {self.name} cannot hold a {type(value).__name__}")
-            array = cast("NDArray[Any]", value)
+            array = cast("Array", value)
             begin = _aligned(end)
             end = begin + array.nbytes
             arrays.append((begin, array))
@@ -71,7 +71,7 @@ class Wire(Generic[M]):
             np.copyto(out.view(array.dtype).reshape(array.shape), array)
         return data
 
-    def decode(self, data: NDArray[np.uint8] | bytes) -> M:
+    def decode(self, data: Bytes | bytes) -> M:
         """What `encode` made, with arrays as views of `data`; MessageError for anything else."""
         memory = np.frombuffer(data, np.uint8)
         try:
@@ -86,7 +86,7 @@ class Wire(Generic[M]):
         finally:
             self._decoding.arrays = None  # so that it is freed with the message
 
-    def _view(self, _: type, value: Any) -> NDArray[Any]:
+    def _view(self, _: type, value: Any) -> Array:
         """The array that a struct of this message describes."""
         dtype, shape, begin = value
         end = begin + math.prod(shape) * np.dtype(dtype).itemsize

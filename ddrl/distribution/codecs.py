@@ -20,7 +20,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.plan import Bytes
+from ddrl.core.specs import Bytes
 
 PACKAGE = "ddrl.distribution.codecs"
 SETTING = "cluster.codec"

@@ -21,7 +21,8 @@ import numpy as np
 from ddrl._kernel import Transfers, seal_chunks
 from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
 from ddrl.core.errors import ChannelError, PlanError
-from ddrl.distribution.chunks import Assembly, Bytes, CodedAssembly, Coding, Encoder, Headers
+from ddrl.core.specs import Bytes
+from ddrl.distribution.chunks import Assembly, CodedAssembly, Coding, Encoder, Headers
 from ddrl.distribution.membership import Confirm
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import Posted

@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.board import Board, Command, CounterRow, Counters
 from ddrl.channels.lane import Lane, LaneSet, MessageLane
+from ddrl.core.specs import Array
 from ddrl.distribution.membership import (
     MAX_TEXT,
     PLANS,
@@ -194,7 +194,7 @@ class RowsIn(Duty):
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
         self._received = [0] * len(self._lanes)  # rows of each host
-        self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block for which there is no room yet
+        self._waiting: dict[int, Array] = {}  # rows of a block for which there is no room yet
         self._placed_before = 0
         self._placed_at = 0.0  # when a row was last taken, after STOP
         self.problem = ""  # rows were given up

@@ -14,12 +14,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import PlanError
 from ddrl.core.rows import ALIGNMENT
-
-Bytes = NDArray[np.uint8]
+from ddrl.core.specs import Floats, Ints
 
 HEADER_BYTES = 24  # sent before each chunk: `chunks.HEADER`
 MODEL_HEADER_BYTES = 96  # sent once a model, before the header of its first chunk: `chunks.MODEL_HEADER`
@@ -35,11 +33,11 @@ class Plan:
     scheme: str
     hosts: int
     nbytes: int
-    bounds: NDArray[np.int64]
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    first: NDArray[np.int64]
-    count: NDArray[np.int64]
+    bounds: Ints
+    source: Ints
+    target: Ints
+    first: Ints
+    count: Ints
 
     @classmethod
     def of(cls, scheme: str, hosts: int, bounds: Iterable[int], messages: Iterable[tuple[int, int, int, int]]) -> Plan:
@@ -58,7 +56,7 @@ class Plan:
         """Number of messages a model."""
         return len(self.source)
 
-    def payload(self) -> NDArray[np.int64]:
+    def payload(self) -> Ints:
         """Model bytes of every message."""
         return self.bounds[self.first + self.count] - self.bounds[self.first]
 
@@ -67,11 +65,11 @@ class Plan:
         pairs = np.unique(self.source * (self.hosts + 1) + self.target)
         return int(np.bincount(pairs % (self.hosts + 1)).max(initial=0))
 
-    def sent_by(self, host: int) -> NDArray[np.int64]:
+    def sent_by(self, host: int) -> Ints:
         """Messages that `host` sends, in order of precedence."""
         return np.flatnonzero(self.source == host)
 
-    def sent_to(self, host: int) -> NDArray[np.int64]:
+    def sent_to(self, host: int) -> Ints:
         """Messages that `host` receives, in order of precedence."""
         return np.flatnonzero(self.target == host)
 
@@ -114,7 +112,7 @@ class Plan:
                 f"plan {self.scheme}: {stuck} messages are never sent, because their senders wait for one another"
             )
 
-    def _arrivals(self) -> NDArray[np.int64]:
+    def _arrivals(self) -> Ints:
         """How often each chunk is sent to each host, [hosts, K]."""
         steps = np.zeros((self.hosts, self.chunks + 1), np.int64)
         np.add.at(steps, (self.target - 1, self.first), 1)
@@ -306,10 +304,10 @@ class Simulation:
 
     versions_in_flight: int
 
-    started: NDArray[np.float64]
-    finished: NDArray[np.float64]
-    host_finished: NDArray[np.float64]
-    trace: NDArray[np.float64]
+    started: Floats
+    finished: Floats
+    host_finished: Floats
+    trace: Floats
 
     @property
     def seconds(self) -> float:

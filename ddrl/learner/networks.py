@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError
-from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
+from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
 from ddrl.learner.own_networks import Standardize, own_network, require_tensors
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
@@ -41,7 +40,7 @@ from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
 Observation = Any  # a tensor [B, *shape], or a dict of such tensors; torch's types do not say which
 
 
-def as_tensors(observations: NDArray[Any], observation: ArraySpec, device: torch.device) -> Observation:
+def as_tensors(observations: Array, observation: ArraySpec, device: torch.device) -> Observation:
     """[B, *shape], structured where `observation` is a record, as tensors on `device`."""
     if not observation.fields:
         return torch.from_numpy(np.ascontiguousarray(observations)).to(device)

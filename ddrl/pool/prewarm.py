@@ -42,10 +42,11 @@ from statistics import NormalDist
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+
+from ddrl.core.specs import Floats, Ints
 
 
-def quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray[np.float64]]:
+def quantiles(values: Floats, level: float) -> tuple[float, Floats]:
     """The quantile for a next value, and the same without each of the values in turn [n]; `values` sorted.
 
     Order statistic i is the quantile i / (n + 1), interpolated. Where fewer than two values are expected below the
@@ -472,7 +473,7 @@ def _limits(seconds: Sequence[float]) -> tuple[float, float]:
     return median - distance, median + distance
 
 
-def _filled(startup: NDArray[np.float64], first: float) -> NDArray[np.float64]:
+def _filled(startup: Floats, first: float) -> Floats:
     """Start-ups of one worker, nan where it stayed, with the one that is to be expected in these places."""
     known = startup[~np.isnan(startup)]
     expected = first if not len(known) else np.max(known) if len(known) < MIN_KEPT else np.median(known)
@@ -480,8 +481,8 @@ def _filled(startup: NDArray[np.float64], first: float) -> NDArray[np.float64]:
 
 
 def _best_rule(
-    waits: NDArray[np.float64],
-    latest: Sequence[tuple[Anchor, int, NDArray[np.int64], NDArray[np.float64]]],
+    waits: Floats,
+    latest: Sequence[tuple[Anchor, int, Ints, Floats]],
     delay_cost: float,
 ) -> StartRule:
     """The cheapest rule of one worker; waits: D, by kept round; latest: by anchor (of so many rounds back) the kept
@@ -496,7 +497,7 @@ def _best_rule(
     return min(rules, key=lambda rule: rule.cost)
 
 
-def _timed(latest: NDArray[np.float64], delay_cost: float) -> tuple[float, NDArray[np.float64]]:
+def _timed(latest: Floats, delay_cost: float) -> tuple[float, Floats]:
     """The quantile of the latest starts, and its cost at each of them: that of the quantile of the others, or it would
     seem to miss none of a few rounds."""
     order = np.argsort(latest, kind="stable")
@@ -506,6 +507,6 @@ def _timed(latest: NDArray[np.float64], delay_cost: float) -> tuple[float, NDArr
     return after, np.where(misses > 0, misses, -delay_cost * misses)
 
 
-def _medians(values: NDArray[np.float64]) -> tuple[float, ...]:
+def _medians(values: Floats) -> tuple[float, ...]:
     """By worker [rounds, workers]."""
     return tuple(float(value) for value in np.median(values, axis=0))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ddrl.core import plugins
 from ddrl.core.config import Config, setting
 from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import Floats, Floats32
 
 PACKAGE = "ddrl.replay.selectors"
 
@@ -91,7 +92,7 @@ class Selector(Protocol):
         """The table now ends at `size`."""
         ...
 
-    def set_priority(self, index: NDArray[np.uint32], priority: NDArray[np.float32]) -> None:
+    def set_priority(self, index: NDArray[np.uint32], priority: Floats32) -> None:
         """New priorities [K], finite and at least 0."""
         ...
 
@@ -99,11 +100,11 @@ class Selector(Protocol):
         """Beta of the importance weights."""
         ...
 
-    def draw(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.float32] | None] | None:
+    def draw(self, count: int) -> tuple[NDArray[np.uint32], Floats32 | None] | None:
         """Indices [count], with replacement, and their importance weights (None: all 1); None: nothing to draw."""
         ...
 
-    def probabilities(self) -> NDArray[np.float64]:
+    def probabilities(self) -> Floats:
         """The probability [size] with which the next draw takes each pick."""
         ...
 

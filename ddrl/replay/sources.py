@@ -26,6 +26,7 @@ from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.files import DAMAGE, new_file, opened
 from ddrl.core.rows import RowSchema
+from ddrl.core.specs import Array, Floats
 from ddrl.replay.batches import Sequences, Transitions, as_transitions
 from ddrl.replay.evictions import make_eviction
 from ddrl.replay.pacing import Pacing, RateLimiter
@@ -61,7 +62,7 @@ class Experience(Protocol):
         """How much may be recorded now, and whether `sample` may be called."""
         ...
 
-    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+    def record(self, rows: Array, newest_version: int) -> int:
         """Record rows of the schema's dtype in their order; the steps recorded. `newest_version`: of the policies
         published so far."""
         ...
@@ -74,7 +75,7 @@ class Experience(Protocol):
         """One draw of the configured size."""
         ...
 
-    def learned(self, batch: Any, priority: NDArray[Any] | None) -> Used:
+    def learned(self, batch: Any, priority: Array | None) -> Used:
         """An update has used the batch: set its priorities [B], count it."""
         ...
 
@@ -182,7 +183,7 @@ class ReplaySource(Experience):
         """The rate limiter; nothing limits recording while no stream holds a whole window."""
         return self.limiter
 
-    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+    def record(self, rows: Array, newest_version: int) -> int:
         """Record rows; the steps recorded. O(rows)."""
         self._newest_version = max(self._newest_version, newest_version)
         recorded = self.replay.record_rows(rows)
@@ -205,7 +206,7 @@ class ReplaySource(Experience):
         factor = np.minimum(1.0, (1.0 + self._weighted_lag) / (1.0 + lag))
         return batch._replace(weight=(batch.weight * factor).astype(np.float32))
 
-    def learned(self, batch: Transitions | Sequences, priority: NDArray[Any] | None) -> Used:
+    def learned(self, batch: Transitions | Sequences, priority: Array | None) -> Used:
         """Count the batch, and set its picks' priorities [B] to priority + replay.priority_offset (Schaul et al. 2016,
         section 3.3: p = |delta| + epsilon), so that a TD error of zero is drawn again."""
         if self._uses_priorities and priority is not None:
@@ -224,7 +225,7 @@ class ReplaySource(Experience):
         """End all running episodes without a final state."""
         self.replay.cut_streams()
 
-    def probabilities(self) -> NDArray[np.float64] | None:
+    def probabilities(self) -> Floats | None:
         """The probability of each pick in the next draw; None where all are equal or there is none."""
         return self.replay.probabilities(self.selector) if self._uses_priorities and len(self.replay) else None
 
@@ -330,7 +331,7 @@ class AreaSource(Experience):
         """The rate limiter."""
         return self._limiter
 
-    def record(self, rows: NDArray[Any], newest_version: int) -> int:
+    def record(self, rows: Array, newest_version: int) -> int:
         """Areas take no rows."""
         raise ValueError("rows arrived through a lane, but experience is in sample areas")
 
@@ -356,7 +357,7 @@ class AreaSource(Experience):
     def _readable(self, area: SampleArea) -> bool:
         return area.update() >= self._min_blocks
 
-    def learned(self, batch: Transitions, priority: NDArray[Any] | None) -> Used:
+    def learned(self, batch: Transitions, priority: Array | None) -> Used:
         """Count the batch; there are no priorities."""
         self._limiter.sampled(len(batch.pick_epi))
         return Used(len(batch.pick_epi), batch.policy_version)
@@ -380,7 +381,7 @@ class AreaSource(Experience):
             "areas.blocks or areas.block"
         )
 
-    def _draw(self, area: SampleArea) -> dict[str, NDArray[Any]] | None:
+    def _draw(self, area: SampleArea) -> dict[str, Array] | None:
         """Samples of an area by column, or None where they are to be drawn again."""
         complete = area.update()
         if not complete:
