@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from ddrl.admix import mixer as snapshot
+from ddrl.admix import journal as snapshot
 from ddrl.admix.mixer import Mixer
 from ddrl.admix.serving import App
 from ddrl.admix.settings import ServeConfig
