@@ -550,17 +550,8 @@ class ResolvingLp(Baseline):
             return
         factor = 1.0 if passed < 0.02 * curve[-1] else (feedback.requests / passed) ** self._settings.correct
         scale = requests / max((curve[-1] - passed) * factor, 1.0)
-        first = int(np.searchsorted(problem.row, ahead))
-        part = replace(
-            problem,
-            bid=problem.bid[ahead:],
-            row=problem.row[first:] - ahead,
-            column=problem.column[first:],
-            value=problem.value[first:],
-            rate=feedback.rate[row][problem.column[first:]],
-            demand=np.maximum(remaining, 0) * scale,
-            cap=np.full(len(remaining), np.inf),  # the server itself sees to caps
-        )
+        part = problem.rest(ahead, np.maximum(remaining, 0) * scale)  # the server itself sees to caps
+        part = replace(part, rate=feedback.rate[row][part.column])
         self.alpha[row] = descend(part, self.alpha[row], 12)
 
 

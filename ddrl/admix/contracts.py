@@ -100,6 +100,12 @@ class Requests:
         """Requests begin .. end - 1, as views."""
         return self._map(lambda values: values[begin:end])
 
+    def by_window(self) -> Iterator[Requests]:
+        """Parts, as views, that lie within one window each."""
+        cuts = np.flatnonzero(np.diff(self.window)) + 1
+        for begin, end in zip([0, *cuts], [*cuts, len(self)], strict=True):
+            yield self.part(int(begin), int(end))
+
     def take(self, rows: Array) -> Requests:
         """The requests at `rows`, copied."""
         return self._map(lambda values: values[rows])

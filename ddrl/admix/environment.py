@@ -26,7 +26,7 @@ from ddrl import current_name
 from ddrl.admix.contracts import Contracts, Day, Inventory, Requests, request_arrays
 from ddrl.admix.logs import open_log
 from ddrl.admix.market import Market
-from ddrl.admix.optimum import Problem, descend
+from ddrl.admix.optimum import Problem
 from ddrl.admix.rules import StateLayout, Tables, outputs_of
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core.config import EnvConfig, convert
@@ -216,8 +216,10 @@ class AdmixVectorEnv:
         self.delivery.queue.take(self._feed.at, self._feed.has_request, draws)
         self._order = None
         if self.play.shuffle:
-            fixed = count if self.play.mode == "contracts" else 0
-            self._order = draw_order(self._rng, self.num_envs, self.queue, fixed)
+            keys = self._rng.random((self.num_envs, self.queue))
+            if self.play.mode == "contracts":
+                keys[:, count:] += 1  # contracts stay before bids
+            self._order = keys.argsort(1)
 
     def _scores_by_slot(self, action: Array) -> Floats32:
         action = np.ascontiguousarray(action, np.float32)
@@ -256,13 +258,6 @@ class AdmixVectorEnv:
 
 
 # ---- the order in which a shuffled queue is observed ---------------------------------------------------------------
-
-
-def draw_order(rng: np.random.Generator, count: int, queue: int, first: int) -> Ints:
-    """Which slot is in each place of `count` queues [N, Q]; the `first` ones stay before the others (0: none do)."""
-    keys = rng.random((count, queue))
-    keys[:, first:] += first > 0
-    return keys.argsort(1)
 
 
 def presented(slot: Ints, order: Ints | None) -> Ints:
@@ -378,7 +373,7 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
     alpha = np.zeros(log.contracts.count)
     if play.prior == "yesterday":
         problem = Problem.of(log.requests(), log.contracts, log.click_value, log.billed_rate)
-        alpha = descend(problem, log.contracts.penalty / 2, sweeps=20)
+        alpha = problem.duals()
     return Book(log.contracts, log.inventory, play, log.click_value, bids, alpha)
 
 

@@ -36,7 +36,7 @@ from msgspec import Meta
 from ddrl.acting.policy_file import SavedPolicy, load_policy, save_policy
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.environment import Book
-from ddrl.admix.logs import BATCH, BID, EXPOSURE, LogDay, arrow, open_log, schema_of, to_record
+from ddrl.admix.logs import BATCH, BID, EXPOSURE, LogDay, arrow, arrow_table, open_log, schema_of, to_record
 from ddrl.admix.mixer import Billing, Count, Decision, DisplayRequest, Mixer, Probability, version_of
 from ddrl.core.errors import CheckpointError, ConfigError, MessageError, RunDirError, shortened
 from ddrl.core.files import new_file, read_json, write_atomically
@@ -177,18 +177,10 @@ class Journal:
             self._lose(len(part), str(error))
 
     def _table(self, part: Part, first: int) -> Any:
-        package = self._arrow
         columns: dict[str, Any] = dict(zip(SINGLE, zip(*part.rows, strict=True), strict=True))
         columns["request_id"] = range(first, first + len(part))
-        ends = package.array(np.frombuffer(part.ends, np.int32))
-        arrays: list[Any] = []
-        for field in self._schema:
-            if field.name in part.lists:
-                values = package.array(np.asarray(part.lists[field.name]), field.type.value_type)
-                arrays.append(package.ListArray.from_arrays(ends, values, field.type))
-            else:
-                arrays.append(package.array(list(columns[field.name]), field.type))
-        return package.Table.from_arrays(arrays, schema=self._schema)
+        columns |= {name: np.asarray(values) for name, values in part.lists.items()}
+        return arrow_table(self._schema, columns, self._arrow.array(np.frombuffer(part.ends, np.int32)))
 
     def _lose(self, count: int, why: str) -> None:
         self.lost += count
@@ -236,8 +228,8 @@ class Journal:
                 kept = np.array([each is not None for each in billed], bool)
                 columns = values | {"request_id": shown["request_id"].to_numpy(), "score": shown["score"].to_numpy()}
                 columns["billed"] = np.array(billed, object)
-                arrays = [package.array(columns[field.name][kept].tolist(), field.type) for field in schemas[1]]
-                exposure.write_table(package.Table.from_arrays(arrays, schema=schemas[1]))
+                rows = {name: column[kept].tolist() for name, column in columns.items()}
+                exposure.write_table(arrow_table(schemas[1], rows))
 
     def _extended(self, file: str, *names: str) -> Any:
         """The schema of a file of a log with further columns."""

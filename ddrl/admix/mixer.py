@@ -453,7 +453,7 @@ class Mixer:
         except ValueError as error:
             queue.take_back()
             raise MessageError(str(error)) from None
-        policy = self._policy
+        policy = self.policy
         scores = self._held
         pacing = self.tables.pacing
         paced = pacing.state if pacing else None
@@ -577,14 +577,14 @@ class Mixer:
                 raise CheckpointError(f"the policy {policy.version} scores no finite numbers: train it again")
         inputs = {name: array.view(np.uint8).reshape(1, -1) for name, array in policy.inputs.items()}
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
-        self._policy = policy
+        self.policy = policy
         self.changes += 1
         self._held = None
         self._held_for = 0
 
     def _keep_state(self) -> None:
         """Keep what the policy is about to score; few at first, then each KEEP_PERIOD requests."""
-        self._states.append({name: array.copy() for name, array in self._policy.inputs.items()})
+        self._states.append({name: array.copy() for name, array in self.policy.inputs.items()})
         self._keep_at = self.requests + min(self.requests + 1, KEEP_PERIOD)
 
     def follow(self, rule: str) -> None:
@@ -597,17 +597,12 @@ class Mixer:
                 f"prior = {play.prior}, pace_step = {play.pace_step:g}): serve the learned one, or a run of the task "
                 "admix"
             )
-        self.use(RulePolicy(rule, self._policy, self.tables.prior))
+        self.use(RulePolicy(rule, self.policy, self.tables.prior))
         self.changes -= 1
-
-    @property
-    def policy(self) -> ServedPolicy:
-        """The policy that chooses now."""
-        return self._policy
 
     def policy_info(self) -> PolicyInfo:
         """Its name and history."""
-        return PolicyInfo(self._policy.version, self._policy.loaded, self.changes, self._policy.evaluation)
+        return PolicyInfo(self.policy.version, self.policy.loaded, self.changes, self.policy.evaluation)
 
     def bill(self, news: Billing) -> None:
         """Take over news of billing; MessageError for unknown ads or more impressions than were shown."""

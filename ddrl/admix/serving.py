@@ -644,19 +644,15 @@ def serve(
         with _listen(config) as listening:
             address = f"http://{config.host}:{listening.getsockname()[1]}"
             named = f", token in {kept}" if token else ""
-            _say(f"serving {run} on {address}, policy {mixer.policy.version}{named}")
+            print(f"serving {run} on {address}, policy {mixer.policy.version}{named}", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.run(sockets=[listening])
         snapshot.save(state, snapshot.encode(mixer))  # all that was accepted has been answered
-        _say(f"ended after {mixer.requests} requests; counters in {state}")
+        print(f"ended after {mixer.requests} requests; counters in {state}", flush=True)
     finally:
         if journal is not None:
             journal.close()
         lock.release()
-
-
-def _say(words: str) -> None:
-    print(words, flush=True)
 
 
 def _listen(config: ServeConfig) -> socket.socket:

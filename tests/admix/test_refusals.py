@@ -118,7 +118,7 @@ class Refusals(RuleBasedStateMachine):
         mixer = self.apps[0].mixer
         if mixer._held is not None:
             return  # an earlier action decides
-        policy = mixer._policy
+        policy = mixer.policy
         kept = policy.scores
         policy.scores = lambda: np.full((1, mixer.book.spec.action.size), scores, np.float32)  # type: ignore[method-assign]
         self.broken(msgspec.json.encode(self.request(moment)))
