@@ -18,7 +18,8 @@ import numpy as np
 from ddrl.channels import Doorbell
 from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import Segment
-from ddrl.channels.wire import Wire
+from ddrl.channels.wire import Wire, aligned
+from ddrl.core.rows import ALIGNMENT
 from ddrl.core.specs import Array, Bytes, Floats32
 from ddrl.distribution.requests import MpiEnd, rest
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 MESSAGE = 1  # MPI tag of messages
 VECTOR = 2  # MPI tag of parameters and gradients
-ALIGNMENT = 64  # [bytes] of arrays in a message and in shared memory
 SEGMENT_KIND = "nodes"
 
 Fields = dict[str, Array]
@@ -237,7 +237,7 @@ class SharedMemory:
     @classmethod
     def create(cls, make: MakeSegment, exchange: Exchange, ranks: int, *, has_vectors: bool) -> SharedMemory:
         """The leader's. ChannelError where there is no room."""
-        nbytes = sum(map(_aligned, _piece_lengths(exchange, ranks, has_vectors)))
+        nbytes = sum(map(aligned, _piece_lengths(exchange, ranks, has_vectors)))
         memory = cls(make(SEGMENT_KIND, nbytes), exchange, ranks, has_vectors=has_vectors, fresh=True)
         for gradients in memory.gradients:
             for vector in gradients.values():
@@ -285,8 +285,4 @@ def _pieces(memory: Bytes, lengths: Sequence[int]) -> Iterator[Bytes]:
     start = 0
     for length in lengths:
         yield memory[start : start + length]
-        start += _aligned(length)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+        start += aligned(length)

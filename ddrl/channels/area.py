@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from ddrl import _kernel
 from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox, checksum
+from ddrl.channels.wire import aligned
 from ddrl.core.errors import ChannelError
 from ddrl.core.rows import RowSchema, TransitionBuilder
 from ddrl.core.specs import Array, Bytes, Column, Ints
 
 AREA_VERSION = 1
-ALIGNMENT = 64
 HEADER_WORDS = 8
 HEADER_NBYTES = 8 * HEADER_WORDS
 MAX_SLOTS = 255
@@ -174,7 +174,7 @@ def _offsets(columns: Sequence[Column], block: int) -> list[int]:
     """Where each column's array begins in a block, and at last the block's bytes."""
     offsets = [HEADER_NBYTES]
     for column in columns:
-        offsets.append(-(-(offsets[-1] + block * column.array.nbytes) // ALIGNMENT) * ALIGNMENT)
+        offsets.append(aligned(offsets[-1] + block * column.array.nbytes))
     return offsets
 
 

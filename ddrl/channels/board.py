@@ -18,6 +18,7 @@ import numpy as np
 from ddrl import _kernel
 from ddrl._kernel import Doorbell
 from ddrl.channels.segment import Channel, Segment
+from ddrl.channels.wire import aligned
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.specs import Array, Bytes, Floats
 
@@ -202,7 +203,7 @@ class Counters(Channel):
     def create(cls, name: str | None, rows: int, columns: Sequence[str] = COLUMNS) -> Counters:
         """Make a table, all NaN. name None: private memory."""
         names = json.dumps(list(columns)).encode()
-        offset = -(-(24 + len(names)) // 64) * 64
+        offset = aligned(24 + len(names))
 
         def initialize(array: Bytes) -> None:
             array[:24].view(np.uint64)[:] = (rows, offset, len(names))

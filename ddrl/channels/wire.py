@@ -55,14 +55,14 @@ class Wire(Generic[M]):
             if not isinstance(value, np.ndarray):
                 raise TypeError(f"a message of {self.name} cannot hold a {type(value).__name__}")
             array = cast("Array", value)
-            begin = _aligned(end)
+            begin = aligned(end)
             end = begin + array.nbytes
             arrays.append((begin, array))
             return array.dtype.str, array.shape, begin
 
         encoded = msgspec.msgpack.encode(message, enc_hook=place)
         begin = LENGTH.size + len(encoded)
-        body = _aligned(begin)
+        body = aligned(begin)
         data = np.empty(body + end if arrays else begin, np.uint8)
         data[: LENGTH.size] = np.frombuffer(LENGTH.pack(len(encoded)), np.uint8)
         data[LENGTH.size : begin] = np.frombuffer(encoded, np.uint8)
@@ -77,7 +77,7 @@ class Wire(Generic[M]):
         try:
             begin = LENGTH.size
             end = begin + LENGTH.unpack(memory[:begin].tobytes())[0]
-            self._decoding.arrays = memory[_aligned(end) :]
+            self._decoding.arrays = memory[aligned(end) :]
             return self._decoder.decode(memory[begin:end].data)
         except (ValueError, TypeError, IndexError, struct.error, msgspec.MsgspecError) as error:
             raise MessageError(
@@ -93,7 +93,8 @@ class Wire(Generic[M]):
         return self._decoding.arrays[begin:end].view(dtype).reshape(shape)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

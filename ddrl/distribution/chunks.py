@@ -17,8 +17,8 @@ import numpy as np
 
 from ddrl._kernel import sound_chunks
 from ddrl.channels.mailbox import checksum
+from ddrl.channels.wire import aligned
 from ddrl.core.errors import DdrlError
-from ddrl.core.rows import ALIGNMENT
 from ddrl.core.specs import Bytes, Floats, Ints
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 
@@ -86,12 +86,7 @@ class Headers:
         self.chunks["index"] = np.arange(len(self))
         self.chunks["epoch"] = epoch % EPOCHS
         self.chunks["back"] = back
-        self.model["magic"] = MAGIC
-        self.model["count"] = len(self)
-        self.model["version"] = version
-        self.model["model_checksum"] = model_checksum
-        self.model["time_ns"] = time_ns
-        self.model["values"] = values
+        self.model[0] = (MAGIC, len(self), version, model_checksum, time_ns, values)
 
     def seal(self, index: int, payload: Bytes) -> None:
         """Length and checksum of chunk `index`, which is sent as `payload`."""
@@ -199,7 +194,7 @@ def wire_edges(codec: Codec, bounds: list[int]) -> list[int]:
     edges = [0]
     for start, stop in itertools.pairwise(bounds):
         size = codec.wire_bytes(start, stop)
-        edges.append(edges[-1] + (size if codec.fixed else -(-size // ALIGNMENT) * ALIGNMENT))
+        edges.append(edges[-1] + (size if codec.fixed else aligned(size)))
     return edges
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -143,14 +143,8 @@ class Traffic:
     trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.bytes_sent + other.bytes_sent,
-            self.bytes_received + other.bytes_received,
-            self.messages_sent + other.messages_sent,
-            self.messages_received + other.messages_received,
-            self.sealed + other.sealed,
-            self.refused + other.refused,
-        )
+        counted = [item.name for item in fields(self) if item.name != "trace"]
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in counted))
 
 
 class Packing:

@@ -312,7 +312,11 @@ def _trace(
                     dynamic_axes={name: {0: "batch", **named.get(name, {})} for name in (*names, *acting.outputs)},
                 )
         except Exception as error:
-            raise _export_error(what, error) from error
+            remedy = "use operations that torch.onnx exports"
+            if "requires grad as a constant" in str(error):
+                remedy = "layers and parameters that it uses must be its own (nn.ModuleList, nn.Parameter)"
+            where = f"{what} cannot be exported to ONNX, for rollouts: "
+            raise NetworkError(user_error(error, where, f"; {remedy}")) from error
     return file.getvalue(), branch_line(caught)
 
 
@@ -353,13 +357,6 @@ def _add_operators() -> None:
     torch.onnx.register_custom_op_symbolic("aten::mT", m_transpose, OPSET)
     for operator in (rms_norm, vdot, bilinear):
         torch.onnx.register_custom_op_symbolic(f"aten::{operator.__name__}", operator, OPSET)
-
-
-def _export_error(what: str, error: BaseException) -> NetworkError:
-    remedy = "use operations that torch.onnx exports"
-    if "requires grad as a constant" in str(error):
-        remedy = "layers and parameters that it uses must be its own (nn.ModuleList, nn.Parameter)"
-    return NetworkError(user_error(error, f"{what} cannot be exported to ONNX, for rollouts: ", f"; {remedy}"))
 
 
 def _parameters_as_inputs(

@@ -104,6 +104,15 @@ class FlatInputs(nn.Module):
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
+def hidden_layers(observation: ArraySpec, hidden: list[int], *, normalized: bool = False) -> nn.Sequential:
+    """Linear layers with relu, by request with layer normalization before it."""
+    layers: list[nn.Module] = []
+    for width, following in itertools.pairwise((observation.size, *hidden)):
+        norm = [nn.LayerNorm(following)] if normalized else []
+        layers += [nn.Linear(width, following), *norm, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
+
+
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
     """Q [B, A, ...] from V [B, 1, ...] and A [B, A, ...] by a form; `epsilon` is that of "policy"."""
     if form == "softmax":
@@ -217,16 +226,8 @@ class MLP(WithHead):
     ) -> None:
         super().__init__()
         self.inputs = FlatInputs(observation, normalize=normalize)
-        widths = [observation.size, *hidden]
-        layers: list[nn.Module] = []
-        for width_in, width_out in itertools.pairwise(widths):
-            layers += [nn.Linear(width_in, width_out), nn.ReLU(inplace=True)]
-        self.trunk = nn.Sequential(*layers)
-        self.head = ValueHead(widths[-1], num_actions, form, 0, atoms, epsilon)
-
-    def layers(self) -> list[nn.Linear]:
-        """Every linear layer, in order; the last one gives V and A, or Q."""
-        return [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
+        self.trunk = hidden_layers(observation, hidden)
+        self.head = ValueHead([observation.size, *hidden][-1], num_actions, form, 0, atoms, epsilon)
 
     def features(self, observation: torch.Tensor) -> torch.Tensor:
         """What the head is given [B, F]."""
@@ -252,9 +253,7 @@ class NormalizedMLP(nn.Module):
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
         self._inputs = FlatInputs(spec.observation)
-        self.trunk = nn.Sequential()
-        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
-            self.trunk.extend([nn.Linear(width, following), nn.LayerNorm(following), nn.ReLU(inplace=True)])
+        self.trunk = hidden_layers(spec.observation, hidden, normalized=True)
         self.head = nn.Linear(hidden[-1], spec.num_actions)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:

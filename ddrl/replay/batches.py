@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from ddrl.core.rows import STATE, RowSchema
 from ddrl.core.specs import Array, ArraySpec, Column, ColumnRole, Floats32
 
+Handles = NDArray[np.uint64]  # of episodes; versions of policies too
+Places = NDArray[np.uint32]
 Outputs = tuple[Array | None, ...]  # a batch's arrays in the kernel's order
 
 
@@ -47,10 +49,10 @@ class Windows(NamedTuple):
     batch_action: Array  # [B, L, *action]
     batch_reward: Floats32  # [B, L, *reward]
     batch_state_next: Any  # [B, L, *observation]
-    seq_len: NDArray[np.uint32]  # [B], records
-    seq_len_next: NDArray[np.uint32]  # [B], next states
-    batch_pick_epi: NDArray[np.uint64]  # [B]
-    batch_pick_pos: NDArray[np.uint32]  # [B]
+    seq_len: Places  # [B], records
+    seq_len_next: Places  # [B], next states
+    batch_pick_epi: Handles  # [B]
+    batch_pick_pos: Places  # [B]
 
 
 class Transitions(NamedTuple):
@@ -65,10 +67,10 @@ class Transitions(NamedTuple):
     r_t: Floats32  # [B, *reward]
     discount_t: Floats32  # [B]
     s_t: Any  # [B, *observation]
-    pick_epi: NDArray[np.uint64]  # [B]
-    pick_pos: NDArray[np.uint32]  # [B]
+    pick_epi: Handles  # [B]
+    pick_pos: Places  # [B]
     weight: Floats32  # [B], importance weights, largest 1
-    policy_version: NDArray[np.uint64]  # [B], of the policy that acted
+    policy_version: Handles  # [B], of the policy that acted
     columns: dict[str, Array]  # [B, ...], of the pick; REWARD: n-step sums; STATE also as name_next, k steps on
 
 
@@ -83,13 +85,13 @@ class Sequences(NamedTuple):
     action: Array  # [B, burn_in + L, *action]
     r_t: Floats32  # [B, L, *reward], n-step sums
     discount_t: Floats32  # [B, L]
-    ahead: NDArray[np.uint32]  # [B, L], steps to the bootstrap state
-    burn_len: NDArray[np.uint32]  # [B], records of burn-in in use
-    length: NDArray[np.uint32]  # [B], positions in use
-    pick_epi: NDArray[np.uint64]  # [B]
-    pick_pos: NDArray[np.uint32]  # [B]
+    ahead: Places  # [B, L], steps to the bootstrap state
+    burn_len: Places  # [B], records of burn-in in use
+    length: Places  # [B], positions in use
+    pick_epi: Handles  # [B]
+    pick_pos: Places  # [B]
     weight: Floats32  # [B]
-    policy_version: NDArray[np.uint64]  # [B], of the pick's first record
+    policy_version: Handles  # [B], of the pick's first record
     columns: dict[str, Array]  # STEP [B, burn_in + L, ...]; STATE [B, burn_in + L + n_step, ...]; REWARD
     # [B, L, ...], n-step sums; MEMORY [B, ...], recorded with the first state (before burn-in)
 
@@ -119,7 +121,7 @@ def as_transitions(schema: RowSchema, columns: Mapping[str, Array]) -> Transitio
     )
 
 
-def _picks(size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32], Floats32]:
+def _picks(size: int) -> tuple[Handles, Places, Floats32]:
     """Fresh arrays for the handles, positions and weights of picks."""
     return np.empty(size, np.uint64), np.empty(size, np.uint32), np.empty(size, np.float32)
 

@@ -15,14 +15,14 @@ from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddrl._kernel import Misfit, ReplayCore
 from ddrl.core.errors import CheckpointError, shortened
 from ddrl.core.files import DAMAGE, replacement
 from ddrl.core.rows import STATE, RowSchema, schema_of
 from ddrl.core.specs import Array, ArraySpec, Bytes, Column, ColumnRole, Floats
-from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows, array_of
+from ddrl.replay.batches import BatchShapes, Handles, Places, Sequences, Transitions, Windows, array_of
 from ddrl.replay.evictions import Eviction, KernelEviction
 from ddrl.replay.selectors import KernelSelector, Selector, check_selector
 
@@ -439,7 +439,7 @@ class ExperienceReplay:
         except RuntimeError as error:
             raise AssertionError(str(error)) from None
 
-    def picks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    def picks(self) -> tuple[Handles, Places]:
         """Every pick that can be drawn, in table order: handles and positions."""
         return self._core.list_picks()
 

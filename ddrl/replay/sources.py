@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.area import SampleArea
 from ddrl.core import plugins, specs
@@ -27,7 +26,7 @@ from ddrl.core.errors import ChannelError, CheckpointError, ConfigError
 from ddrl.core.files import DAMAGE, new_file, opened
 from ddrl.core.rows import RowSchema
 from ddrl.core.specs import Array, Floats
-from ddrl.replay.batches import Sequences, Transitions, as_transitions
+from ddrl.replay.batches import Handles, Sequences, Transitions, as_transitions
 from ddrl.replay.evictions import make_eviction
 from ddrl.replay.replay import ExperienceReplay
 from ddrl.replay.selectors import make_selector
@@ -181,7 +180,7 @@ class Used(NamedTuple):
     """What an update has used of a batch."""
 
     transitions: int
-    versions: NDArray[np.uint64]  # [n], of the policies that acted in it
+    versions: Handles  # [n], of the policies that acted in it
 
 
 class Experience(Protocol):
