@@ -23,7 +23,7 @@ from ddrl.core.metrics import COLUMNS
 from ddrl.core.specs import Array, Bytes, Floats
 
 _LINE = 64
-_BELLS = ("command", "ready", "trainer", "relay", "rollout")
+_BELLS = 5  # of the command, of readiness, of the trainer, the relay and the rollouts
 _NUM_VALUES = 16
 KEEPER = 0  # of the values: process id of the keeper of the trainer's host
 PROCESSES = 1  # rollouts wanted on each host, by command; NaN: as the settings say
@@ -33,8 +33,10 @@ JUDGED = 3  # version of the newest evaluation that was recorded
 WORSE_SINCE = 4  # evaluations since the best one
 TAKEN = 5  # rows taken from lanes before this job began
 LEFT = 6  # rows written before it that were never taken
-_SLOTS = ("wish", "plan")
 _SLOT_BYTES = 1 << 16  # a plan has a host and two rates for each one: up to five thousand
+_VALUES_AT = _LINE * _BELLS
+_SLOTS_AT = _VALUES_AT + 8 * _NUM_VALUES
+_NBYTES = _SLOTS_AT + 2 * _SLOT_BYTES
 
 
 class Command(IntEnum):
@@ -77,36 +79,34 @@ class Slot:
         return number, copy[24 : 24 + length].tobytes()
 
 
+def _doorbells(array: Bytes, *, fresh: bool) -> list[Doorbell]:
+    return [Doorbell(array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(_BELLS)]
+
+
 class Board(Channel):
     """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written. `wish`: what the trainer
     wants of the root relay; `plan`: by which plan the root relay sends models."""
 
     kind: ClassVar[str] = "board"
 
-    def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
+    def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
-        bells = [Doorbell(segment.array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(len(_BELLS))]
+        array = segment.array
+        bells = _doorbells(array, fresh=False)
         self._command, self._ready, self.trainer_bell, self.relay_bell, self.rollout_bell = bells
-        begin = _LINE * len(_BELLS)
-        end = begin + 8 * _NUM_VALUES
-        self.values: Floats = segment.array[begin:end].view(np.float64)
-        self.wish, self.plan = (
-            Slot(segment.array[end + _SLOT_BYTES * i : end + _SLOT_BYTES * (i + 1)]) for i in range(len(_SLOTS))
-        )
+        self.values: Floats = array[_VALUES_AT:_SLOTS_AT].view(np.float64)
+        self.wish, self.plan = map(Slot, np.split(array[_SLOTS_AT:], 2))
 
     @classmethod
     def create(cls, name: str | None) -> Board:
         """Make a board: command RUN, nothing ready. name None: private memory."""
 
         def initialize(array: Bytes) -> None:
-            for i in range(len(_BELLS)):
-                Doorbell(array[_LINE * i : _LINE * (i + 1)], True)
-            end = _LINE * len(_BELLS) + 8 * _NUM_VALUES
-            array[_LINE * len(_BELLS) : end].view(np.float64)[:] = np.nan
-            array[end:] = 0  # slots that were never written
+            _doorbells(array, fresh=True)
+            array[_VALUES_AT:_SLOTS_AT].view(np.float64)[:] = np.nan
+            array[_SLOTS_AT:] = 0  # slots that were never written
 
-        nbytes = _LINE * len(_BELLS) + 8 * _NUM_VALUES + _SLOT_BYTES * len(_SLOTS)
-        return cls(Segment.create(name, cls.kind, nbytes, initialize))
+        return cls(Segment.create(name, cls.kind, _NBYTES, initialize))
 
     @property
     def command(self) -> Command:

@@ -219,11 +219,6 @@ class RowsIn(Duty):
         """Rows of this host that have arrived."""
         return self._received[host - 1]
 
-    @property
-    def unplaced(self) -> int:
-        """Rows received for which there is no room yet."""
-        return sum(len(rows) for rows in self._waiting.values())
-
     def progress(self) -> bool:
         """Take blocks and put rows into lanes, as far as there is room; True if anything moved."""
         moved = False
@@ -272,7 +267,7 @@ class RowsIn(Duty):
         elif self.discarded or now - self._placed_at > DRAIN_SECONDS:
             if not self.discarded:
                 self.problem = "rows were given up after STOP, because the trainer no longer drains its lanes"
-            self.discarded += self.unplaced
+            self.discarded += sum(map(len, self._waiting.values()))
             for index in list(self._waiting):
                 self._waiting.pop(index)
                 self._take_next(index)

@@ -92,6 +92,11 @@ class Situation:
         return network.message_seconds + network.send_cpu + network.receive_cpu + network.latency / 8
 
     @property
+    def equal(self) -> tuple[int, int, float, float]:
+        """n, S, B and a of the closed forms, which are for equal links."""
+        return self.hosts, self.nbytes, self.rate, self.message_seconds
+
+    @property
     def unequal(self) -> bool:
         """Whether some hosts can send much faster than others."""
         return max(self.network.up) > UNEQUAL * min(self.network.up)
@@ -249,14 +254,11 @@ class Chain(Scheme):
     @classmethod
     def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
         """Every chunk size."""
-        a = situation.message_seconds
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
-            seconds = costs.chain_seconds(
-                situation.hosts, situation.nbytes, situation.rate, a, chunks, situation.network.burst
-            )
+            seconds = costs.chain_seconds(*situation.equal, chunks, situation.network.burst)
             if situation.versions_in_flight > 1:
-                between = situation.nbytes / situation.rate + chunks * a
+                between = situation.nbytes / situation.rate + chunks * situation.message_seconds
                 seconds = (between + LAG_WEIGHT * seconds) / (1 + LAG_WEIGHT)
             yield {"chunk_bytes": size}, situation.floor + seconds
 
@@ -323,7 +325,7 @@ class Sharded(Scheme):
     @classmethod
     def best(cls, situation: Situation) -> int:
         """The m that sends a model soonest over these links, by the closed forms, which are for equal ones."""
-        at = (situation.hosts, situation.nbytes, situation.rate, situation.message_seconds)
+        at = situation.equal
         if not situation.chunk_bytes:
             return costs.best_relays(*at)
         chunks = situation.chunks(situation.chunk_bytes)
@@ -335,7 +337,7 @@ class Sharded(Scheme):
         """Relays on every host, on half of them, or the m that is best for whole shards, which is less than n where
         messages cost much."""
         hosts = situation.hosts
-        at = (hosts, situation.nbytes, situation.rate, situation.message_seconds)
+        at = situation.equal
         counts = {situation.shards} if situation.shards else {hosts, (hosts + 1) // 2, costs.best_relays(*at)}
         for relays in sorted(counts):
             if relays > hosts or (relays * hosts > cls.MAX_CONNECTIONS and not situation.shards):
@@ -399,9 +401,7 @@ class Weighted(Scheme):
             return
         for size in situation.chunk_sizes:
             chunks = max(situation.chunks(size), min(hosts, situation.nbytes // ALIGNMENT or 1))
-            seconds = costs.pipelined_shards_seconds(
-                hosts, situation.nbytes, situation.rate, situation.message_seconds, chunks, hosts
-            )
+            seconds = costs.pipelined_shards_seconds(*situation.equal, chunks, hosts)
             yield {"up": list(situation.network.up), "chunk_bytes": size}, 0.9 * (situation.floor + seconds)
 
 
@@ -448,9 +448,7 @@ class Stripes(Scheme):
             for fanout in cls.FANOUTS:
                 if fanout > hosts:
                     continue
-                seconds = situation.floor + costs.stripes_seconds(
-                    hosts, situation.nbytes, situation.rate, situation.message_seconds, fanout, chunks
-                )
+                seconds = situation.floor + costs.stripes_seconds(*situation.equal, fanout, chunks)
                 parameters = {"fanout": fanout, "chunk_bytes": size}
                 yield parameters, seconds
                 if situation.unequal and chunks >= fanout:

@@ -433,10 +433,9 @@ def make_network(
         raise ConfigError(
             f"learner.normalize: learner.network = {name} sees pictures, which are scaled by their bounds: leave it out"
         )
-    elif name in CNN_KINDS and spec.observation.fields:
-        network = PicturesAndVector(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     elif name in CNN_KINDS:
-        network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
+        kind = PicturesAndVector if spec.observation.fields else CNN
+        network = kind(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     else:
         told, row = ({}, ()) if atoms == 1 else ({"atoms": atoms}, (atoms,))
         network = own_network(config, spec, {"part": "value", **told}, [(spec.num_actions, *row)])
