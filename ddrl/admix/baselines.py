@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import Contracts, Day, Inventory, Pacing, Requests, request_arrays
+from ddrl.admix.contracts import Contracts, Day, Inventory, Pacing, Requests, StateLayout, Tables, request_arrays
 from ddrl.admix.optimum import Optimum, Problem, descend, solve_dual
-from ddrl.admix.rules import StateLayout, Tables
 from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
 from ddrl.core.config import check_ranges, setting

@@ -3,7 +3,7 @@
 A step takes the scores of the present queue, shows an ad by the rules of `kernel/ad_queue.hpp`, counts it, and takes
 the next request. In mode "bonuses" an action is not a score but what is added to the value of a click, for the next
 `repeat` requests; the state then holds contracts alone, and its mask those below their cap. An observation batch is one
-structured array [N] with the fields of `rules.StateLayout`.
+structured array [N] with the fields of `contracts.StateLayout`.
 
 The reward is value shown minus the growth of penalties for what is due by now and not billed; with weights of 1 the
 rewards of a day add up to V of `optimum` (billed impressions as drawn).
@@ -23,11 +23,10 @@ import numpy as np
 from gymnasium import spaces
 
 from ddrl import current_name
-from ddrl.admix.contracts import Contracts, Day, Inventory, Requests, request_arrays
+from ddrl.admix.contracts import Contracts, Day, Inventory, Requests, StateLayout, Tables, outputs_of, request_arrays
 from ddrl.admix.logs import open_log
 from ddrl.admix.market import Market
 from ddrl.admix.optimum import Problem
-from ddrl.admix.rules import StateLayout, Tables, outputs_of
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core.config import EnvConfig, convert
 from ddrl.core.errors import CheckpointError, ConfigError, EnvError
@@ -380,7 +379,7 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
 class AdmixEnv(gymnasium.Env[Any, Floats32]):
     """One ad-mixing environment for Gymnasium: a Dict of named arrays, a Box of scores (eCPM units).
 
-    `info` of a step holds the columns of `rules.COLUMNS`. After a truncation `reset()` continues the same day."""
+    `info` of a step holds the columns of `contracts.COLUMNS`. After a truncation `reset()` continues the same day."""
 
     def __init__(self, vector: AdmixVectorEnv) -> None:
         """Take over a vector of one environment."""

@@ -27,8 +27,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel, SavedPolicy, vector_of
+from ddrl.admix.contracts import ECPM, Tables
 from ddrl.admix.environment import Book
-from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError, shortened
 from ddrl.core.files import decode

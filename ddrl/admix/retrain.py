@@ -24,12 +24,11 @@ import numpy as np
 
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy, save_policy
 from ddrl.admix.account import account, in_turn, playable
-from ddrl.admix.contracts import Contracts, Inventory, Requests
+from ddrl.admix.contracts import ECPM, Contracts, Inventory, Requests
 from ddrl.admix.environment import AdmixVectorEnv, Book, make_book
 from ddrl.admix.journal import Versions, finished_days
 from ddrl.admix.logs import LogDay, open_log
 from ddrl.admix.optimum import Problem, descend
-from ddrl.admix.rules import ECPM
 from ddrl.core.background import keep_streams
 from ddrl.core.errors import ConfigError, DdrlError, EnvError
 from ddrl.core.specs import Array, Floats, Floats32

@@ -14,10 +14,10 @@ import pytest
 
 from ddrl.admix import Billing, Control, DisplayRequest, Market, MarketConfig, Mixer, generated
 from ddrl.admix import journal as snapshot
+from ddrl.admix.contracts import outputs_of
 from ddrl.admix.environment import make_book
 from ddrl.admix.journal import requests_of
 from ddrl.admix.mixer import REASONS
-from ddrl.admix.rules import outputs_of
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError
 from tests.admix.material import SMALL, afresh, env_config, linear_policy, request_of, small_mixer
 
