@@ -185,21 +185,21 @@ def cost_level(delay_cost: float) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round measured, by worker; times on one clock [s].
+    """What one round measured; times on one clock [s].
 
-    begin: its parameters arrived; sent: its data were sent; end: the next parameters arrived; startup: seconds that its
-    collector took to start; nan: it stayed from the round before."""
+    begin: its parameters arrived; end: the next ones did. By worker, sent: its data were sent; startup: seconds that
+    its collector took to start; nan: it stayed from the round before."""
 
     number: int
-    begin: tuple[float, ...]
+    begin: float
     sent: tuple[float, ...]
-    end: tuple[float, ...]
+    end: float
     startup: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
         """The iteration time."""
-        return max(self.end) - max(self.begin)
+        return self.end - self.begin
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,8 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
         return None
     kept = history.kept
     begin, sent, end, startup = (
-        np.array([getattr(round, name) for round in kept]) for name in ("begin", "sent", "end", "startup")
+        np.array([np.atleast_1d(getattr(round, name)) for round in kept])  # [rounds, workers or 1]
+        for name in ("begin", "sent", "end", "startup")
     )
     startup = np.column_stack([_filled(*known) for known in zip(startup.T, history.first_start, strict=True)])
     numbers = np.array([round.number for round in kept])
@@ -456,9 +457,9 @@ class Planner:
         """A round has ended: its times count for the next prediction."""
         self.measured = Round(
             round,
-            begin=(course.parameters,) * len(self._workers),
+            begin=course.parameters,
             sent=tuple(course.sent[worker] for worker in self._workers),
-            end=(now,) * len(self._workers),
+            end=now,
             startup=tuple(course.startup[worker] for worker in self._workers),
         )
         if self._mode == "prewarm":
