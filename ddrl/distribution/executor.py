@@ -160,8 +160,7 @@ class Packing:
         self._mpi = MPI
         self._edges = edges
         self._chunks = plan.chunks
-        self.first: list[int] = plan.first.tolist()
-        self.count: list[int] = plan.count.tolist()
+        _, _, self.first, self.count = plan.columns()
         self.sizes = [
             Headers.span(first, count)[1] + edges[first + count] - edges[first]
             for first, count in zip(self.first, self.count, strict=True)
@@ -271,7 +270,7 @@ class Executor:
         self._host = comm.rank
         self._coding = coding
         self._packing = Packing(plan, plan.bounds.tolist() if coding is None else coding.edges)
-        self._source: list[int] = plan.source.tolist()
+        self._source, targets, _, _ = plan.columns()
         self._outgoing: list[int] = plan.sent_by(self._host).tolist()
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         if self._host and not self._incoming:
@@ -283,7 +282,7 @@ class Executor:
             MPI._sizeof(MPI.Request),  # pyright: ignore[reportPrivateUsage] (of a handle)
             comm.handle,
             self._source,
-            plan.target.tolist(),
+            targets,
             self._packing.first,
             self._packing.count,
             self._outgoing,

@@ -58,6 +58,10 @@ class Plan:
         """Number of messages a model."""
         return len(self.source)
 
+    def columns(self) -> list[list[int]]:
+        """Source, target, first chunk and number of chunks of every message, as lists: loops read those faster."""
+        return [column.tolist() for column in (self.source, self.target, self.first, self.count)]
+
     def payload(self) -> Ints:
         """Model bytes of every message."""
         return self.bounds[self.first + self.count] - self.bounds[self.first]
@@ -125,8 +129,8 @@ class Plan:
         """Messages that their sender can send once it has received a chunk, by host * K + chunk. Those of the root are
         not among them: they wait for nothing."""
         waiting: dict[int, list[int]] = {}
-        columns = (self.source.tolist(), self.first.tolist(), self.count.tolist())
-        for message, (host, first, count) in enumerate(zip(*columns, strict=True)):
+        sources, _, firsts, counts = self.columns()
+        for message, (host, first, count) in enumerate(zip(sources, firsts, counts, strict=True)):
             if host:
                 for chunk in range(first, first + count):
                     waiting.setdefault(host * self.chunks + chunk, []).append(message)
@@ -135,9 +139,7 @@ class Plan:
     def _stuck(self) -> int:
         """Messages left after everything that can be sent has been."""
         waiting = self.waiters()
-        targets: list[int] = self.target.tolist()
-        firsts: list[int] = self.first.tolist()
-        counts: list[int] = self.count.tolist()
+        _, targets, firsts, counts = self.columns()
         missing = list(counts)
         ready: list[int] = self.sent_by(0).tolist()
         sent = 0
@@ -476,10 +478,7 @@ class _Run:
         self.models = models
         self.in_flight = versions_in_flight
         self.size: list[int] = (plan.payload() + network.header_bytes * plan.count).tolist()
-        self.source: list[int] = plan.source.tolist()
-        self.target: list[int] = plan.target.tolist()
-        self.first: list[int] = plan.first.tolist()
-        self.count: list[int] = plan.count.tolist()
+        self.source, self.target, self.first, self.count = plan.columns()
         hosts = plan.hosts + 1
         self.waiters = plan.waiters()
         self.from_root: list[int] = plan.sent_by(0).tolist()
