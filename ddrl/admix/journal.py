@@ -37,7 +37,7 @@ from ddrl.acting.policy_file import SavedPolicy, load_policy, save_policy
 from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.environment import Book
 from ddrl.admix.logs import BATCH, BID, EXPOSURE, LogDay, arrow, arrow_table, open_log, schema_of, to_record
-from ddrl.admix.mixer import Billing, Count, Decision, DisplayRequest, Mixer, Probability, version_of
+from ddrl.admix.mixer import Billing, Count, Decision, DisplayRequest, Known, Mixer, Probability, version_of
 from ddrl.core.errors import CheckpointError, ConfigError, MessageError, RunDirError, shortened
 from ddrl.core.files import new_file, read_json, write_atomically
 from ddrl.core.trust import check_trust, foreign_code
@@ -147,7 +147,7 @@ class Journal:
             self._waiting.append(self._thread.submit(self._write, part, self._parts, self._count))
             self._count += len(part)
 
-    def finish(self, known: dict[int, tuple[float, float]]) -> Future[None]:
+    def finish(self, known: Known) -> Future[None]:
         """Make a day of the log of all that was added, and begin the next. `known`: by contract, the impressions whose
         billing is known, and how many of them count."""
         self.flush()
@@ -189,7 +189,7 @@ class Journal:
     def _today(self) -> list[Path]:
         return sorted((self._folder / TODAY).glob("*.parquet"))
 
-    def _finish(self, known: dict[int, tuple[float, float]]) -> None:
+    def _finish(self, known: Known) -> None:
         parts = self._today()
         if not parts:
             return
@@ -210,7 +210,7 @@ class Journal:
         except (OSError, self._arrow.ArrowException) as error:  # the parts remain, and are of the next day
             self._report(f"the day's log in {self._folder} cannot be written: {error}")
 
-    def _join(self, parts: list[Path], folder: Path, known: dict[int, tuple[float, float]]) -> None:
+    def _join(self, parts: list[Path], folder: Path, known: Known) -> None:
         package = self._arrow
         schemas = [self._extended("track_log", "asked", "version"), self._extended("joined_exposure", "score")]
         track, exposure = (
@@ -242,9 +242,7 @@ class Journal:
         return schema
 
 
-def _billed(
-    ads: list[int], kinds: list[int], known: dict[int, tuple[float, float]], seen: dict[int, int]
-) -> Iterator[bool | None]:
+def _billed(ads: list[int], kinds: list[int], known: Known, seen: dict[int, int]) -> Iterator[bool | None]:
     """Whether each impression counted; None: there is no news. Of the impressions with news those that count are spread
     evenly; `seen` counts them over parts."""
     for ad, kind in zip(ads, kinds, strict=True):

@@ -359,6 +359,7 @@ REASONS = (
     "more bids than slots",
 )
 BID = 1
+Known = dict[int, tuple[float, float]]  # of contracts: impressions whose billing is known, and how many of them count
 
 
 class Mixer:
@@ -509,7 +510,7 @@ class Mixer:
         self._held_for = 0
         self.tables.begin_day(0, self.book)
 
-    def billing(self) -> dict[int, tuple[float, float]]:
+    def billing(self) -> Known:
         """Of each contract the impressions of this day whose billing is known, and how many of them count."""
         return dict(zip(self._ids, zip(self.seen_shown.tolist(), self.seen_billed.tolist(), strict=True), strict=True))
 

@@ -129,6 +129,9 @@ class Flight:
     let_go: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # once nothing needs it
 
 
+Note = tuple[int, str, int, int, int]  # of a trace: ns, what, sequence, message, peer
+
+
 @dataclass
 class Traffic:
     """Counters of executors; bytes include headers."""
@@ -139,8 +142,7 @@ class Traffic:
     messages_received: int = 0
     sealed: int = 0
     refused: int = 0
-    # (ns, what, sequence, message, peer)
-    trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])
+    trace: list[Note] = field(default_factory=list[Note])
 
     def __add__(self, other: Traffic) -> Traffic:
         counted = [item.name for item in fields(self) if item.name != "trace"]
@@ -300,7 +302,7 @@ class Executor:
         self._next = 0
         self._sealed = 0
         self._refused = 0
-        self._trace: list[tuple[int, str, int, int, int]] = []
+        self._trace: list[Note] = []
         self._posted: Posted | None = None
 
     def open(self) -> None:

@@ -30,6 +30,7 @@ from ddrl.distribution.membership import (
     TAG_BLOCK,
     Finished,
     Goodbye,
+    Handlers,
     HostLeftOut,
     MemberFailed,
     Membership,
@@ -62,7 +63,7 @@ class Duty:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """What is called with (host, message), by the type of message."""
         return {}
 
@@ -403,7 +404,7 @@ class TablesIn(Duty):
                         values["rows_forwarded"].set(received)
                         values["rows_written"].set(max(received, values["rows_written"].value))
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Tables go into the mirrors."""
         return {Table: self._load}
 
@@ -440,7 +441,7 @@ class LinesIn(Duty):
         super().__init__(membership)
         self._starter = starter
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Orders go to the starter."""
         return {Orders: lambda host, orders: self._starter.write(orders.line)}
 
@@ -461,7 +462,7 @@ class LinesOut(Duty):
         self._reports = reports
         self._unread: deque[Report] = deque()  # reports for which there is no room yet
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Reports go to the trainer."""
         return {Report: self._reported}
 
@@ -507,7 +508,7 @@ class RootCommands(Duty):
         self._wishes_read = 0
         self._described_epoch: int = -1
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Hosts that have finished, or failed."""
         return {Finished: self._finished.__setitem__, MemberFailed: self._failed}
 
@@ -604,7 +605,7 @@ class HostCommands(Duty):
         """Whether the end is near."""
         return self._stopping
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """The root's board, and its goodbye."""
         return {State: self._obey, Goodbye: self._end}
 

@@ -151,6 +151,7 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     down: list[int] = []
 
 
+Handlers = dict[type, Callable[[int, Any], None]]  # called with (host, message), by the type of message
 Down = State | NewPlan | Measure | Orders | Goodbye  # root to relay
 Up = Ready | Confirm | Report | MemberFailed | Table | Finished  # relay to root
 Message = Down | Up | Failed

@@ -54,6 +54,8 @@ PLANNING_SECONDS = 3.0  # after which auto stops simulating proposals
 # benchmarks.distribution.tuned.
 SENDERS_COST = 0.05
 
+Proposals = Iterator[tuple[dict[str, Any], float]]  # parameters of a plan, and the seconds a model that they may take
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -159,7 +161,7 @@ class Scheme:
         make_plan(choice.scheme, situation.hosts, situation.nbytes, **choice.parameters).check()
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Parameter sets for "auto" to compare, each with the seconds a model that a closed form gives it. A
         scheme that is never the best proposes nothing."""
         return iter(())
@@ -252,7 +254,7 @@ class Chain(Scheme):
         return Plan.of("chain", hosts, bounds, messages)
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Every chunk size."""
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
@@ -333,7 +335,7 @@ class Sharded(Scheme):
         return seconds.index(min(seconds)) + 1
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Relays on every host, on half of them, or the m that is best for whole shards, which is less than n where
         messages cost much."""
         hosts = situation.hosts
@@ -394,7 +396,7 @@ class Weighted(Scheme):
         return {"up": list(situation.network.up), **super().parameters(settings, situation)}
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Every chunk size, where links are unequal."""
         hosts = situation.hosts
         if hosts > cls.MAX_HOSTS or not situation.unequal:
@@ -439,7 +441,7 @@ class Stripes(Scheme):
         return {"fanout": settings.fanout, **super().parameters(settings, situation)}
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Every chunk size with several fan-outs; where links are unequal, also with children in proportion to rates.
         A fan-out of 2 gives the two trees of Sanders, Speck and Traeff (2009)."""
         hosts = situation.hosts
@@ -490,7 +492,7 @@ class Postal(Scheme):
         }
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """One, a little quicker than a binomial tree."""
         a = situation.message_seconds + situation.network.latency
         seconds = 0.99 * costs.binomial_seconds(situation.hosts, situation.nbytes, situation.rate, a)

@@ -105,6 +105,9 @@ class Corrected(msgspec.Struct, frozen=True, tag=True):
     late: bool
 
 
+Unsent = set[tuple[int, int]]  # (round, worker) that still collect
+
+
 class Schedule:
     """When which collector is to start; `due` gives those that are to start now. Knows no clock."""
 
@@ -144,7 +147,7 @@ class Schedule:
         self._orders = {number: order for number, order in self._orders.items() if number >= round}
         self._times = {key: at for key, at in self._times.items() if key[0] > round}
 
-    def due(self, now: float, unsent: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    def due(self, now: float, unsent: Unsent) -> list[tuple[int, int]]:
         """(round, worker) that are to start by now, each once. unsent: (round, worker) that still collect; a start that
         counts from their data waits for these."""
         ready = [key for key, at in self._times.items() if at <= now and not self._held(key, unsent)]
@@ -152,11 +155,11 @@ class Schedule:
             del self._times[key]
         return sorted(ready)
 
-    def next_time(self, unsent: set[tuple[int, int]]) -> float:
+    def next_time(self, unsent: Unsent) -> float:
         """When `due` gives the next one; inf: only after an event."""
         return min((at for key, at in self._times.items() if not self._held(key, unsent)), default=math.inf)
 
-    def _held(self, key: tuple[int, int], unsent: set[tuple[int, int]]) -> bool:
+    def _held(self, key: tuple[int, int], unsent: Unsent) -> bool:
         round, worker = key
         start = self._orders[round].starts[worker]
         return start.after is not None and (round - start.back, worker) in unsent
