@@ -80,6 +80,9 @@ class Decision:
     theta: Floats | None = None  # [n, C], probability that a contract may play; None: 1
 
 
+Grid = dict[str, tuple[Any, ...]]  # values of settings, by name
+
+
 @dataclass(frozen=True)
 class NoSettings:
     """Of a baseline that has nothing to set."""
@@ -92,7 +95,7 @@ class Baseline:
     traces of the rules `teachers` instead."""
 
     name: ClassVar[str]
-    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    grid: ClassVar[Grid] = {}
     Settings: ClassVar[Any] = NoSettings
 
     def __init__(self, outlook: Outlook, settings: Any) -> None:
@@ -369,7 +372,7 @@ class InventorySplit(Baseline):
     theta_j is d_j / S_j of the forecast's supply-demand graph, or its shares in the order of scarcity."""
 
     name = "inventory_split"
-    grid: ClassVar[dict[str, tuple[str, ...]]] = {"theta": ("split", "water")}
+    grid: ClassVar[Grid] = {"theta": ("split", "water")}
 
     @dataclass(frozen=True)
     class Settings:
@@ -412,7 +415,7 @@ class AdaptivePacing(Baseline):
     """alpha follows the rate that the remaining demand needs, from yesterday's duals on (`Pacing`)."""
 
     name = "adaptive_pacing"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"step": STEPS}
+    grid: ClassVar[Grid] = {"step": STEPS}
 
     @dataclass(frozen=True)
     class Settings:
@@ -463,7 +466,7 @@ class Pid(Baseline):
     The integral does not change while alpha is at a bound and the error would push it further."""
 
     name = "pid"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {
+    grid: ClassVar[Grid] = {
         "kp": (0.2, 0.5, 1.0, 2.0, 5.0),
         "ki": (0.0, 3.0),
         "kd": (0.0, 0.02),
@@ -509,7 +512,7 @@ class ResolvingLp(Baseline):
     coordinate descent from the last solution; on samples like these it is within 1e-6 of HiGHS after 15 ms."""
 
     name = "resolving_lp"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"share": (0.05, 0.02), "correct": (0.0, 0.5, 1.0)}
+    grid: ClassVar[Grid] = {"share": (0.05, 0.02), "correct": (0.0, 0.5, 1.0)}
 
     @dataclass(frozen=True)
     class Settings:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import msgspec
@@ -596,9 +595,7 @@ class LogWriter:
     def __enter__(self) -> LogWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for writer in self._writers.values():
             writer.close()
 
