@@ -13,6 +13,7 @@ slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
     optimum, baselines         the linear program; whole days played by rules, and the rules to compare with
     account, page              held-out days of a policy beside all of these, and their figures
     mixer                      display requests in, decisions out
+    journal                    what a server writes: its log, its counters, versions of the policy, scored logs
     serving, load              `python -m ddrl.serve`: HTTP, or whole logs; a load generator
 """
 
