@@ -19,9 +19,9 @@ import plotly.graph_objects as go
 
 from ddrl.admix import DisplayRequest, Market, MarketConfig, Problem, solve_dual
 from ddrl.admix.baselines import Case, load, tune
+from ddrl.admix.journal import requests_of
 from ddrl.admix.market import MarketDay
 from ddrl.admix.optimum import Optimum
-from ddrl.admix.serving import requests_of
 from ddrl.plots.frame import COLORS, legend_below, new_figure
 
 MARKET = {"requests": 1500, "contracts": 6, "regions": 3, "ages": 2, "breadth": 1.0, "drift": 0.3, "demand_high": 0.4}

@@ -40,12 +40,12 @@ def test_the_package_keeps_them(copy):
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("replay/pacing.py", "import ddrl.rollout.worker", "Stages are siblings"),
+        ("replay/sources.py", "import ddrl.rollout.worker", "Stages are siblings"),
         ("channels/board.py", "import ddrl.replay", "Stages are siblings"),
         ("acting/policy_file.py", "import ddrl.rollout", "Stages are siblings"),
         ("core/roles.py", "import ddrl.channels", "Stages are siblings"),
         ("acting/policy.py", "import torch", "torch lives in the learner"),
-        ("replay/pacing.py", "import ddrl.run.task", "Stages are siblings"),
+        ("replay/sources.py", "import ddrl.run.task", "Stages are siblings"),
         ("balance/sizes.py", "import torch", "torch lives in the learner"),
         ("balance/sizes.py", "import mpi4py", "MPI is spoken by distribution"),
         ("learner/actor_critic.py", "import ddrl.admix.networks", "The core never imports a slice"),

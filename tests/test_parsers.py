@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddrl.admix import mixer as counters
+from ddrl.admix import journal as counters
 from ddrl.admix import open_log
 from ddrl.admix.account import FORMAT, Account, Rule, read_account, write_account
 from ddrl.admix.account import NAME as ACCOUNT

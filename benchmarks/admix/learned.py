@@ -16,8 +16,7 @@ import numpy as np
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix.baselines import Decision, Feedback, Outlook
-from ddrl.admix.contracts import Pacing
-from ddrl.admix.rules import MAX_PACE
+from ddrl.admix.contracts import MAX_PACE, Pacing
 from ddrl.core.errors import ConfigError
 
 

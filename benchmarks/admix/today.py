@@ -17,10 +17,9 @@ from benchmarks.admix.past import MIN_SPREAD, at_times
 from benchmarks.admix.rooms import joined
 from ddrl.admix import Market, MarketConfig
 from ddrl.admix.baselines import Past
-from ddrl.admix.contracts import Day
+from ddrl.admix.contracts import ECPM, Day, outputs_of
 from ddrl.admix.environment import AdmixVectorEnv, Days, market_and_play
 from ddrl.admix.market import MarketDay
-from ddrl.admix.rules import ECPM, outputs_of
 from ddrl.admix.settings import PlayConfig
 from ddrl.core.specs import ArraySpec, EnvSpec, Flags, Floats, Ints
 

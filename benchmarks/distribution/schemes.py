@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ddrl.distribution.plan import Plan, cut_evenly
-from ddrl.distribution.schemes import Edges, Scheme, chunks_over_trees, striped_trees, whole_models
+from ddrl.distribution.plan import Edges, Plan, chunks_over_trees, cut_evenly, striped_trees, whole_models
+from ddrl.distribution.schemes import Scheme
 
 HERE = "benchmarks.distribution.schemes"
 BINOMIAL = f"{HERE}:Binomial"

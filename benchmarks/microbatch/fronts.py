@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.balance.sizes import Floats
+from ddrl.core.specs import Floats
 
 
 def nondominated(points: Floats) -> Floats:

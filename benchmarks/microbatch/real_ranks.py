@@ -35,9 +35,10 @@ from ddrl.balance import Balancer
 from ddrl.balance.exchange import Exchange
 from ddrl.balance.leader import Leader
 from ddrl.balance.nodes import serve
-from ddrl.balance.sizes import Floats, proportional_sizes
+from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
+from ddrl.core.specs import Floats
 from ddrl.learner import Learner
 from ddrl.pool.devices import CpuController, QuotaGroup
 

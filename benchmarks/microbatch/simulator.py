@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from ddrl.balance import sizers
 from ddrl.balance.ddqn import OBJECTIVES, rewards
 from ddrl.balance.sizers import Sizer
-from ddrl.balance.sizes import Cluster, Floats, Observation, Sizes, balanced_sizes
+from ddrl.balance.sizes import Cluster, Observation, Sizes, balanced_sizes
+from ddrl.core.specs import Floats
 
 # -- clusters ----------------------------------------------------------------------------------------------------------
 # Node times are affine, t_i(b) = slow_i (a_i + b / v_i) jitter + communication_i. A kind of cluster gives slow_i

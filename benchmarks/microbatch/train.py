@@ -48,7 +48,8 @@ from ddrl.balance.sizers import (
     best_actions,
     first_of,
 )
-from ddrl.balance.sizes import Floats, fractions_at, water_level
+from ddrl.balance.sizes import fractions_at, water_level
+from ddrl.core.specs import Floats
 
 # In turn. No other kind of the simulator is ever seen; the laws by the clock in `mixed` alone, but for two.
 KINDS = ("static", "mixed", "drifting", "bursty", "clock periodic", "periodic", "mixed", "lasting", "clock bursty")

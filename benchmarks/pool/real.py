@@ -218,7 +218,7 @@ def _starts_row(record: PoolRecord, orders: dict[int, dict[str, Any]], task: str
     for index, (one, later) in enumerate(pairwise(own)):
         if index and one.start != own[index - 1].start:  # a new process
             startup = one.ready - one.start
-        rounds.append(Round(one.round, (_at(one),), (one.sent,), (_at(later),), (startup,)))
+        rounds.append(Round(one.round, _at(one), (one.sent,), _at(later), (startup,)))
     seconds = statistics.median(round.seconds for round in rounds)
     counted = own[1:]
     predicted = [one for one in counted if one.round in orders and orders[one.round]["start"][worker] is not None]

@@ -7,12 +7,13 @@ slice needs the core alone. `docs/admix.md` and `docs/serving.md` describe it.
 
     settings, contracts        settings; contracts, visitors, requests, the forecast, pacing: what all others share
     market, logs               days that are drawn; days that are read from logs, and writing these
-    kernel, rules              which ad is shown and what a policy sees, in C++; its tables, kept by Python
+    kernel                     which ad is shown and what a policy sees, in C++, by the tables of `contracts`
     environment                environments, and how settings name them; `Book`, what is known before a day
     networks                   actor and critics over a queue of any length
     optimum, baselines         the linear program; whole days played by rules, and the rules to compare with
     account, page              held-out days of a policy beside all of these, and their figures
     mixer                      display requests in, decisions out
+    journal                    what a server writes: its log, its counters, versions of the policy, scored logs
     serving, load              `python -m ddrl.serve`: HTTP, or whole logs; a load generator
 """
 

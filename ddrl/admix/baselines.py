@@ -17,9 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ddrl.admix.contracts import Contracts, Day, Inventory, Pacing, Requests, request_arrays
+from ddrl.admix.contracts import Contracts, Day, Inventory, Pacing, Requests, StateLayout, Tables, request_arrays
 from ddrl.admix.optimum import Optimum, Problem, descend, solve_dual
-from ddrl.admix.rules import StateLayout, Tables
 from ddrl.admix.settings import PlayConfig
 from ddrl.core import plugins
 from ddrl.core.config import check_ranges, setting
@@ -81,6 +80,9 @@ class Decision:
     theta: Floats | None = None  # [n, C], probability that a contract may play; None: 1
 
 
+Grid = dict[str, tuple[Any, ...]]  # values of settings, by name
+
+
 @dataclass(frozen=True)
 class NoSettings:
     """Of a baseline that has nothing to set."""
@@ -93,7 +95,7 @@ class Baseline:
     traces of the rules `teachers` instead."""
 
     name: ClassVar[str]
-    grid: ClassVar[dict[str, tuple[Any, ...]]] = {}
+    grid: ClassVar[Grid] = {}
     Settings: ClassVar[Any] = NoSettings
 
     def __init__(self, outlook: Outlook, settings: Any) -> None:
@@ -370,7 +372,7 @@ class InventorySplit(Baseline):
     theta_j is d_j / S_j of the forecast's supply-demand graph, or its shares in the order of scarcity."""
 
     name = "inventory_split"
-    grid: ClassVar[dict[str, tuple[str, ...]]] = {"theta": ("split", "water")}
+    grid: ClassVar[Grid] = {"theta": ("split", "water")}
 
     @dataclass(frozen=True)
     class Settings:
@@ -413,7 +415,7 @@ class AdaptivePacing(Baseline):
     """alpha follows the rate that the remaining demand needs, from yesterday's duals on (`Pacing`)."""
 
     name = "adaptive_pacing"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"step": STEPS}
+    grid: ClassVar[Grid] = {"step": STEPS}
 
     @dataclass(frozen=True)
     class Settings:
@@ -464,7 +466,7 @@ class Pid(Baseline):
     The integral does not change while alpha is at a bound and the error would push it further."""
 
     name = "pid"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {
+    grid: ClassVar[Grid] = {
         "kp": (0.2, 0.5, 1.0, 2.0, 5.0),
         "ki": (0.0, 3.0),
         "kd": (0.0, 0.02),
@@ -510,7 +512,7 @@ class ResolvingLp(Baseline):
     coordinate descent from the last solution; on samples like these it is within 1e-6 of HiGHS after 15 ms."""
 
     name = "resolving_lp"
-    grid: ClassVar[dict[str, tuple[float, ...]]] = {"share": (0.05, 0.02), "correct": (0.0, 0.5, 1.0)}
+    grid: ClassVar[Grid] = {"share": (0.05, 0.02), "correct": (0.0, 0.5, 1.0)}
 
     @dataclass(frozen=True)
     class Settings:
@@ -550,17 +552,8 @@ class ResolvingLp(Baseline):
             return
         factor = 1.0 if passed < 0.02 * curve[-1] else (feedback.requests / passed) ** self._settings.correct
         scale = requests / max((curve[-1] - passed) * factor, 1.0)
-        first = int(np.searchsorted(problem.row, ahead))
-        part = replace(
-            problem,
-            bid=problem.bid[ahead:],
-            row=problem.row[first:] - ahead,
-            column=problem.column[first:],
-            value=problem.value[first:],
-            rate=feedback.rate[row][problem.column[first:]],
-            demand=np.maximum(remaining, 0) * scale,
-            cap=np.full(len(remaining), np.inf),  # the server itself sees to caps
-        )
+        part = problem.rest(ahead, np.maximum(remaining, 0) * scale)  # the server itself sees to caps
+        part = replace(part, rate=feedback.rate[row][part.column])
         self.alpha[row] = descend(part, self.alpha[row], 12)
 
 

@@ -3,7 +3,7 @@
 A step takes the scores of the present queue, shows an ad by the rules of `kernel/ad_queue.hpp`, counts it, and takes
 the next request. In mode "bonuses" an action is not a score but what is added to the value of a click, for the next
 `repeat` requests; the state then holds contracts alone, and its mask those below their cap. An observation batch is one
-structured array [N] with the fields of `rules.StateLayout`.
+structured array [N] with the fields of `contracts.StateLayout`.
 
 The reward is value shown minus the growth of penalties for what is due by now and not billed; with weights of 1 the
 rewards of a day add up to V of `optimum` (billed impressions as drawn).
@@ -23,11 +23,10 @@ import numpy as np
 from gymnasium import spaces
 
 from ddrl import current_name
-from ddrl.admix.contracts import Contracts, Day, Inventory, Requests, request_arrays
+from ddrl.admix.contracts import Contracts, Day, Inventory, Requests, StateLayout, Tables, outputs_of, request_arrays
 from ddrl.admix.logs import open_log
 from ddrl.admix.market import Market
-from ddrl.admix.optimum import Problem, descend
-from ddrl.admix.rules import StateLayout, Tables, outputs_of
+from ddrl.admix.optimum import Problem
 from ddrl.admix.settings import MarketConfig, PlayConfig
 from ddrl.core.config import EnvConfig, convert
 from ddrl.core.errors import CheckpointError, ConfigError, EnvError
@@ -216,8 +215,10 @@ class AdmixVectorEnv:
         self.delivery.queue.take(self._feed.at, self._feed.has_request, draws)
         self._order = None
         if self.play.shuffle:
-            fixed = count if self.play.mode == "contracts" else 0
-            self._order = draw_order(self._rng, self.num_envs, self.queue, fixed)
+            keys = self._rng.random((self.num_envs, self.queue))
+            if self.play.mode == "contracts":
+                keys[:, count:] += 1  # contracts stay before bids
+            self._order = keys.argsort(1)
 
     def _scores_by_slot(self, action: Array) -> Floats32:
         action = np.ascontiguousarray(action, np.float32)
@@ -256,13 +257,6 @@ class AdmixVectorEnv:
 
 
 # ---- the order in which a shuffled queue is observed ---------------------------------------------------------------
-
-
-def draw_order(rng: np.random.Generator, count: int, queue: int, first: int) -> Ints:
-    """Which slot is in each place of `count` queues [N, Q]; the `first` ones stay before the others (0: none do)."""
-    keys = rng.random((count, queue))
-    keys[:, first:] += first > 0
-    return keys.argsort(1)
 
 
 def presented(slot: Ints, order: Ints | None) -> Ints:
@@ -378,14 +372,14 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
     alpha = np.zeros(log.contracts.count)
     if play.prior == "yesterday":
         problem = Problem.of(log.requests(), log.contracts, log.click_value, log.billed_rate)
-        alpha = descend(problem, log.contracts.penalty / 2, sweeps=20)
+        alpha = problem.duals()
     return Book(log.contracts, log.inventory, play, log.click_value, bids, alpha)
 
 
 class AdmixEnv(gymnasium.Env[Any, Floats32]):
     """One ad-mixing environment for Gymnasium: a Dict of named arrays, a Box of scores (eCPM units).
 
-    `info` of a step holds the columns of `rules.COLUMNS`. After a truncation `reset()` continues the same day."""
+    `info` of a step holds the columns of `contracts.COLUMNS`. After a truncation `reset()` continues the same day."""
 
     def __init__(self, vector: AdmixVectorEnv) -> None:
         """Take over a vector of one environment."""

@@ -1,5 +1,5 @@
-"""What a server writes: the log of what it decided and what came of it, a folder for each day, as `logs` reads it; and
-the versions of its run's policy.
+"""What a server writes: the log of what it decided and what came of it, a folder for each day, as `logs` reads it; the
+versions of its run's policy; the counters of its mixer; and the rows of a log that it scores.
 
 While a day runs its decisions lie in FOLDER/.today, a Parquet file for each PART of them. `finish` makes FOLDER/day-N
 of them, under that name once it is whole: contracts.json, track_log and joined_exposure, with three more columns than
@@ -17,24 +17,29 @@ until it is taken back, whatever appears in RUN. Written by servers and by `ddrl
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import shutil
+import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from ddrl.acting.policy_file import SavedPolicy, load_policy, save_policy
+from ddrl.admix.contracts import Contracts, Requests
 from ddrl.admix.environment import Book
-from ddrl.admix.logs import BATCH, BID, EXPOSURE, arrow, schema_of, to_record
-from ddrl.admix.mixer import Decision, DisplayRequest, version_of
-from ddrl.core.errors import CheckpointError, MessageError, RunDirError
-from ddrl.core.files import read_json, write_atomically
+from ddrl.admix.logs import BATCH, BID, EXPOSURE, LogDay, arrow, arrow_table, open_log, schema_of, to_record
+from ddrl.admix.mixer import Billing, Count, Decision, DisplayRequest, Known, Mixer, Probability, version_of
+from ddrl.core.errors import CheckpointError, ConfigError, MessageError, RunDirError, shortened
+from ddrl.core.files import new_file, read_json, write_atomically
 from ddrl.core.plugins import check_trust, foreign_code
 from ddrl.run.directory import RunLock
 
@@ -142,7 +147,7 @@ class Journal:
             self._waiting.append(self._thread.submit(self._write, part, self._parts, self._count))
             self._count += len(part)
 
-    def finish(self, known: dict[int, tuple[float, float]]) -> Future[None]:
+    def finish(self, known: Known) -> Future[None]:
         """Make a day of the log of all that was added, and begin the next. `known`: by contract, the impressions whose
         billing is known, and how many of them count."""
         self.flush()
@@ -172,18 +177,10 @@ class Journal:
             self._lose(len(part), str(error))
 
     def _table(self, part: Part, first: int) -> Any:
-        package = self._arrow
         columns: dict[str, Any] = dict(zip(SINGLE, zip(*part.rows, strict=True), strict=True))
         columns["request_id"] = range(first, first + len(part))
-        ends = package.array(np.frombuffer(part.ends, np.int32))
-        arrays: list[Any] = []
-        for field in self._schema:
-            if field.name in part.lists:
-                values = package.array(np.asarray(part.lists[field.name]), field.type.value_type)
-                arrays.append(package.ListArray.from_arrays(ends, values, field.type))
-            else:
-                arrays.append(package.array(list(columns[field.name]), field.type))
-        return package.Table.from_arrays(arrays, schema=self._schema)
+        columns |= {name: np.asarray(values) for name, values in part.lists.items()}
+        return arrow_table(self._schema, columns, self._arrow.array(np.frombuffer(part.ends, np.int32)))
 
     def _lose(self, count: int, why: str) -> None:
         self.lost += count
@@ -192,7 +189,7 @@ class Journal:
     def _today(self) -> list[Path]:
         return sorted((self._folder / TODAY).glob("*.parquet"))
 
-    def _finish(self, known: dict[int, tuple[float, float]]) -> None:
+    def _finish(self, known: Known) -> None:
         parts = self._today()
         if not parts:
             return
@@ -213,7 +210,7 @@ class Journal:
         except (OSError, self._arrow.ArrowException) as error:  # the parts remain, and are of the next day
             self._report(f"the day's log in {self._folder} cannot be written: {error}")
 
-    def _join(self, parts: list[Path], folder: Path, known: dict[int, tuple[float, float]]) -> None:
+    def _join(self, parts: list[Path], folder: Path, known: Known) -> None:
         package = self._arrow
         schemas = [self._extended("track_log", "asked", "version"), self._extended("joined_exposure", "score")]
         track, exposure = (
@@ -231,8 +228,8 @@ class Journal:
                 kept = np.array([each is not None for each in billed], bool)
                 columns = values | {"request_id": shown["request_id"].to_numpy(), "score": shown["score"].to_numpy()}
                 columns["billed"] = np.array(billed, object)
-                arrays = [package.array(columns[field.name][kept].tolist(), field.type) for field in schemas[1]]
-                exposure.write_table(package.Table.from_arrays(arrays, schema=schemas[1]))
+                rows = {name: column[kept].tolist() for name, column in columns.items()}
+                exposure.write_table(arrow_table(schemas[1], rows))
 
     def _extended(self, file: str, *names: str) -> Any:
         """The schema of a file of a log with further columns."""
@@ -245,9 +242,7 @@ class Journal:
         return schema
 
 
-def _billed(
-    ads: list[int], kinds: list[int], known: dict[int, tuple[float, float]], seen: dict[int, int]
-) -> Iterator[bool | None]:
+def _billed(ads: list[int], kinds: list[int], known: Known, seen: dict[int, int]) -> Iterator[bool | None]:
     """Whether each impression counted; None: there is no news. Of the impressions with news those that count are spread
     evenly; `seen` counts them over parts."""
     for ad, kind in zip(ads, kinds, strict=True):
@@ -389,3 +384,207 @@ class Versions:
 
     def _time(self, version: str) -> float:
         return (self._folder / version / "policy.json").stat().st_mtime
+
+
+# -- counters -------------------------------------------------------------------------------------------------------
+# The mixer's counters on disk: what must survive a restart, as one JSON file.
+#
+#     format    "ddrl mixer 1"
+#     checksum  of all the rest
+#     began     Unix time of the day's begin [s]
+#     requests  display requests answered
+#     sums      contract ads shown, sum of their ctr, bids shown, sum of their ctr, sum of their eCPM
+#     contracts for each: ad, shown, seen_shown and seen_billed (impressions whose billing is known, and those of them
+#               that count), rate, theta, and what pacing keeps of it (`Pacing.state`), where the prior follows delivery
+#
+# Written whole, every state_period seconds and at the end; what was shown between the last one and a kill
+# is lost. Taken back by ad id.
+
+
+FORMAT = "ddrl mixer 1"
+COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")  # of a contract; attributes of `Mixer`
+
+
+_Amount = Annotated[float, Meta(ge=0, le=1e15)]
+_Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
+
+
+class _Counters(msgspec.Struct, forbid_unknown_fields=True):
+    ad: int
+    shown: _Amount
+    seen_shown: _Amount
+    seen_billed: _Amount
+    rate: Probability
+    theta: Probability
+    pacing: list[_Number] = []
+
+
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    checksum: str = ""  # of all the rest
+    began: Annotated[float, Meta(ge=0, le=1e11)]
+    requests: Count
+    empty_queues: Count
+    sums: list[Annotated[float, Meta(ge=0, le=1e30)]]
+    contracts: list[_Counters]
+
+    def digest(self) -> str:
+        """What the checksum should be."""
+        rest = msgspec.structs.replace(self, checksum="")
+        return hashlib.blake2b(msgspec.json.encode(rest), digest_size=16).hexdigest()
+
+
+def encode(mixer: Mixer) -> bytes:
+    """The counters as they are now."""
+    columns = [mixer.book.contracts.ad_id, *(getattr(mixer, name) for name in COUNTERS)]
+    pacing = mixer.tables.pacing
+    paced = pacing.state[:, 0].T.tolist() if pacing else [[]] * mixer.book.contracts.count
+    contracts = [_Counters(*values) for values in zip(*(column.tolist() for column in columns), paced, strict=True)]
+    whole = _Snapshot(
+        format=FORMAT,
+        began=mixer.began,
+        requests=mixer.requests,
+        empty_queues=mixer.empty_queues,
+        sums=mixer.sums.tolist(),
+        contracts=contracts,
+    )
+    whole.checksum = whole.digest()
+    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+
+
+def save(path: Path, data: bytes) -> None:
+    """Replace the snapshot; RunDirError where it cannot be written."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise RunDirError(f"cannot write the counters to {path}: {error.strerror or error}") from None
+
+
+def restore(path: Path, mixer: Mixer) -> bool:
+    """Set the mixer's counters to those of `path`; whether it has a checksum, which earlier versions did not write.
+    CheckpointError for a file that is damaged or of other contracts."""
+    whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
+    if whole.checksum not in ("", whole.digest()):
+        raise CheckpointError(
+            f"{path} is not what a server wrote: it was damaged or edited; --new-day begins without it"
+        )
+    known = {contract.ad: contract for contract in whole.contracts}
+    ids = mixer.book.contracts.ad_id.tolist()
+    if len(known) < len(whole.contracts) or any(
+        not contract.seen_billed <= contract.seen_shown <= contract.shown for contract in whole.contracts
+    ):
+        raise CheckpointError(
+            f"{path} cannot be right (a contract twice, or more billed than shown): --new-day begins without it"
+        )
+    if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(ids):
+        raise CheckpointError(
+            f"{path} holds the counters of other contracts, or of another version ({shortened(whole.format)}): "
+            "--new-day begins without it, --state names another file"
+        )
+    held = [known[ad] for ad in ids]
+    pacing = mixer.tables.pacing
+    if pacing:
+        if any(len(contract.pacing) != len(pacing.state) for contract in held):
+            raise CheckpointError(f"{path} lacks what the prior of this policy keeps: --new-day begins without it")
+        pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
+    for name in COUNTERS:
+        getattr(mixer, name)[:] = [getattr(contract, name) for contract in held]
+    mixer.tables.set_theta(0, mixer.theta)
+    mixer.sums[:] = whole.sums
+    mixer.began = whole.began
+    mixer.requests = whole.requests
+    mixer.empty_queues = whole.empty_queues
+    return whole.checksum != ""
+
+
+# -- scoring a log ---------------------------------------------------------------------------------------------------
+
+
+class Scored(msgspec.Struct):
+    """One row of the result; ad and kind are null where nothing could be shown, logged where the log shows nothing."""
+
+    request_id: int
+    ad: int | None
+    kind: int | None
+    score: float
+    worth: float  # [eCPM]
+    candidates: int
+    logged: int | None  # the ad that the log shows
+    version: str
+
+
+def score_log(mixer: Mixer, folder: Path, out: Path) -> int:
+    """Write a row for each request of the log in `folder` to `out` (.parquet or .jsonl); their number.
+
+    EnvError for a broken log, ConfigError for another suffix, RunDirError where `out` cannot be written."""
+    if out.suffix not in (".parquet", ".jsonl"):
+        raise ConfigError(f"--out {out}: write to a file that ends in .parquet or .jsonl")
+    log = open_log(folder, mixer.book.bids)
+    count = 0
+    try:
+        with new_file(out) as file, _rows_into(file, out.suffix) as write:
+            for part in log:
+                rows = list(_decide(mixer, part, log))
+                for begin in range(0, len(rows), BATCH):
+                    write(rows[begin : begin + BATCH])
+                count += len(rows)
+                print(
+                    f"\r{count} requests, window {int(part.window[-1]) + 1} of {log.windows}", end="", file=sys.stderr
+                )
+    except OSError as error:
+        raise RunDirError(f"cannot write {out}: {error.strerror or error}") from None
+    left = ", ".join(f"{name}: {number}" for name, number in log.counts.items() if number)
+    print(f"\r{count} requests scored to {out}" + (f" ({left})" if left else ""), file=sys.stderr)
+    return count
+
+
+def requests_of(part: Requests, contracts: Contracts) -> Iterator[DisplayRequest]:
+    """The requests of a part of a log as a server is asked them; contracts before bids."""
+    ids = contracts.ad_id
+    visitors = np.stack(np.unravel_index(part.cell, contracts.visitors), 1).tolist()
+    for row, (region, gender, age) in enumerate(visitors):
+        listed = np.flatnonzero(part.eligible[row])
+        bids = np.flatnonzero(part.ecpm[row] > 0)
+        yield DisplayRequest(
+            request_id=int(part.request_id[row]),
+            region=region,
+            gender=gender,
+            age=age,
+            ad=ids[listed].tolist() + part.bid_ad[row, bids].tolist(),
+            kind=[0] * len(listed) + [1] * len(bids),
+            ecpm=[0.0] * len(listed) + part.ecpm[row, bids].tolist(),
+            ctr=part.ctr[row, listed].tolist() + part.bid_ctr[row, bids].tolist(),
+            slot=int(part.slot[row]),
+            time=float(part.time[row]),
+        )
+
+
+def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
+    count = log.contracts.count
+    ids = log.contracts.ad_id.tolist()
+    for row, request in enumerate(requests_of(part, log.contracts)):
+        decision = mixer.answer(request)
+        at = int(part.logged[row])
+        logged = None if at < 0 else ids[at] if at < count else int(part.bid_ad[row, at - count])
+        if decision.kind == 0 and logged is not None and decision.ad == logged and part.logged_billed[row] >= 0:
+            mixer.bill(Billing([logged], [1], [int(part.logged_billed[row])]))
+        yield Scored(
+            decision.request_id, decision.ad, decision.kind, decision.score, decision.worth, len(request.ad), logged,
+            decision.version,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _rows_into(file: BinaryIO, suffix: str) -> Generator[Callable[[list[Scored]], object]]:
+    """Write a file by calls with its next rows."""
+    if suffix == ".jsonl":
+        encoder = msgspec.json.Encoder()
+        yield lambda rows: file.write(encoder.encode_lines(rows))
+        return
+    package = arrow()
+    kinds = {int: "int64", int | None: "int64", float: "double", str: "string"}
+    schema = package.schema(
+        [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)], {"ddrl.admix": "decisions/1"}
+    )
+    with package.parquet.ParquetWriter(file, schema) as writer:
+        yield lambda rows: writer.write_table(package.Table.from_pylist(msgspec.to_builtins(rows), schema))

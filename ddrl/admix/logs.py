@@ -10,12 +10,11 @@ memory. The metadata of each file holds its name and version under the key `ddrl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any
 
 import msgspec
@@ -166,6 +165,19 @@ def schema_of(name: str) -> Any:
         value = package.type_for_alias(inner)
         fields.append(package.field(column, value if inner == kind else package.list_(value), nullable=False))
     return package.schema(fields, {b"ddrl.admix": f"{name}/{VERSION}".encode()})
+
+
+def arrow_table(schema: Any, values: Mapping[str, Any], offsets: Any = None) -> Any:
+    """Rows as an Arrow table; `offsets` [rows + 1] cut the entries of list columns."""
+    package = arrow()
+    arrays: list[Any] = []
+    for field in schema:
+        if hasattr(field.type, "value_type"):
+            entries = package.array(values[field.name], field.type.value_type)
+            arrays.append(package.ListArray.from_arrays(offsets, entries, type=field.type))
+        else:
+            arrays.append(package.array(values[field.name], field.type))
+    return package.Table.from_arrays(arrays, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -364,9 +376,7 @@ class LogDay:
                 continue
             requests = self._convert(table, kept, exposures, last_time)
             last_time = float(requests.time[-1])
-            cuts = np.flatnonzero(np.diff(requests.window)) + 1
-            for begin, end in zip([0, *cuts], [*cuts, len(requests)], strict=True):
-                yield requests.part(int(begin), int(end))
+            yield from requests.by_window()
         exposures.finish()
 
     def requests(self) -> Requests:
@@ -551,7 +561,8 @@ def open_log(folder: Path, bids: int = 24, on_error: str = "raise") -> LogDay:
     `bids`: bid slots of a queue; `on_error`: raise or drop (counted) broken rows."""
     if bids < 0:
         raise EnvError(f"bids ({bids}) must be at least 0")
-    check_on_error(on_error)
+    if on_error not in ("raise", "drop"):
+        raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
     path = folder / "contracts.json"
     record = read_record(path)
     forecast = np.array(record.forecast) if record.forecast else None
@@ -567,12 +578,6 @@ def open_log(folder: Path, bids: int = 24, on_error: str = "raise") -> LogDay:
     )
 
 
-def check_on_error(on_error: str) -> None:
-    """EnvError unless it says what to do with broken rows."""
-    if on_error not in ("raise", "drop"):
-        raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
-
-
 # ---- writing a log ---------------------------------------------------------------------------------------------------
 
 
@@ -580,20 +585,17 @@ class LogWriter:
     """Two Parquet files and contracts.json in `folder`; one row group a `write`. Use it in a `with` statement."""
 
     def __init__(self, folder: Path, record: LogRecord, contracts: Contracts) -> None:
-        self._arrow = arrow()
         self._contracts = contracts
         self._eligible = contracts.eligible
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "contracts.json", msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-        writer = self._arrow.parquet.ParquetWriter
+        writer = arrow().parquet.ParquetWriter
         self._writers = {name: writer(folder / f"{name}.parquet", schema_of(name)) for name in FILES}
 
     def __enter__(self) -> LogWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for writer in self._writers.values():
             writer.close()
 
@@ -610,7 +612,7 @@ class LogWriter:
         present = np.concatenate([self._eligible[requests.cell] | requests.eligible, requests.ecpm > 0], 1)
         row, slot = np.nonzero(present)
         region, gender, age = np.unravel_index(requests.cell, self._contracts.visitors)
-        self._append(
+        self._write(
             "track_log",
             {
                 "request_id": requests.request_id,
@@ -629,7 +631,7 @@ class LogWriter:
         )
         at = np.flatnonzero(shown >= 0)
         slot = shown[at]
-        self._append(
+        self._write(
             "joined_exposure",
             {
                 "request_id": requests.request_id[at],
@@ -640,14 +642,7 @@ class LogWriter:
             },
         )
 
-    def _append(self, name: str, values: dict[str, Array], offsets: NDArray[np.int32] | None = None) -> None:
-        """Write a row group; `offsets` [rows + 1] cut the entries of list columns."""
+    def _write(self, name: str, values: dict[str, Array], offsets: NDArray[np.int32] | None = None) -> None:
+        """Write a row group."""
         writer = self._writers[name]
-        arrays: list[Any] = []
-        for field in writer.schema:
-            if hasattr(field.type, "value_type"):
-                entries = self._arrow.array(values[field.name], field.type.value_type)
-                arrays.append(self._arrow.ListArray.from_arrays(offsets, entries, type=field.type))
-            else:
-                arrays.append(self._arrow.array(values[field.name], field.type))
-        writer.write_table(self._arrow.Table.from_arrays(arrays, schema=writer.schema))
+        writer.write_table(arrow_table(writer.schema, values, offsets))

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ddrl.admix.contracts import GENDERS, Contracts, Inventory, Requests
-from ddrl.admix.optimum import Problem, descend
+from ddrl.admix.optimum import Problem
 from ddrl.admix.settings import MarketConfig
 from ddrl.core.specs import Flags, Floats, Floats32
 
@@ -193,7 +193,7 @@ class MarketDay:
         seed, day = self._name[1:]
         past = MarketDay(self.market, seed, max(day - 1, 0))
         problem = Problem.of(past.requests(), self.contracts, self.market.config.click_value, past.billed_rate)
-        return descend(problem, self.contracts.penalty / 2, sweeps=20)
+        return problem.duals()
 
     def window(self, window: int) -> Requests:
         """The requests of one window."""

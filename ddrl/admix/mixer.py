@@ -19,7 +19,6 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -28,17 +27,17 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import ActingModel, SavedPolicy, vector_of
+from ddrl.admix.contracts import ECPM, Tables
 from ddrl.admix.environment import Book
-from ddrl.admix.rules import ECPM, Tables
 from ddrl.admix.settings import TRAFFIC_FIELDS
-from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError, RunDirError, shortened
-from ddrl.core.files import decode, read_json, write_atomically
+from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError, shortened
+from ddrl.core.files import decode
 from ddrl.core.specs import Array, Bytes, EnvSpec, Floats32
 
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 MAX_CANDIDATES = 1000  # of one request
-_Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 MAX_DECISION_SECONDS = 1.0  # of the graph
 MAX_TRIAL_SECONDS = 10  # of a new graph, from the start of its process to its first scores
 MAX_TRIAL_BYTES = 8 << 30  # of that process, address space
@@ -46,8 +45,8 @@ MAX_KEPT_STATES = 16  # by which a new policy is tried
 KEEP_PERIOD = 4096  # [requests]
 MAX_REMEMBERED = 1 << 16  # decisions by which a request that is sent again is known
 _Money = Annotated[float, Meta(ge=0, le=1e30)]
-_Probability = Annotated[float, Meta(ge=0, le=1)]
-_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Bits = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # as many as a log holds
 _Listed = Meta(max_length=MAX_CANDIDATES)
 
@@ -62,10 +61,10 @@ class DisplayRequest(Struct, forbid_unknown_fields=True, gc=False):
     region: Annotated[int, Meta(ge=0, description="Index of the visitor's attribute value.")]
     gender: Annotated[int, Meta(ge=0)]
     age: Annotated[int, Meta(ge=0)]
-    ad: Annotated[list[_Id], _Listed]
+    ad: Annotated[list[Id], _Listed]
     kind: Annotated[list[Annotated[int, Meta(ge=0, le=1, description="0 contract, 1 bidding")]], _Listed]
     ecpm: Annotated[list[_Money], Meta(max_length=MAX_CANDIDATES, description="Currency per 1000; 0 for contracts.")]
-    ctr: Annotated[list[_Probability], Meta(max_length=MAX_CANDIDATES, description="Predicted click rate.")]
+    ctr: Annotated[list[Probability], Meta(max_length=MAX_CANDIDATES, description="Predicted click rate.")]
     slot: Annotated[int, Meta(ge=0, le=2**31 - 1, description="Place on the page.")] = 0
     filters: Annotated[list[_Bits], Meta(max_length=MAX_CANDIDATES, description="Bits; 1: the ad is excluded.")] = []
     creative: Annotated[
@@ -119,17 +118,17 @@ class Decision(Struct, omit_defaults=False, gc=False):
 class Billing(Struct, forbid_unknown_fields=True):
     """News of billing: of `shown` further impressions of each ad, `billed` count."""
 
-    ad: list[_Id]
-    shown: list[_Count]
-    billed: list[_Count]
+    ad: list[Id]
+    shown: list[Count]
+    billed: list[Count]
 
 
 class Control(Struct, forbid_unknown_fields=True):
     """Play-control probabilities by contract; a list that is left out stays as it is."""
 
-    ad: list[_Id]
-    rate: list[_Probability] = []
-    theta: list[_Probability] = []
+    ad: list[Id]
+    rate: list[Probability] = []
+    theta: list[Probability] = []
 
 
 class ContractState(Struct):
@@ -360,6 +359,7 @@ REASONS = (
     "more bids than slots",
 )
 BID = 1
+Known = dict[int, tuple[float, float]]  # of contracts: impressions whose billing is known, and how many of them count
 
 
 class Mixer:
@@ -454,7 +454,7 @@ class Mixer:
         except ValueError as error:
             queue.take_back()
             raise MessageError(str(error)) from None
-        policy = self._policy
+        policy = self.policy
         scores = self._held
         pacing = self.tables.pacing
         paced = pacing.state if pacing else None
@@ -510,7 +510,7 @@ class Mixer:
         self._held_for = 0
         self.tables.begin_day(0, self.book)
 
-    def billing(self) -> dict[int, tuple[float, float]]:
+    def billing(self) -> Known:
         """Of each contract the impressions of this day whose billing is known, and how many of them count."""
         return dict(zip(self._ids, zip(self.seen_shown.tolist(), self.seen_billed.tolist(), strict=True), strict=True))
 
@@ -578,14 +578,14 @@ class Mixer:
                 raise CheckpointError(f"the policy {policy.version} scores no finite numbers: train it again")
         inputs = {name: array.view(np.uint8).reshape(1, -1) for name, array in policy.inputs.items()}
         self._queue.write_into({name: (array, 0) for name, array in inputs.items()})
-        self._policy = policy
+        self.policy = policy
         self.changes += 1
         self._held = None
         self._held_for = 0
 
     def _keep_state(self) -> None:
         """Keep what the policy is about to score; few at first, then each KEEP_PERIOD requests."""
-        self._states.append({name: array.copy() for name, array in self._policy.inputs.items()})
+        self._states.append({name: array.copy() for name, array in self.policy.inputs.items()})
         self._keep_at = self.requests + min(self.requests + 1, KEEP_PERIOD)
 
     def follow(self, rule: str) -> None:
@@ -598,17 +598,12 @@ class Mixer:
                 f"prior = {play.prior}, pace_step = {play.pace_step:g}): serve the learned one, or a run of the task "
                 "admix"
             )
-        self.use(RulePolicy(rule, self._policy, self.tables.prior))
+        self.use(RulePolicy(rule, self.policy, self.tables.prior))
         self.changes -= 1
-
-    @property
-    def policy(self) -> ServedPolicy:
-        """The policy that chooses now."""
-        return self._policy
 
     def policy_info(self) -> PolicyInfo:
         """Its name and history."""
-        return PolicyInfo(self._policy.version, self._policy.loaded, self.changes, self._policy.evaluation)
+        return PolicyInfo(self.policy.version, self.policy.loaded, self.changes, self.policy.evaluation)
 
     def bill(self, news: Billing) -> None:
         """Take over news of billing; MessageError for unknown ads or more impressions than were shown."""
@@ -652,114 +647,3 @@ class Mixer:
         if unknown or len(set(ads)) < len(ads):
             raise MessageError(f"ad {unknown[0]} is no contract of this server" if unknown else "an ad is there twice")
         return [self._place[ad] for ad in ads]
-
-
-# ---- snapshot -------------------------------------------------------------------------------------------------------
-# The mixer's counters on disk: what must survive a restart, as one JSON file.
-#
-#     format    "ddrl mixer 1"
-#     checksum  of all the rest
-#     began     Unix time of the day's begin [s]
-#     requests  display requests answered
-#     sums      contract ads shown, sum of their ctr, bids shown, sum of their ctr, sum of their eCPM
-#     contracts for each: ad, shown, seen_shown and seen_billed (impressions whose billing is known, and those of them
-#               that count), rate, theta, and what pacing keeps of it (`Pacing.state`), where the prior follows delivery
-#
-# Written whole, every state_period seconds and at the end; what was shown between the last one and a kill
-# is lost. Taken back by ad id.
-
-
-FORMAT = "ddrl mixer 1"
-COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")  # of a contract; attributes of `Mixer`
-
-
-_Amount = Annotated[float, Meta(ge=0, le=1e15)]
-_Number = Annotated[float, Meta(ge=-1e30, le=1e30)]
-
-
-class _Contract(msgspec.Struct, forbid_unknown_fields=True):
-    ad: _Id
-    shown: _Amount
-    seen_shown: _Amount
-    seen_billed: _Amount
-    rate: _Probability
-    theta: _Probability
-    pacing: list[_Number] = []
-
-
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    format: str
-    checksum: str = ""  # of all the rest
-    began: Annotated[float, Meta(ge=0, le=1e11)]
-    requests: _Count
-    empty_queues: _Count
-    sums: list[Annotated[float, Meta(ge=0, le=1e30)]]
-    contracts: list[_Contract]
-
-    def digest(self) -> str:
-        """What the checksum should be."""
-        rest = msgspec.structs.replace(self, checksum="")
-        return hashlib.blake2b(msgspec.json.encode(rest), digest_size=16).hexdigest()
-
-
-def encode(mixer: Mixer) -> bytes:
-    """The counters as they are now."""
-    columns = [mixer.book.contracts.ad_id, *(getattr(mixer, name) for name in COUNTERS)]
-    pacing = mixer.tables.pacing
-    paced = pacing.state[:, 0].T.tolist() if pacing else [[]] * mixer.book.contracts.count
-    contracts = [_Contract(*values) for values in zip(*(column.tolist() for column in columns), paced, strict=True)]
-    whole = _Snapshot(
-        format=FORMAT,
-        began=mixer.began,
-        requests=mixer.requests,
-        empty_queues=mixer.empty_queues,
-        sums=mixer.sums.tolist(),
-        contracts=contracts,
-    )
-    whole.checksum = whole.digest()
-    return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
-
-
-def save(path: Path, data: bytes) -> None:
-    """Replace the snapshot; RunDirError where it cannot be written."""
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise RunDirError(f"cannot write the counters to {path}: {error.strerror or error}") from None
-
-
-def restore(path: Path, mixer: Mixer) -> bool:
-    """Set the mixer's counters to those of `path`; whether it has a checksum, which earlier versions did not write.
-    CheckpointError for a file that is damaged or of other contracts."""
-    whole = read_json(path, _Snapshot, CheckpointError, f"{path} cannot be read: --new-day begins without it")
-    if whole.checksum not in ("", whole.digest()):
-        raise CheckpointError(
-            f"{path} is not what a server wrote: it was damaged or edited; --new-day begins without it"
-        )
-    known = {contract.ad: contract for contract in whole.contracts}
-    ids = mixer.book.contracts.ad_id.tolist()
-    if len(known) < len(whole.contracts) or any(
-        not contract.seen_billed <= contract.seen_shown <= contract.shown for contract in whole.contracts
-    ):
-        raise CheckpointError(
-            f"{path} cannot be right (a contract twice, or more billed than shown): --new-day begins without it"
-        )
-    if whole.format != FORMAT or len(whole.sums) != 5 or known.keys() != set(ids):
-        raise CheckpointError(
-            f"{path} holds the counters of other contracts, or of another version ({shortened(whole.format)}): "
-            "--new-day begins without it, --state names another file"
-        )
-    held = [known[ad] for ad in ids]
-    pacing = mixer.tables.pacing
-    if pacing:
-        if any(len(contract.pacing) != len(pacing.state) for contract in held):
-            raise CheckpointError(f"{path} lacks what the prior of this policy keeps: --new-day begins without it")
-        pacing.state[:, 0] = np.transpose([contract.pacing for contract in held])
-    for name in COUNTERS:
-        getattr(mixer, name)[:] = [getattr(contract, name) for contract in held]
-    mixer.tables.set_theta(0, mixer.theta)
-    mixer.sums[:] = whole.sums
-    mixer.began = whole.began
-    mixer.requests = whole.requests
-    mixer.empty_queues = whole.empty_queues
-    return whole.checksum != ""

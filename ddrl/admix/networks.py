@@ -18,6 +18,7 @@ from ddrl.core.specs import EnvSpec
 AXIS = "queue"  # the axis of the arrays that these networks read (ddrl.core.specs.NETWORKS)
 MARGIN = 0.02  # how far the range of the sigmoid reaches beyond the bounds, as a share of their distance
 PRIOR = "prior"  # the array [queue] of actions that a policy departs from
+Named = Mapping[str, torch.Tensor]  # an observation
 
 
 class Queue(nn.Module):
@@ -35,7 +36,7 @@ class Queue(nn.Module):
         self.pooled = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(hidden))
 
     def forward(
-        self, observation: Mapping[str, torch.Tensor], extra: torch.Tensor | None = None, *, alone: bool = False
+        self, observation: Named, extra: torch.Tensor | None = None, *, alone: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See the class; `extra` [B, Q, extra] are further inputs of each place. `alone`: no gradient flows from one
         place to another."""
@@ -75,7 +76,7 @@ class Bounds(nn.Module):
         """Where between the bounds an action [B, actions] lies, in [0, 1]."""
         return (action - self.low) / self.width
 
-    def prior(self, observation: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def prior(self, observation: Named) -> torch.Tensor:
         """The prior's share [B, actions]; 1/2 where there is no prior."""
         size = self.low.shape[0]
         if not self._has_prior:
@@ -115,7 +116,7 @@ class QueueActor(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, observation: Mapping[str, torch.Tensor], noise: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, observation: Named, noise: torch.Tensor | None = None) -> torch.Tensor:
         """[B, actions]; with `noise` [B, actions], in units of half the bounds' distance, added and clipped."""
         bounds = self.bounds
         begin = logit(bounds.prior(observation))
@@ -126,7 +127,7 @@ class QueueActor(nn.Module):
             action = torch.minimum(torch.maximum(moved, bounds.low), bounds.low + bounds.width)
         return action
 
-    def departure(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+    def departure(self, observation: Named, action: torch.Tensor) -> torch.Tensor:
         """How far an action is from the prior, as a share of the bounds' distance [B, actions]."""
         return self.bounds.share(action) - self.bounds.prior(observation)
 
@@ -146,7 +147,7 @@ class QueueCritic(nn.Module):
         self._by_place = bool(spec.reward_shape)
         self.head = nn.Sequential(nn.Linear(hidden[-1], hidden[-1]), nn.ReLU(), nn.Linear(hidden[-1], outputs))
 
-    def forward(self, observation: Mapping[str, torch.Tensor], action: torch.Tensor) -> torch.Tensor:
+    def forward(self, observation: Named, action: torch.Tensor) -> torch.Tensor:
         """See the class."""
         share = self.bounds.share(action)
         begin = self.bounds.prior(observation)
@@ -164,9 +165,7 @@ class QueueCritics(nn.Module):
         super().__init__()
         self.critics = nn.ModuleList(QueueCritic(spec, hidden, outputs) for _ in range(count))
 
-    def forward(
-        self, observation: Mapping[str, torch.Tensor], action: torch.Tensor, first: int | None = None
-    ) -> torch.Tensor:
+    def forward(self, observation: Named, action: torch.Tensor, first: int | None = None) -> torch.Tensor:
         """See the class; with `first`, of so many of them only: [B, first, outputs]."""
         return torch.cat([critic(observation, action) for critic in self.critics[:first]], 1)
 

@@ -53,6 +53,24 @@ class Problem:
             cap=contracts.cap,
         )
 
+    def rest(self, begin: int, demand: Floats) -> Problem:
+        """The program of the requests from `begin` on, for this demand; caps are left out."""
+        first = int(np.searchsorted(self.row, begin))
+        return Problem(
+            self.bid[begin:],
+            self.row[first:] - begin,
+            self.column[first:],
+            self.value[first:],
+            self.rate[first:],
+            demand,
+            self.penalty,
+            np.full(len(demand), np.inf),
+        )
+
+    def duals(self) -> Floats:
+        """alpha [C] of the whole program by coordinate descent alone."""
+        return descend(self, self.penalty / 2, 20)
+
     @property
     def bid_only(self) -> float:
         """V of showing bids alone: every contract misses its whole demand."""

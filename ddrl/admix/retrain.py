@@ -24,12 +24,11 @@ import numpy as np
 
 from ddrl.acting.policy_file import SavedPolicy, load_trusted_policy, save_policy
 from ddrl.admix.account import account, in_turn, playable
-from ddrl.admix.contracts import Contracts, Inventory, Requests
+from ddrl.admix.contracts import ECPM, Contracts, Inventory, Requests
 from ddrl.admix.environment import AdmixVectorEnv, Book, make_book
 from ddrl.admix.journal import Versions, finished_days
 from ddrl.admix.logs import LogDay, open_log
 from ddrl.admix.optimum import Problem, descend
-from ddrl.admix.rules import ECPM
 from ddrl.core.errors import ConfigError, DdrlError, EnvError
 from ddrl.core.forks import keep_streams
 from ddrl.core.specs import Array, Floats, Floats32
@@ -59,9 +58,7 @@ class LoggedDay:
     requests: Requests
 
     def __iter__(self) -> Iterator[Requests]:
-        cuts = np.flatnonzero(np.diff(self.requests.window)) + 1
-        for begin, end in zip([0, *cuts], [*cuts, len(self.requests)], strict=True):
-            yield self.requests.part(int(begin), int(end))
+        return self.requests.by_window()
 
     def problem(self, click_value: float) -> Problem:
         """The program of the whole day."""
@@ -92,7 +89,7 @@ def read_days(paths: Sequence[Path], book: Book, alpha: Floats) -> list[LoggedDa
             raise EnvError(f"{path} has no news of billing: send it to /v1/billing before the day ends")
         inventory = Inventory(log.contracts, log.inventory.supply, book.inventory.usable)
         day = LoggedDay(log.contracts, log.windows, log.billed_rate, inventory, alpha, requests)
-        alpha = descend(day.problem(book.click_value), log.contracts.penalty / 2, sweeps=20)
+        alpha = day.problem(book.click_value).duals()
         days.append(day)
     return days
 
@@ -122,7 +119,7 @@ def lessons(
     contracts = env.contracts
     penalty = np.maximum(contracts.penalty, 1e-12)
     high = ECPM * contracts.penalty
-    alpha = [descend(each, penalty / 2, 20) for each in problems]
+    alpha = [each.duals() for each in problems]
     longest = max(len(each.bid) for each in problems)
     period = max(1, longest // env.play.repeat // LABELS)
     state = env.reset(0)
@@ -135,7 +132,7 @@ def lessons(
         for place in np.flatnonzero(~over).tolist() if begin // env.play.repeat % period == 0 else ():
             if begin < len(problems[place].bid):
                 missing = np.maximum(contracts.demand - env.delivery.billed[place], 0)
-                part = remainder(problems[place], begin, missing)
+                part = problems[place].rest(begin, missing)
                 alpha[place] = np.where(missing > 0, descend(part, alpha[place], 8), 0)
                 states.append(state[place].copy())
                 duals.append(alpha[place] / penalty)
@@ -144,21 +141,6 @@ def lessons(
         over |= step.terminated
         state = step.observation
     return np.array(states), np.array(duals, np.float32)
-
-
-def remainder(problem: Problem, begin: int, demand: Floats) -> Problem:
-    """The program of the requests from `begin` on; caps are left out."""
-    first = int(np.searchsorted(problem.row, begin))
-    return replace(
-        problem,
-        bid=problem.bid[begin:],
-        row=problem.row[first:] - begin,
-        column=problem.column[first:],
-        value=problem.value[first:],
-        rate=problem.rate[first:],
-        demand=demand,
-        cap=np.full(len(demand), np.inf),
-    )
 
 
 def fit(actor: Any, states: Array, duals: Floats32, epochs: int = EPOCHS, step: float = STEP) -> None:

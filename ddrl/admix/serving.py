@@ -28,23 +28,20 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, get_type_hints
+from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
-import numpy as np
 
 from ddrl.acting.policy_file import SavedPolicy, load_policy, load_trusted_policy
-from ddrl.admix import mixer as snapshot
-from ddrl.admix.contracts import Contracts, Requests
+from ddrl.admix import journal as snapshot
 from ddrl.admix.environment import make_book
-from ddrl.admix.journal import CHOICE, FOLDER, Journal, VersionChange, VersionInfo, Versions
-from ddrl.admix.logs import LogDay, arrow, open_log
+from ddrl.admix.journal import CHOICE, FOLDER, Journal, VersionChange, VersionInfo, Versions, score_log
 from ddrl.admix.mixer import (
     UNREADABLE,
     Billing,
@@ -71,10 +68,9 @@ from ddrl.core.errors import (
     Guard,
     MessageError,
     MissingExtraError,
-    RunDirError,
     shortened,
 )
-from ddrl.core.files import decode, new_file
+from ddrl.core.files import decode
 from ddrl.core.forks import keep_streams
 from ddrl.core.plugins import own_secret
 from ddrl.run.directory import RunLock
@@ -90,7 +86,6 @@ HEADERS = {401: (CHALLENGE,), 429: (RETRY,), 503: (RETRY, (b"connection", b"clos
 HELD = "ddrl.held"  # bytes of a request's body, in its scope
 HEADER_BYTES = 1024  # of a file of parameters for each tensor, its name included
 MAX_ACCEPTED = 64  # pairs of the headers host and origin that are remembered
-BATCH = 4096  # rows of a scored log written at once
 _encode = msgspec.json.encode
 
 
@@ -650,19 +645,15 @@ def serve(
         with _listen(config) as listening:
             address = f"http://{config.host}:{listening.getsockname()[1]}"
             named = f", token in {kept}" if token else ""
-            _say(f"serving {run} on {address}, policy {mixer.policy.version}{named}")
+            print(f"serving {run} on {address}, policy {mixer.policy.version}{named}", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 server.run(sockets=[listening])
         snapshot.save(state, snapshot.encode(mixer))  # all that was accepted has been answered
-        _say(f"ended after {mixer.requests} requests; counters in {state}")
+        print(f"ended after {mixer.requests} requests; counters in {state}", flush=True)
     finally:
         if journal is not None:
             journal.close()
         lock.release()
-
-
-def _say(words: str) -> None:
-    print(words, flush=True)
 
 
 def _listen(config: ServeConfig) -> socket.socket:
@@ -680,99 +671,6 @@ def _listen(config: ServeConfig) -> socket.socket:
             "for a free one"
         ) from None
     return listening
-
-
-# ---- scoring a log ---------------------------------------------------------------------------------------------------
-
-
-class Scored(msgspec.Struct):
-    """One row of the result; ad and kind are null where nothing could be shown, logged where the log shows nothing."""
-
-    request_id: int
-    ad: int | None
-    kind: int | None
-    score: float
-    worth: float  # [eCPM]
-    candidates: int
-    logged: int | None  # the ad that the log shows
-    version: str
-
-
-def score_log(mixer: Mixer, folder: Path, out: Path) -> int:
-    """Write a row for each request of the log in `folder` to `out` (.parquet or .jsonl); their number.
-
-    EnvError for a broken log, ConfigError for another suffix, RunDirError where `out` cannot be written."""
-    if out.suffix not in (".parquet", ".jsonl"):
-        raise ConfigError(f"--out {out}: write to a file that ends in .parquet or .jsonl")
-    log = open_log(folder, mixer.book.bids)
-    count = 0
-    try:
-        with new_file(out) as file, _rows_into(file, out.suffix) as write:
-            for part in log:
-                rows = list(_decide(mixer, part, log))
-                for begin in range(0, len(rows), BATCH):
-                    write(rows[begin : begin + BATCH])
-                count += len(rows)
-                print(
-                    f"\r{count} requests, window {int(part.window[-1]) + 1} of {log.windows}", end="", file=sys.stderr
-                )
-    except OSError as error:
-        raise RunDirError(f"cannot write {out}: {error.strerror or error}") from None
-    left = ", ".join(f"{name}: {number}" for name, number in log.counts.items() if number)
-    print(f"\r{count} requests scored to {out}" + (f" ({left})" if left else ""), file=sys.stderr)
-    return count
-
-
-def requests_of(part: Requests, contracts: Contracts) -> Iterator[DisplayRequest]:
-    """The requests of a part of a log as a server is asked them; contracts before bids."""
-    ids = contracts.ad_id
-    visitors = np.stack(np.unravel_index(part.cell, contracts.visitors), 1).tolist()
-    for row, (region, gender, age) in enumerate(visitors):
-        listed = np.flatnonzero(part.eligible[row])
-        bids = np.flatnonzero(part.ecpm[row] > 0)
-        yield DisplayRequest(
-            request_id=int(part.request_id[row]),
-            region=region,
-            gender=gender,
-            age=age,
-            ad=ids[listed].tolist() + part.bid_ad[row, bids].tolist(),
-            kind=[0] * len(listed) + [1] * len(bids),
-            ecpm=[0.0] * len(listed) + part.ecpm[row, bids].tolist(),
-            ctr=part.ctr[row, listed].tolist() + part.bid_ctr[row, bids].tolist(),
-            slot=int(part.slot[row]),
-            time=float(part.time[row]),
-        )
-
-
-def _decide(mixer: Mixer, part: Requests, log: LogDay) -> Iterator[Scored]:
-    count = log.contracts.count
-    ids = log.contracts.ad_id.tolist()
-    for row, request in enumerate(requests_of(part, log.contracts)):
-        decision = mixer.answer(request)
-        at = int(part.logged[row])
-        logged = None if at < 0 else ids[at] if at < count else int(part.bid_ad[row, at - count])
-        if decision.kind == 0 and logged is not None and decision.ad == logged and part.logged_billed[row] >= 0:
-            mixer.bill(Billing([logged], [1], [int(part.logged_billed[row])]))
-        yield Scored(
-            decision.request_id, decision.ad, decision.kind, decision.score, decision.worth, len(request.ad), logged,
-            decision.version,
-        )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _rows_into(file: BinaryIO, suffix: str) -> Generator[Callable[[list[Scored]], object]]:
-    """Write a file by calls with its next rows."""
-    if suffix == ".jsonl":
-        encoder = msgspec.json.Encoder()
-        yield lambda rows: file.write(encoder.encode_lines(rows))
-        return
-    package = arrow()
-    kinds = {int: "int64", int | None: "int64", float: "double", str: "string"}
-    schema = package.schema(
-        [(item.name, kinds[item.type]) for item in msgspec.structs.fields(Scored)], {"ddrl.admix": "decisions/1"}
-    )
-    with package.parquet.ParquetWriter(file, schema) as writer:
-        yield lambda rows: writer.write_table(package.Table.from_pylist(msgspec.to_builtins(rows), schema))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.balance.settings import CollectionSettings
 from ddrl.core.errors import ConfigError
+from ddrl.core.specs import Ints
 
 # -- gradients of an update --------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Collection:
 
 # -- samples of an epoch -----------------------------------------------------------------------------------------------
 
-Indices = NDArray[np.int64]
+Indices = Ints
 
 
 class Epochs:

@@ -16,13 +16,13 @@ from ddrl.balance.sizes import (
     AffineFilter,
     Cluster,
     FilterSettings,
-    Floats,
     Observation,
     Sizes,
     balanced_sizes,
 )
 from ddrl.core.errors import CheckpointError, ConfigError, shortened
 from ddrl.core.files import decode, load_tensors
+from ddrl.core.specs import Flags, Floats, Floats32, Ints
 
 # -- objectives --------------------------------------------------------------------------------------------------------
 # All are to be raised: -time / reference; statistical efficiency (phi + M0) / (phi + M) of M accepted samples beside a
@@ -33,7 +33,7 @@ OBJECTIVES = ("time", "efficiency", "dropped", "imbalance")
 
 
 def rewards(
-    seconds: Floats, reference: Floats, finish: Floats, sizes: NDArray[np.int64] | Floats, total: Floats, phi: Floats
+    seconds: Floats, reference: Floats, finish: Floats, sizes: Ints | Floats, total: Floats, phi: Floats
 ) -> Floats:
     """Vector rewards [..., 4] of iterations that ended after `seconds` [...], their nodes after `finish` [..., N].
 
@@ -187,7 +187,7 @@ class NodeState:
         self.earned = earned
         self.base = np.take_along_axis(self.rules, best_of(earned, margins)[None, ..., None], 0)[0]
 
-    def _follow_jumps(self, jumped: NDArray[np.bool_], innovation: Floats, seconds: Floats) -> None:
+    def _follow_jumps(self, jumped: Flags, innovation: Floats, seconds: Floats) -> None:
         """Slow and fast states: a jump up in time begins a slow one. A second jump the same way only deepens it."""
         slower = jumped & (innovation > 0) & ~self._slow
         faster = jumped & (innovation < 0) & self._slow
@@ -211,7 +211,7 @@ class NodeState:
         self._age = np.where(change, 0.0, self._age) + np.stack(np.broadcast_arrays(1.0, seconds))
         self._jump_rate += _SLOW_AVERAGE * (slower - self._jump_rate)
 
-    def features(self) -> NDArray[np.float32]:
+    def features(self) -> Floats32:
         """[..., N, len(NODE_FEATURES)], of order 1."""
         seen = self._observation
         track = self.filter
@@ -271,7 +271,7 @@ class NodeState:
         )
         return np.stack([np.asarray(column, np.float32) for column in columns], -1)
 
-    def context(self, weights: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    def context(self, weights: NDArray[np.floating[Any]]) -> Floats32:
         """[..., len(CONTEXT_FEATURES)]; `weights` [4] or [..., 4] of the objectives."""
         seen = self._observation
         shape = self._loss.shape
@@ -294,7 +294,7 @@ class NodeState:
         return np.concatenate([context, np.broadcast_to(np.asarray(weights, np.float32), (*shape, 4))], -1)
 
     @property
-    def due(self) -> NDArray[np.bool_]:
+    def due(self) -> Flags:
         """Where [..., N] a node's present state, slow or fast, has lasted exactly as long as its last whole stay in
         that state."""
         duration = np.where(self._slow, self._stay[0, 1], self._stay[0, 0])
@@ -306,7 +306,7 @@ class NodeState:
         the size of its falls; 0 where it is slow."""
         return np.where(self._slow, 0.0, self._jump_rate * np.expm1(self._fall))
 
-    def slowness(self, actions: NDArray[np.int64]) -> Floats:
+    def slowness(self, actions: Ints) -> Floats:
         """How many times longer than the filter says a node with an action [..., N] is taken to need."""
         switch = np.where(self._slow, -self._fall, self._fall)
         regimes = np.exp([np.clip(self._last, -2.0, 2.0), self._level_average - self._level, switch])
@@ -330,8 +330,8 @@ HIDDEN = 64
 class Values(NamedTuple):
     """Action values: of each node [..., N, actions, objectives], of K [..., len(FIRST), objectives]."""
 
-    nodes: NDArray[np.float32]
-    first: NDArray[np.float32]
+    nodes: Floats32
+    first: Floats32
 
 
 POOLED = 2 * WIDTH + len(CONTEXT_FEATURES)
@@ -359,7 +359,7 @@ class _About(msgspec.Struct, frozen=True):
 class ValueNetwork:
     """Loaded once; `__call__` takes features [..., N, F] and context [..., G]."""
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+    def __init__(self, tensors: Mapping[str, Floats32]) -> None:
         self._tensors = dict(tensors)
 
     @staticmethod
@@ -377,7 +377,7 @@ class ValueNetwork:
             )
         return ValueNetwork(tensors)
 
-    def __call__(self, features: NDArray[np.float32], context: NDArray[np.float32]) -> Values:
+    def __call__(self, features: Floats32, context: Floats32) -> Values:
         """Action values for every objective."""
         t = self._tensors
         code = np.maximum(features @ t["encode1.weight"] + t["encode1.bias"], 0)
@@ -395,19 +395,19 @@ class ValueNetwork:
 # -- actions -----------------------------------------------------------------------------------------------------------
 
 
-def best_actions(values: NDArray[np.floating[Any]], margin: float) -> NDArray[np.int64]:
+def best_actions(values: NDArray[np.floating[Any]], margin: float) -> Ints:
     """Best of values [..., actions]; 0 where no other one is better by `margin`."""
     best = values.argmax(-1)
     gain = np.take_along_axis(values, best[..., None], -1)[..., 0] - values[..., 0]
     return np.where(gain > margin, best, 0)
 
 
-def first_of(actions: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
+def first_of(actions: Ints, nodes: int) -> Ints:
     """K for actions [...]."""
     return np.ceil(np.asarray(FIRST)[actions] * nodes).astype(np.int64)
 
 
-def apply_actions(state: NodeState, actions: NDArray[np.int64]) -> Sizes:
+def apply_actions(state: NodeState, actions: Ints) -> Sizes:
     """Sizes for actions [..., N]."""
     return sizes_under(state, state.slowness(actions))
 
@@ -420,6 +420,6 @@ def sizes_under(state: NodeState, slowness: Floats) -> Sizes:
     return balanced_sizes(cluster.total, overhead, speed, cluster.min_size, cluster.max_size)
 
 
-def best_of(earned: Floats, margins: Sequence[float]) -> NDArray[np.int64]:
+def best_of(earned: Floats, margins: Sequence[float]) -> Ints:
     """Which [...] of `earned` [R, ...] is most above its margin; the first of equal ones."""
     return (earned - np.reshape(margins, (-1, *(1,) * (earned.ndim - 1)))).argmax(0)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.core.errors import NetworkError
+from ddrl.core.specs import Bytes, Floats32
 from ddrl.learner.learner import Learner
 from ddrl.learner.part import Gradient
 
-Vector = NDArray[np.uint8]
+Vector = Bytes
 KINDS = ("online", "target")  # what a gradient depends on
 
 
@@ -118,7 +118,7 @@ class Exchange:
         vectors: Sequence[Vector],
         weights: Sequence[float],
         count: int,
-        priority: NDArray[np.float32] | None,
+        priority: Floats32 | None,
         figures: Mapping[str, float],
         batch: Any = None,
     ) -> Gradient:

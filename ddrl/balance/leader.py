@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
@@ -41,6 +40,7 @@ from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed, MessageError
 from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import Floats32
 from ddrl.distribution.requests import nothing
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Answer:
 
     rows: Any
     vector: Vector
-    priority: NDArray[np.float32] | None
+    priority: Floats32 | None
     figures: Mapping[str, float]
     norm: float
     in_memory: bool

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels import Doorbell
 from ddrl.channels.board import CounterRow
 from ddrl.channels.segment import Segment
-from ddrl.channels.wire import Wire
+from ddrl.channels.wire import Wire, aligned
+from ddrl.core.rows import ALIGNMENT
+from ddrl.core.specs import Array, Bytes, Floats32
 from ddrl.distribution.requests import MpiEnd, rest
 
 if TYPE_CHECKING:
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
 MESSAGE = 1  # MPI tag of messages
 VECTOR = 2  # MPI tag of parameters and gradients
-ALIGNMENT = 64  # [bytes] of arrays in a message and in shared memory
 SEGMENT_KIND = "nodes"
 
-Fields = dict[str, NDArray[Any]]
+Fields = dict[str, Array]
 MakeSegment = Callable[[str, int], Segment]  # from its kind and the bytes of its payload
 
 
@@ -88,7 +88,7 @@ class Computed(msgspec.Struct, tag=True):
     figures: dict[str, float] = {}
     norm: float = 0.0  # of the gradient, where observed
     loss: float = 0.0  # mean over the rows, where observed
-    priority: NDArray[np.float32] | None = None  # of the rows
+    priority: Floats32 | None = None  # of the rows
 
 
 class Failed(msgspec.Struct, tag=True):
@@ -108,7 +108,7 @@ NODES: Wire[Message] = Wire("gradient nodes", Message)
 class Rows:
     """Rows of a batch on a node: the batch's fields, and their `place` (first row, rows of the whole batch)."""
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]], place: tuple[int, int]) -> None:
+    def __init__(self, arrays: Mapping[str, Array], place: tuple[int, int]) -> None:
         self.place = place
         for name, array in arrays.items():
             field, _, key = name.partition("/")
@@ -146,7 +146,7 @@ def join_rows(batches: Sequence[Any]) -> Any:
     return batches[0] if len(batches) == 1 else _rebuild(batches, np.concatenate)
 
 
-def _rebuild(batches: Sequence[Any], make: Callable[[Sequence[NDArray[Any]]], Any]) -> Any:
+def _rebuild(batches: Sequence[Any], make: Callable[[Sequence[Array]], Any]) -> Any:
     """A batch each of whose arrays is made from the corresponding ones of `batches`."""
 
     def field(values: Sequence[Any]) -> Any:
@@ -168,13 +168,13 @@ class Connection(MpiEnd[Message]):
         self._counters = counters
         self._rank = comm.Get_rank()
 
-    def post(self, data: NDArray[np.uint8], rank: int, tag: int = VECTOR) -> None:
+    def post(self, data: Bytes, rank: int, tag: int = VECTOR) -> None:
         """Begin to send memory, by default a vector. It must not change before it has arrived."""
         super().post(data, rank, tag)
         if self.memory is not None:
             self.memory.bells[rank].ring()
 
-    def receive_vector(self, rank: int, vector: NDArray[np.uint8], is_alive: Callable[[], bool]) -> bool:
+    def receive_vector(self, rank: int, vector: Bytes, is_alive: Callable[[], bool]) -> bool:
         """Wait for the vector that follows a message of `rank`; False where that died first."""
         request = self.comm.Irecv(vector, rank, VECTOR)
         while not request.Test():
@@ -237,7 +237,7 @@ class SharedMemory:
     @classmethod
     def create(cls, make: MakeSegment, exchange: Exchange, ranks: int, *, has_vectors: bool) -> SharedMemory:
         """The leader's. ChannelError where there is no room."""
-        nbytes = sum(map(_aligned, _piece_lengths(exchange, ranks, has_vectors)))
+        nbytes = sum(map(aligned, _piece_lengths(exchange, ranks, has_vectors)))
         memory = cls(make(SEGMENT_KIND, nbytes), exchange, ranks, has_vectors=has_vectors, fresh=True)
         for gradients in memory.gradients:
             for vector in gradients.values():
@@ -281,12 +281,8 @@ def _piece_lengths(exchange: Exchange, ranks: int, has_vectors: bool) -> list[in
     return bells + vectors + [layout.nbytes for layout in layouts.values()] * (ranks - 1)
 
 
-def _pieces(memory: NDArray[np.uint8], lengths: Sequence[int]) -> Iterator[NDArray[np.uint8]]:
+def _pieces(memory: Bytes, lengths: Sequence[int]) -> Iterator[Bytes]:
     start = 0
     for length in lengths:
         yield memory[start : start + length]
-        start += _aligned(length)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+        start += aligned(length)

@@ -3,14 +3,14 @@ run's records."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.core.roles import Role
+from ddrl.core.specs import Array, Floats
 from ddrl.plots.frame import add_line, new_figure, say_nothing_yet
 from ddrl.telemetry.reading import Processes
 from ddrl.telemetry.series import ROLES
@@ -29,18 +29,18 @@ __all__ = [
 MOST_NAMED = 12  # nodes whose names fit below a figure
 
 
-def sizes_by_node(sizes: NDArray[Any], *, updates: NDArray[np.float64] | None = None) -> go.Figure:
+def sizes_by_node(sizes: Array, *, updates: Floats | None = None) -> go.Figure:
     """Samples a node, `sizes` [K, N], over `updates` [K] of a run, or over iterations."""
     return _by_node(np.asarray(sizes, np.float64), "Micro-batch of each node", "samples", updates)
 
 
-def seconds_by_node(seconds: NDArray[np.float64], *, updates: NDArray[np.float64] | None = None) -> go.Figure:
+def seconds_by_node(seconds: Floats, *, updates: Floats | None = None) -> go.Figure:
     """Milliseconds a node, `seconds` [K, N], over `updates` [K] of a run, or over iterations: balanced where the lines
     lie together."""
     return _by_node(np.asarray(seconds) * 1e3, "Time of each node", "ms", updates)
 
 
-def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArray[np.float64] | None) -> go.Figure:
+def _by_node(values: Floats, title: str, unit: str, updates: Floats | None) -> go.Figure:
     count, nodes = values.shape
     figure = new_figure(title, "iteration" if updates is None else "updates", unit, height=300)
     for node in range(nodes):
@@ -56,9 +56,9 @@ def _by_node(values: NDArray[np.float64], title: str, unit: str, updates: NDArra
 class NodeCourse(NamedTuple):
     """What the nodes of a run did, at the K records in which all of the N nodes there had been measured."""
 
-    updates: NDArray[np.float64]  # [K]
-    sizes: NDArray[np.float64]  # [K, N], samples of each node's newest measured part
-    seconds: NDArray[np.float64]  # [K, N], that it took
+    updates: Floats  # [K]
+    sizes: Floats  # [K, N], samples of each node's newest measured part
+    seconds: Floats  # [K, N], that it took
 
 
 def node_course(processes: Processes) -> NodeCourse:
@@ -72,7 +72,7 @@ def node_course(processes: Processes) -> NodeCourse:
     return NodeCourse(trainer[known, 0], sizes[known], seconds[known])
 
 
-def causal_regret(course: NodeCourse) -> NDArray[np.float64]:
+def causal_regret(course: NodeCourse) -> Floats:
     """(T - T_causal) / T_causal at each record but the first [K - 1].
 
     T is the slowest node's time. The causal oracle sizes by the speeds of the record before; a node's time is taken as
@@ -89,7 +89,7 @@ def causal_regret(course: NodeCourse) -> NDArray[np.float64]:
     return course.seconds[1:].max(1) / best - 1.0
 
 
-def clairvoyant_regret(course: NodeCourse) -> NDArray[np.float64]:
+def clairvoyant_regret(course: NodeCourse) -> Floats:
     """The same beside sizes by the speeds of the record itself [K], which nobody knows before: never below 0."""
     return course.seconds.max(1) * (course.sizes / course.seconds).sum(1) / course.sizes.sum(1) - 1.0
 
@@ -106,7 +106,7 @@ def regret_over_updates(course: NodeCourse) -> go.Figure:
     return figure
 
 
-def node_table(processes: Processes) -> dict[str, NDArray[Any]]:
+def node_table(processes: Processes) -> dict[str, Array]:
     """One row a node at the newest record: its newest part and time, its speed over all records (a single part's time
     is noise), and how many gradients were late or dropped."""
     last = {name: processes.column(name)[-1] for name in processes.columns}

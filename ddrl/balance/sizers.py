@@ -44,6 +44,7 @@ from ddrl.core import plugins
 from ddrl.core.config import Config, setting
 from ddrl.core.errors import ConfigError
 from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import Ints
 
 PACKAGE = "ddrl.balance.sizers"
 DEFAULT = "affine"
@@ -62,7 +63,7 @@ class Sizer:
         with a blank observation."""
         raise NotImplementedError
 
-    def first(self) -> NDArray[np.int64] | None:
+    def first(self) -> Ints | None:
         """K [...]: how many gradients the coordinator awaits in the iteration just proposed; None: all. A sizer gives K
         from its first sizes on, or never."""
         return None
@@ -358,7 +359,7 @@ class Choice(Sizer):
         self._sizes: Sizes | None = None  # the last ones of every candidate [R, ..., N]
 
     @property
-    def chosen(self) -> NDArray[np.int64]:
+    def chosen(self) -> Ints:
         """The candidate whose sizes are used now in each cluster [...]; 0: the filter."""
         return best_of(self._earned, self._margins)
 
@@ -469,7 +470,7 @@ class Ddqn(Choice):
         self.actions = np.zeros(shape, np.int64)
 
     @property
-    def chosen(self) -> NDArray[np.int64]:
+    def chosen(self) -> Ints:
         """See `Choice`; with `trust` = 0 always the agent."""
         chosen = super().chosen
         return chosen if self._settings.trust else np.full_like(chosen, AGENT)
@@ -484,5 +485,5 @@ class Ddqn(Choice):
                 self._first = first_of(chosen, state.cluster.nodes)
         return [*super()._candidates(observation), apply_actions(state, self.actions)]
 
-    def first(self) -> NDArray[np.int64] | None:
+    def first(self) -> Ints | None:
         return self._first

@@ -12,16 +12,15 @@ All arrays are [..., N]: nodes on the last axis, any number of independent clust
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddrl.core.config import setting
 from ddrl.core.errors import ConfigError
+from ddrl.core.specs import Array, Flags, Floats, Ints
 
-Floats = NDArray[np.float64]
-Sizes = NDArray[np.int64]
+Sizes = Ints
 
 SLACK = 1e-9  # relative; above the rounding of sums of float64, far below one sample
 
@@ -58,7 +57,7 @@ def model_speed(
     return speed
 
 
-def check_bounds(total: ArrayLike, lower: NDArray[np.int64], upper: NDArray[np.int64]) -> None:
+def check_bounds(total: ArrayLike, lower: Ints, upper: Ints) -> None:
     """ConfigError unless `total` [...] samples can be cut into sizes between `lower` and `upper` [..., N]."""
     total = np.asarray(total)
     nodes = lower.shape[-1]
@@ -156,7 +155,7 @@ def balanced_sizes(total: ArrayLike, overhead: Floats, speed: Floats, lower: Siz
     return sizes + (_rank(flat) < left).reshape(ends.shape).sum(-1)
 
 
-def _rank(values: Floats) -> NDArray[np.int64]:
+def _rank(values: Floats) -> Ints:
     """Place of each value in ascending order along the last axis; equal values by position."""
     order = np.argsort(values, -1, kind="stable")
     ranks = np.empty(order.shape, np.int64)
@@ -174,7 +173,7 @@ class Cluster:
     total: samples of a batch [...]. speed: c_i p_i [..., N] [samples/s] from model information (operations and bytes a
     sample beside the node's rates); only ratios matter to most sizers. min_size, max_size: samples [..., N]."""
 
-    total: NDArray[np.int64]
+    total: Ints
     speed: Floats
     min_size: Sizes
     max_size: Sizes
@@ -214,12 +213,12 @@ class Observation:
 
     sizes: Sizes
     seconds: Floats
-    received: NDArray[np.bool_]
+    received: Flags
     norm: Floats
     cosine: Floats
     loss: Floats
     staleness: Floats
-    dropped: NDArray[np.bool_]
+    dropped: Flags
     noise_scale: Floats
 
     @staticmethod
@@ -249,9 +248,9 @@ class Observation:
         known = np.ones(times.shape, np.bool_) if received is None else np.asarray(received, np.bool_)
         check_positive("time [s]", np.where(known, times, 1.0))
         blank = Observation.blank(cluster)
-        statistics: dict[str, NDArray[Any]] = {}
+        statistics: dict[str, Array] = {}
         for name, values in gradients.items():
-            like: NDArray[Any] = getattr(blank, name)
+            like: Array = getattr(blank, name)
             given = np.asarray(values, like.dtype)
             if given.shape != like.shape or not np.isfinite(given).all():
                 raise ConfigError(f"{name} {given.tolist()}: {list(like.shape)} finite values are needed")
@@ -363,7 +362,7 @@ class AffineFilter:
         self.predicted = predicted
         self.innovation = np.where(received, log_error, 0.0)
 
-    def _learn_jitter(self, expected: NDArray[np.bool_], size: Floats) -> None:
+    def _learn_jitter(self, expected: Flags, size: Floats) -> None:
         """Take in the sizes of innovations, in standard deviations, of nodes whose times were `expected`. None counts
         for more than three times the mean size, or a change of speed would be taken for jitter."""
         learning = self._settings.jitter_learning
@@ -373,7 +372,7 @@ class AffineFilter:
             off = np.minimum(size / MEAN_SIZE, 3.0) - 1.0
             self.jitter = np.clip(self.jitter * np.exp(rate * off), *JITTERS)
 
-    def _begin(self, received: NDArray[np.bool_], seconds: Floats, sizes: Sizes) -> None:
+    def _begin(self, received: Flags, seconds: Floats, sizes: Sizes) -> None:
         """A node's first time sets its unit: a tenth of it is taken for overhead, with the doubt that deserves."""
         first = received & ~self._measured
         if first.any():

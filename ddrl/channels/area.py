@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from ddrl import _kernel
 from ddrl.channels.lane import Lane, StepWriter
 from ddrl.channels.mailbox import Mailbox, checksum
+from ddrl.channels.wire import aligned
 from ddrl.core.errors import ChannelError
 from ddrl.core.rows import RowSchema, TransitionBuilder
-from ddrl.core.specs import Column
+from ddrl.core.specs import Array, Bytes, Column, Ints
 
 AREA_VERSION = 1
-ALIGNMENT = 64
 HEADER_WORDS = 8
 HEADER_NBYTES = 8 * HEADER_WORDS
 MAX_SLOTS = 255
@@ -52,7 +52,7 @@ class SampleArea:
         self._header: NDArray[np.uint64] = _strided(
             memory, first, stride, self.slots, HEADER_WORDS, Column("", (), "u8")
         )
-        self._arrays: dict[str, NDArray[Any]] = {}  # [slots, k, *shape]
+        self._arrays: dict[str, Array] = {}  # [slots, k, *shape]
         for column, offset in zip(columns, _offsets(columns, block), strict=False):
             self._arrays[column.name] = _strided(memory, first + offset, stride, self.slots, block, column)
         self._reads = False  # whether this end is the trainer's
@@ -93,7 +93,7 @@ class SampleArea:
 
     # The explorer's end.
 
-    def write(self, samples: Mapping[str, NDArray[Any]]) -> None:
+    def write(self, samples: Mapping[str, Array]) -> None:
         """Write a block: arrays [k, *shape] by column, over the oldest block. Never waits. O(bytes)."""
         number = self.written
         slot = self._mailbox.begin(number)
@@ -123,7 +123,7 @@ class SampleArea:
         self._words = {slot: word for slot, word in self._words.items() if reader.valid(word)}
         return len(self._words)
 
-    def draw(self, rows: NDArray[np.int64]) -> tuple[dict[str, NDArray[Any]], bool]:
+    def draw(self, rows: Ints) -> tuple[dict[str, Array], bool]:
         """The samples `rows` [B] of those that `update` counted, 0 .. blocks * k - 1, in arrays [B, *shape] of their
         own; and whether no block was written over meanwhile. Where that is False, what was drawn may be torn."""
         words = self._words
@@ -133,13 +133,13 @@ class SampleArea:
         drawn = {name: array[slots, places] for name, array in self._arrays.items()}
         return drawn, all(self._mailbox.kernel.valid(words[slot]) for slot in set(slots.tolist()))
 
-    def save(self) -> NDArray[np.uint8]:
+    def save(self) -> Bytes:
         """The blocks that can be read, the oldest first [blocks, bytes]."""
         self.update()
         slots = sorted(self._words, key=lambda slot: int(self._header[slot, NUMBER]))
         return np.stack([self._mailbox.slot_view(slot) for slot in slots]) if slots else np.zeros((0, 0), np.uint8)
 
-    def load(self, saved: NDArray[np.uint8]) -> None:
+    def load(self, saved: Bytes) -> None:
         """Write the blocks that `save` gave. ChannelError where they are of another layout."""
         for block in saved:
             if block.nbytes != self._mailbox.nbytes or self._wrong(block):
@@ -158,7 +158,7 @@ class SampleArea:
         if not wrong:
             self._words[slot] = word
 
-    def _wrong(self, block: NDArray[np.uint8]) -> bool:
+    def _wrong(self, block: Bytes) -> bool:
         header = block[:HEADER_NBYTES].view(np.uint64)
         known = header[VERSION] == AREA_VERSION and header[DIGEST] == self._digest and header[COUNT] == self.block
         return not known or int(header[CHECKSUM]) != checksum(block[HEADER_NBYTES:])
@@ -174,13 +174,11 @@ def _offsets(columns: Sequence[Column], block: int) -> list[int]:
     """Where each column's array begins in a block, and at last the block's bytes."""
     offsets = [HEADER_NBYTES]
     for column in columns:
-        offsets.append(-(-(offsets[-1] + block * column.array.nbytes) // ALIGNMENT) * ALIGNMENT)
+        offsets.append(aligned(offsets[-1] + block * column.array.nbytes))
     return offsets
 
 
-def _strided(
-    memory: NDArray[np.uint8], begin: int, stride: int, slots: int, count: int, column: Column
-) -> NDArray[Any]:
+def _strided(memory: Bytes, begin: int, stride: int, slots: int, count: int, column: Column) -> Array:
     """[slots, count, *shape] over memory whose slots are `stride` bytes apart."""
     each = np.dtype(column.dtype)
     inner = np.empty((count, *column.shape), each).strides

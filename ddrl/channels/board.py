@@ -11,18 +11,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl import _kernel
 from ddrl._kernel import Doorbell
 from ddrl.channels.segment import Channel, Segment
+from ddrl.channels.wire import aligned
 from ddrl.core.metrics import COLUMNS
+from ddrl.core.specs import Array, Bytes, Floats
 
 _LINE = 64
-_BELLS = ("command", "ready", "trainer", "relay", "rollout")
+_BELLS = 5  # of the command, of readiness, of the trainer, the relay and the rollouts
 _NUM_VALUES = 16
 KEEPER = 0  # of the values: process id of the keeper of the trainer's host
 PROCESSES = 1  # rollouts wanted on each host, by command; NaN: as the settings say
@@ -32,8 +33,10 @@ JUDGED = 3  # version of the newest evaluation that was recorded
 WORSE_SINCE = 4  # evaluations since the best one
 TAKEN = 5  # rows taken from lanes before this job began
 LEFT = 6  # rows written before it that were never taken
-_SLOTS = ("wish", "plan")
 _SLOT_BYTES = 1 << 16  # a plan has a host and two rates for each one: up to five thousand
+_VALUES_AT = _LINE * _BELLS
+_SLOTS_AT = _VALUES_AT + 8 * _NUM_VALUES
+_NBYTES = _SLOTS_AT + 2 * _SLOT_BYTES
 
 
 class Command(IntEnum):
@@ -51,7 +54,7 @@ class Slot:
     One writer. Memory: checksum, number and length, each uint64, then the bytes. The checksum covers everything behind
     it, so a reader gets a whole message or none."""
 
-    def __init__(self, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, memory: Bytes) -> None:
         self._memory = memory
         self._head = memory[:24].view(np.uint64)
         self._data = memory[24:]
@@ -76,36 +79,34 @@ class Slot:
         return number, copy[24 : 24 + length].tobytes()
 
 
+def _doorbells(array: Bytes, *, fresh: bool) -> list[Doorbell]:
+    return [Doorbell(array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(_BELLS)]
+
+
 class Board(Channel):
     """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written. `wish`: what the trainer
     wants of the root relay; `plan`: by which plan the root relay sends models."""
 
     kind: ClassVar[str] = "board"
 
-    def __init__(self, segment: Segment, *, fresh: bool = False) -> None:
+    def __init__(self, segment: Segment) -> None:
         super().__init__(segment)
-        bells = [Doorbell(segment.array[_LINE * i : _LINE * (i + 1)], fresh) for i in range(len(_BELLS))]
+        array = segment.array
+        bells = _doorbells(array, fresh=False)
         self._command, self._ready, self.trainer_bell, self.relay_bell, self.rollout_bell = bells
-        begin = _LINE * len(_BELLS)
-        end = begin + 8 * _NUM_VALUES
-        self.values: NDArray[np.float64] = segment.array[begin:end].view(np.float64)
-        self.wish, self.plan = (
-            Slot(segment.array[end + _SLOT_BYTES * i : end + _SLOT_BYTES * (i + 1)]) for i in range(len(_SLOTS))
-        )
+        self.values: Floats = array[_VALUES_AT:_SLOTS_AT].view(np.float64)
+        self.wish, self.plan = map(Slot, np.split(array[_SLOTS_AT:], 2))
 
     @classmethod
     def create(cls, name: str | None) -> Board:
         """Make a board: command RUN, nothing ready. name None: private memory."""
 
-        def initialize(array: NDArray[np.uint8]) -> None:
-            for i in range(len(_BELLS)):
-                Doorbell(array[_LINE * i : _LINE * (i + 1)], True)
-            end = _LINE * len(_BELLS) + 8 * _NUM_VALUES
-            array[_LINE * len(_BELLS) : end].view(np.float64)[:] = np.nan
-            array[end:] = 0  # slots that were never written
+        def initialize(array: Bytes) -> None:
+            _doorbells(array, fresh=True)
+            array[_VALUES_AT:_SLOTS_AT].view(np.float64)[:] = np.nan
+            array[_SLOTS_AT:] = 0  # slots that were never written
 
-        nbytes = _LINE * len(_BELLS) + 8 * _NUM_VALUES + _SLOT_BYTES * len(_SLOTS)
-        return cls(Segment.create(name, cls.kind, nbytes, initialize))
+        return cls(Segment.create(name, cls.kind, _NBYTES, initialize))
 
     @property
     def command(self) -> Command:
@@ -145,7 +146,7 @@ class Blob(Channel):
     def create(cls, name: str | None, data: bytes) -> Blob:
         """Make it; it appears under its name with all its bytes. name None: private memory."""
 
-        def initialize(array: NDArray[np.uint8]) -> None:
+        def initialize(array: Bytes) -> None:
             array[:8].view(np.uint64)[0] = len(data)
             array[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
 
@@ -163,7 +164,7 @@ class Blob(Channel):
 class CounterRow(dict[str, _kernel.Counter]):
     """One row by column name: row["env_steps"].add(8). Keep the Counter where every nanosecond counts."""
 
-    def __init__(self, table: NDArray[np.float64], row: int, columns: dict[str, int]) -> None:
+    def __init__(self, table: Floats, row: int, columns: dict[str, int]) -> None:
         super().__init__()
         self._table = table
         self._row = row
@@ -194,7 +195,7 @@ class Counters(Channel):
         self.columns: tuple[str, ...] = tuple(json.loads(bytes(segment.array[24 : 24 + length])))
         self._index = {name: column for column, name in enumerate(self.columns)}
         count = self.rows * len(self.columns)
-        self._table: NDArray[np.float64] = (
+        self._table: Floats = (
             segment.array[offset : offset + 8 * count].view(np.float64).reshape(self.rows, len(self.columns))
         )
 
@@ -202,9 +203,9 @@ class Counters(Channel):
     def create(cls, name: str | None, rows: int, columns: Sequence[str] = COLUMNS) -> Counters:
         """Make a table, all NaN. name None: private memory."""
         names = json.dumps(list(columns)).encode()
-        offset = -(-(24 + len(names)) // 64) * 64
+        offset = aligned(24 + len(names))
 
-        def initialize(array: NDArray[np.uint8]) -> None:
+        def initialize(array: Bytes) -> None:
             array[:24].view(np.uint64)[:] = (rows, offset, len(names))
             array[24 : 24 + len(names)] = np.frombuffer(names, np.uint8)
             array[offset:].view(np.float64)[:] = np.nan
@@ -217,13 +218,13 @@ class Counters(Channel):
             raise IndexError(f"counters {self.segment.name} have rows 0 .. {self.rows - 1}, not {index}")
         return CounterRow(self._table, index, self._index)
 
-    def table(self) -> NDArray[np.float64]:
+    def table(self) -> Floats:
         """A copy of the whole table, [rows, columns]; each value is whole, the table is no snapshot."""
         out = np.empty_like(self._table)
         _kernel.read_table(out, self._table)
         return out
 
-    def load(self, table: NDArray[Any]) -> None:
+    def load(self, table: Array) -> None:
         """Overwrite the whole table with `table` [rows, columns] (a mirror of another host's)."""
         if table.shape != self._table.shape:
             raise ValueError(f"counters {self.segment.name} are {self._table.shape}, got a table {table.shape}")

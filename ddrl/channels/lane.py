@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from ddrl import _kernel
 from ddrl.channels.segment import Channel, Segment
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import ChannelError
 from ddrl.core.rows import RowSchema, buffer_format
+from ddrl.core.specs import Array, Bytes
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -27,7 +28,7 @@ N = TypeVar("N")
 _DIGEST_NBYTES = 64  # the row's digest fills the payload's first cache line, the ring follows
 
 
-def _digest(dtype: np.dtype[Any]) -> NDArray[np.uint8]:
+def _digest(dtype: np.dtype[Any]) -> Bytes:
     return np.frombuffer(hashlib.blake2b(repr(dtype).encode(), digest_size=_DIGEST_NBYTES).digest(), np.uint8)
 
 
@@ -50,7 +51,7 @@ class Lane(Channel):
         if capacity < 1 or dtype.itemsize < 1:
             raise ValueError(f"lane {name}: capacity ({capacity}) and row size ({dtype.itemsize}) must be at least 1")
 
-        def initialize(array: NDArray[np.uint8]) -> None:
+        def initialize(array: Bytes) -> None:
             array[:_DIGEST_NBYTES] = _digest(dtype)
             _kernel.Ring.initialize(array[_DIGEST_NBYTES:], capacity, dtype.itemsize)
 
@@ -69,18 +70,18 @@ class Lane(Channel):
             )
         return cls(segment, dtype)
 
-    def push(self, rows: NDArray[Any], timeout: float | None = None) -> int:
+    def push(self, rows: Array, timeout: float | None = None) -> int:
         """Append rows [n] of the lane's dtype, C-contiguous; returns how many were written.
 
         Fewer than n: the lane was closed, or `timeout` [s] (None: wait for ever) passed while it was full.
         """
         return self.ring.push(self._as_bytes(rows), timeout)
 
-    def pop(self, out: NDArray[Any]) -> int:
+    def pop(self, out: Array) -> int:
         """Move the oldest rows into `out` [n]; returns how many. Never waits."""
         return self.ring.pop(self._as_bytes(out))
 
-    def _as_bytes(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
+    def _as_bytes(self, rows: Array) -> Bytes:
         if (rows.dtype is not self.dtype and rows.dtype != self.dtype) or rows.ndim != 1 or not rows.flags.c_contiguous:
             raise ChannelError(
                 f"lane {self.segment.name} takes contiguous rows [n] of {self.dtype}, got {rows.dtype} {rows.shape}"
@@ -154,7 +155,7 @@ class LaneSet:
             raise ChannelError("the lanes of a set must carry the same rows")
         self._set = _kernel.LaneSet([lane.ring for lane in self.lanes])
 
-    def drain(self, out: NDArray[Any]) -> int:
+    def drain(self, out: Array) -> int:
         """Move rows of all lanes into `out` [n]; returns how many. Fair, order kept within each lane; never waits.
         O(lanes + bytes)."""
         return self._set.drain(self.lanes[0]._as_bytes(out)) if self.lanes else 0  # pyright: ignore[reportPrivateUsage]

@@ -10,25 +10,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl import _kernel
 from ddrl.channels.segment import Channel, Segment, is_alive, start_time
 from ddrl.core.errors import ChannelError
+from ddrl.core.specs import Array, Bytes
 
 NUM_VALUES = 8
 _DEAD_PERIOD = 1.0  # [s] between checks for dead readers, when slots are short
 
 
-def checksum(buffer: NDArray[Any]) -> int:
+def checksum(buffer: Array) -> int:
     """64-bit checksum of a contiguous array's bytes; equal bytes give equal values on every machine."""
     return _kernel.checksum(_flat(buffer))
 
 
-def _flat(buffer: NDArray[Any]) -> NDArray[np.uint8]:
+def _flat(buffer: Array) -> Bytes:
     return buffer.reshape(-1).view(np.uint8)
 
 
@@ -58,7 +58,7 @@ class Pin:
 
     __slots__ = ("_mailbox", "_sealed", "data")
 
-    def __init__(self, mailbox: _kernel.Mailbox, sealed: _kernel.Sealed, data: NDArray[np.uint8]) -> None:
+    def __init__(self, mailbox: _kernel.Mailbox, sealed: _kernel.Sealed, data: Bytes) -> None:
         self._mailbox = mailbox
         self._sealed = sealed
         self.data = data  # uint8 [nbytes], read-only, the same address for every version in this slot
@@ -160,7 +160,7 @@ class Mailbox(Channel):
                 "mailbox"
             )
 
-        def initialize(array: NDArray[np.uint8]) -> None:
+        def initialize(array: Bytes) -> None:
             _kernel.Mailbox.initialize(array, slots, readers, nbytes)
 
         return cls(Segment.create(name, cls.kind, _kernel.Mailbox.nbytes(slots, readers, nbytes), initialize))
@@ -184,7 +184,7 @@ class Mailbox(Channel):
         """Take a slot for `version` only if one is free; takes nothing from readers."""
         return self._take(version, revoke=False)
 
-    def publish(self, vector: NDArray[Any], version: int, values: Sequence[float] = ()) -> bool:
+    def publish(self, vector: Array, version: int, values: Sequence[float] = ()) -> bool:
         """Copy a whole vector [nbytes] into a slot and seal it, checksum and copy in one pass.
 
         False, and nothing done, where no slot can be had (see `begin`): publish a later version instead.
@@ -270,7 +270,7 @@ class Mailbox(Channel):
         """Wait for a version above `version`, at most `timeout` [s] (None: for ever); returns the newest."""
         return self.kernel.wait_newer(version, timeout)
 
-    def slot_view(self, slot: int) -> NDArray[np.uint8]:
+    def slot_view(self, slot: int) -> Bytes:
         """The data of a slot, uint8 [nbytes], 64-byte aligned: what MPI sends from and receives into."""
         begin = self.kernel.data_offset(slot)
         return self.segment.array[begin : begin + self.nbytes]

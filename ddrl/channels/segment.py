@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl import _kernel
 from ddrl.core.errors import ChannelError
+from ddrl.core.specs import Bytes
 
 SHM = Path("/dev/shm")
 PREFIX = "ddrl-"
@@ -66,15 +66,15 @@ def is_alive(pid: int, started: int) -> bool:
 class Segment:
     """One mapped segment; `array` is the payload, uint8 [nbytes], 64-byte aligned."""
 
-    def __init__(self, name: str | None, kind: str, memory: NDArray[np.uint8]) -> None:
+    def __init__(self, name: str | None, kind: str, memory: Bytes) -> None:
         self.name = name
         self.kind = kind
         self.nbytes = memory.nbytes - HEADER_NBYTES
-        self._memory: NDArray[np.uint8] | None = memory
+        self._memory: Bytes | None = memory
 
     @classmethod
     def create(
-        cls, name: str | None, kind: str, nbytes: int, initialize: Callable[[NDArray[np.uint8]], object] | None = None
+        cls, name: str | None, kind: str, nbytes: int, initialize: Callable[[Bytes], object] | None = None
     ) -> Segment:
         """Make a segment of `nbytes` of payload, poisoned; `initialize(array)` runs before others can attach.
 
@@ -154,7 +154,7 @@ class Segment:
             os.close(descriptor)
 
     @property
-    def array(self) -> NDArray[np.uint8]:
+    def array(self) -> Bytes:
         """The payload, uint8 [nbytes]."""
         return self._mapped[HEADER_NBYTES:]
 
@@ -170,7 +170,7 @@ class Segment:
         self._memory = None
 
     @property
-    def _mapped(self) -> NDArray[np.uint8]:
+    def _mapped(self) -> Bytes:
         if self._memory is None:
             raise ChannelError(f"shared memory {self.name} was closed in this process")
         return self._memory
@@ -180,7 +180,7 @@ class Segment:
         if self.name is not None:
             (SHM / self.name).unlink(missing_ok=True)
 
-    def _fill(self, initialize: Callable[[NDArray[np.uint8]], object] | None) -> None:
+    def _fill(self, initialize: Callable[[Bytes], object] | None) -> None:
         self.array.fill(POISON)
         if initialize is not None:
             initialize(self.array)
@@ -293,7 +293,7 @@ def _parse(data: bytes) -> tuple[int, str, int, int, int, int] | None:
     return version, kind.rstrip(b"\0").decode("ascii", "replace"), nbytes, pid, started, space
 
 
-def _map_new(draft: Path, name: str, size: int) -> NDArray[np.uint8]:
+def _map_new(draft: Path, name: str, size: int) -> Bytes:
     """A fresh file of `size` bytes, every page of it reserved, mapped."""
     statistics = os.statvfs(SHM)
     free = statistics.f_bavail * statistics.f_frsize

@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import MessageError
 from ddrl.core.rows import ALIGNMENT
+from ddrl.core.specs import Array, Bytes
 
 M = TypeVar("M")
 N = TypeVar("N")
@@ -45,24 +45,24 @@ class Wire(Generic[M]):
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(union, dec_hook=self._view)
         self._decoding = threading.local()  # `arrays`: memory behind the struct that this thread decodes
 
-    def encode(self, message: M) -> NDArray[np.uint8]:
+    def encode(self, message: M) -> Bytes:
         """A message as bytes; O(bytes), arrays are copied once."""
-        arrays: list[tuple[int, NDArray[Any]]] = []
+        arrays: list[tuple[int, Array]] = []
         end = 0
 
         def place(value: Any) -> tuple[str, tuple[int, ...], int]:
             nonlocal end
             if not isinstance(value, np.ndarray):
                 raise TypeError(f"a message of {self.name} cannot hold a {type(value).__name__}")
-            array = cast("NDArray[Any]", value)
-            begin = _aligned(end)
+            array = cast("Array", value)
+            begin = aligned(end)
             end = begin + array.nbytes
             arrays.append((begin, array))
             return array.dtype.str, array.shape, begin
 
         encoded = msgspec.msgpack.encode(message, enc_hook=place)
         begin = LENGTH.size + len(encoded)
-        body = _aligned(begin)
+        body = aligned(begin)
         data = np.empty(body + end if arrays else begin, np.uint8)
         data[: LENGTH.size] = np.frombuffer(LENGTH.pack(len(encoded)), np.uint8)
         data[LENGTH.size : begin] = np.frombuffer(encoded, np.uint8)
@@ -71,13 +71,13 @@ class Wire(Generic[M]):
             np.copyto(out.view(array.dtype).reshape(array.shape), array)
         return data
 
-    def decode(self, data: NDArray[np.uint8] | bytes) -> M:
+    def decode(self, data: Bytes | bytes) -> M:
         """What `encode` made, with arrays as views of `data`; MessageError for anything else."""
         memory = np.frombuffer(data, np.uint8)
         try:
             begin = LENGTH.size
             end = begin + LENGTH.unpack(memory[:begin].tobytes())[0]
-            self._decoding.arrays = memory[_aligned(end) :]
+            self._decoding.arrays = memory[aligned(end) :]
             return self._decoder.decode(memory[begin:end].data)
         except (ValueError, TypeError, IndexError, struct.error, msgspec.MsgspecError) as error:
             raise MessageError(
@@ -86,14 +86,15 @@ class Wire(Generic[M]):
         finally:
             self._decoding.arrays = None  # so that it is freed with the message
 
-    def _view(self, _: type, value: Any) -> NDArray[Any]:
+    def _view(self, _: type, value: Any) -> Array:
         """The array that a struct of this message describes."""
         dtype, shape, begin = value
         end = begin + math.prod(shape) * np.dtype(dtype).itemsize
         return self._decoding.arrays[begin:end].view(dtype).reshape(shape)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
+    """The next multiple of ALIGNMENT."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

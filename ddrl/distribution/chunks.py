@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl._kernel import sound_chunks
 from ddrl.channels.mailbox import checksum
+from ddrl.channels.wire import aligned
 from ddrl.core.errors import DdrlError
-from ddrl.core.rows import ALIGNMENT
-from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES, Bytes
+from ddrl.core.specs import Bytes, Floats, Ints
+from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 
 if TYPE_CHECKING:
     from ddrl.distribution.codecs import Codec
@@ -78,7 +78,7 @@ class Headers:
         version: int,
         model_checksum: int,
         time_ns: int,
-        values: NDArray[np.float64],
+        values: Floats,
         back: int = 0,
     ) -> None:
         """Everything but the lengths and checksums of chunks, which `seal` or the kernel's `seal_chunks` write."""
@@ -86,12 +86,7 @@ class Headers:
         self.chunks["index"] = np.arange(len(self))
         self.chunks["epoch"] = epoch % EPOCHS
         self.chunks["back"] = back
-        self.model["magic"] = MAGIC
-        self.model["count"] = len(self)
-        self.model["version"] = version
-        self.model["model_checksum"] = model_checksum
-        self.model["time_ns"] = time_ns
-        self.model["values"] = values
+        self.model[0] = (MAGIC, len(self), version, model_checksum, time_ns, values)
 
     def seal(self, index: int, payload: Bytes) -> None:
         """Length and checksum of chunk `index`, which is sent as `payload`."""
@@ -110,7 +105,7 @@ class Assembly:
     Chunks arrive in any order; a chunk that is already there changes nothing. `complete` is True when all are there;
     only if `problem` is then still empty may the model be used."""
 
-    def __init__(self, data: Bytes, headers: Headers, bounds: NDArray[np.int64], epoch: int, sequence: int) -> None:
+    def __init__(self, data: Bytes, headers: Headers, bounds: Ints, epoch: int, sequence: int) -> None:
         self.data = data
         self.headers = headers
         self.problem = ""
@@ -199,14 +194,14 @@ def wire_edges(codec: Codec, bounds: list[int]) -> list[int]:
     edges = [0]
     for start, stop in itertools.pairwise(bounds):
         size = codec.wire_bytes(start, stop)
-        edges.append(edges[-1] + (size if codec.fixed else -(-size // ALIGNMENT) * ALIGNMENT))
+        edges.append(edges[-1] + (size if codec.fixed else aligned(size)))
     return edges
 
 
 class Coding:
     """What all coded versions of one plan share: the codec, where chunks are in memory, and memory that is reused."""
 
-    def __init__(self, codec: Codec, bounds: NDArray[np.int64], *, most_bases: int) -> None:
+    def __init__(self, codec: Codec, bounds: Ints, *, most_bases: int) -> None:
         self.codec = codec
         self.bounds = [int(bound) for bound in bounds]
         self.edges = wire_edges(codec, self.bounds)

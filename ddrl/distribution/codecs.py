@@ -20,7 +20,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.settings import plugin_settings
-from ddrl.distribution.plan import Bytes
+from ddrl.core.specs import Bytes
 
 PACKAGE = "ddrl.distribution.codecs"
 SETTING = "cluster.codec"
@@ -37,7 +37,6 @@ class Codec(Protocol):
     @classmethod
     def check(cls) -> None:
         """Raise MissingExtraError where a package that it needs is not installed."""
-        ...
 
     @classmethod
     def make(cls, layout: ParameterLayout | None, settings: Any) -> Self | None:
@@ -94,10 +93,9 @@ class Part(NamedTuple):
     end: int
 
 
-class FloatCodec(ABC):
+class FloatCodec(Codec, ABC):
     """Rounds float32 tensors, every other byte travels as it is. A subclass codes a part of one tensor."""
 
-    name: ClassVar[str]
     lossless = uses_base = False
     fixed = True
 
@@ -106,11 +104,6 @@ class FloatCodec(ABC):
         self._starts = [entry.offset for entry in entries]  # of tensors, padding included; tensors tile the vector
         self._float = [entry.dtype == "float32" for entry in entries]
         self._stops = [*self._starts[1:], layout.nbytes]
-
-    @classmethod
-    def check(cls) -> None:
-        """The kernel has all that is needed."""
-        return
 
     @classmethod
     def make(cls, layout: ParameterLayout | None, settings: Any) -> Self:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ import numpy as np
 from ddrl._kernel import Transfers, seal_chunks
 from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot, Pin
 from ddrl.core.errors import ChannelError, PlanError
-from ddrl.distribution.chunks import Assembly, Bytes, CodedAssembly, Coding, Encoder, Headers
+from ddrl.core.specs import Bytes
+from ddrl.distribution.chunks import Assembly, CodedAssembly, Coding, Encoder, Headers
 from ddrl.distribution.membership import Confirm
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import Posted
@@ -128,6 +129,9 @@ class Flight:
     let_go: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])  # once nothing needs it
 
 
+Note = tuple[int, str, int, int, int]  # of a trace: ns, what, sequence, message, peer
+
+
 @dataclass
 class Traffic:
     """Counters of executors; bytes include headers."""
@@ -138,18 +142,11 @@ class Traffic:
     messages_received: int = 0
     sealed: int = 0
     refused: int = 0
-    # (ns, what, sequence, message, peer)
-    trace: list[tuple[int, str, int, int, int]] = field(default_factory=list[tuple[int, str, int, int, int]])
+    trace: list[Note] = field(default_factory=list[Note])
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.bytes_sent + other.bytes_sent,
-            self.bytes_received + other.bytes_received,
-            self.messages_sent + other.messages_sent,
-            self.messages_received + other.messages_received,
-            self.sealed + other.sealed,
-            self.refused + other.refused,
-        )
+        counted = [item.name for item in fields(self) if item.name != "trace"]
+        return Traffic(*(getattr(self, name) + getattr(other, name) for name in counted))
 
 
 class Packing:
@@ -165,8 +162,7 @@ class Packing:
         self._mpi = MPI
         self._edges = edges
         self._chunks = plan.chunks
-        self.first: list[int] = plan.first.tolist()
-        self.count: list[int] = plan.count.tolist()
+        _, _, self.first, self.count = plan.columns()
         self.sizes = [
             Headers.span(first, count)[1] + edges[first + count] - edges[first]
             for first, count in zip(self.first, self.count, strict=True)
@@ -276,7 +272,7 @@ class Executor:
         self._host = comm.rank
         self._coding = coding
         self._packing = Packing(plan, plan.bounds.tolist() if coding is None else coding.edges)
-        self._source: list[int] = plan.source.tolist()
+        self._source, targets, _, _ = plan.columns()
         self._outgoing: list[int] = plan.sent_by(self._host).tolist()
         self._incoming: list[int] = plan.sent_to(self._host).tolist()
         if self._host and not self._incoming:
@@ -288,7 +284,7 @@ class Executor:
             MPI._sizeof(MPI.Request),  # pyright: ignore[reportPrivateUsage] (of a handle)
             comm.handle,
             self._source,
-            plan.target.tolist(),
+            targets,
             self._packing.first,
             self._packing.count,
             self._outgoing,
@@ -306,7 +302,7 @@ class Executor:
         self._next = 0
         self._sealed = 0
         self._refused = 0
-        self._trace: list[tuple[int, str, int, int, int]] = []
+        self._trace: list[Note] = []
         self._posted: Posted | None = None
 
     def open(self) -> None:

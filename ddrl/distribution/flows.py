@@ -20,16 +20,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.board import Board, Command, CounterRow, Counters
 from ddrl.channels.lane import Lane, LaneSet, MessageLane
+from ddrl.core.specs import Array
 from ddrl.distribution.membership import (
     MAX_TEXT,
     PLANS,
     TAG_BLOCK,
     Finished,
     Goodbye,
+    Handlers,
     HostLeftOut,
     MemberFailed,
     Membership,
@@ -62,7 +63,7 @@ class Duty:
     def __init__(self, membership: Membership) -> None:
         self._membership = membership
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """What is called with (host, message), by the type of message."""
         return {}
 
@@ -194,7 +195,7 @@ class RowsIn(Duty):
         rows = max(1, block_bytes // row_dtype.itemsize)
         self._blocks = [np.empty(rows, row_dtype) for _ in lanes]
         self._received = [0] * len(self._lanes)  # rows of each host
-        self._waiting: dict[int, NDArray[Any]] = {}  # rows of a block for which there is no room yet
+        self._waiting: dict[int, Array] = {}  # rows of a block for which there is no room yet
         self._placed_before = 0
         self._placed_at = 0.0  # when a row was last taken, after STOP
         self.problem = ""  # rows were given up
@@ -218,11 +219,6 @@ class RowsIn(Duty):
     def received(self, host: int) -> int:
         """Rows of this host that have arrived."""
         return self._received[host - 1]
-
-    @property
-    def unplaced(self) -> int:
-        """Rows received for which there is no room yet."""
-        return sum(len(rows) for rows in self._waiting.values())
 
     def progress(self) -> bool:
         """Take blocks and put rows into lanes, as far as there is room; True if anything moved."""
@@ -272,7 +268,7 @@ class RowsIn(Duty):
         elif self.discarded or now - self._placed_at > DRAIN_SECONDS:
             if not self.discarded:
                 self.problem = "rows were given up after STOP, because the trainer no longer drains its lanes"
-            self.discarded += self.unplaced
+            self.discarded += sum(map(len, self._waiting.values()))
             for index in list(self._waiting):
                 self._waiting.pop(index)
                 self._take_next(index)
@@ -408,7 +404,7 @@ class TablesIn(Duty):
                         values["rows_forwarded"].set(received)
                         values["rows_written"].set(max(received, values["rows_written"].value))
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Tables go into the mirrors."""
         return {Table: self._load}
 
@@ -445,7 +441,7 @@ class LinesIn(Duty):
         super().__init__(membership)
         self._starter = starter
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Orders go to the starter."""
         return {Orders: lambda host, orders: self._starter.write(orders.line)}
 
@@ -466,7 +462,7 @@ class LinesOut(Duty):
         self._reports = reports
         self._unread: deque[Report] = deque()  # reports for which there is no room yet
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Reports go to the trainer."""
         return {Report: self._reported}
 
@@ -512,7 +508,7 @@ class RootCommands(Duty):
         self._wishes_read = 0
         self._described_epoch: int = -1
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Hosts that have finished, or failed."""
         return {Finished: self._finished.__setitem__, MemberFailed: self._failed}
 
@@ -609,7 +605,7 @@ class HostCommands(Duty):
         """Whether the end is near."""
         return self._stopping
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """The root's board, and its goodbye."""
         return {State: self._obey, Goodbye: self._end}
 

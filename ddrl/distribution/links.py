@@ -8,7 +8,6 @@ Nobody spins while it waits.
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 import time
@@ -173,8 +172,6 @@ def measure_links(comm: MPI.Comm, guard: Guard, known: Links | None = None) -> L
     measured before, the same at every rank: only rates and latency are measured again, because a link that has changed
     changes nothing else."""
     size = comm.size
-    if size == 1:
-        return Links([math.inf], [math.inf], 0.0, 0.0, 1, os.cpu_count() or 1, 0.0)
     probe = _Probe(comm, guard)
     latency = probe.latency()
     probe.round(1, [MIN_PIECES] * size)  # opens connections and uses up bursts

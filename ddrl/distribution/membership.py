@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import DdrlError, JobFailed
+from ddrl.core.specs import Floats
 from ddrl.distribution.requests import Exchange, MpiEnd, Part, nothing, wait, withdraw
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class MemberFailed(msgspec.Struct, tag="member_failed"):
 class Table(msgspec.Struct, tag="table"):
     """Relay to root. The host's whole table of counters [rows, columns]; the newest replaces the last."""
 
-    values: NDArray[np.float64]
+    values: Floats
 
 
 class Finished(msgspec.Struct, tag="finished"):
@@ -151,6 +151,7 @@ class PlanInForce(msgspec.Struct, tag="plan_in_force"):
     down: list[int] = []
 
 
+Handlers = dict[type, Callable[[int, Any], None]]  # called with (host, message), by the type of message
 Down = State | NewPlan | Measure | Orders | Goodbye  # root to relay
 Up = Ready | Confirm | Report | MemberFailed | Table | Finished  # relay to root
 Message = Down | Up | Failed

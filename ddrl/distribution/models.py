@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from ddrl.distribution.chunks import Coding, SentVersions
 from ddrl.distribution.codecs import load_codec, make_codec
 from ddrl.distribution.executor import WINDOW, Executor, Inbox, Traffic
 from ddrl.distribution.links import Links, measure_links
-from ddrl.distribution.membership import Confirm, Measure, Membership, NewPlan, PlanInForce, Ready
+from ddrl.distribution.membership import Confirm, Handlers, Measure, Membership, NewPlan, PlanInForce, Ready
 from ddrl.distribution.plan import Plan
 from ddrl.distribution.requests import withdraw
 from ddrl.distribution.schemes import Choice, choose, make_plan, measures_links
@@ -186,7 +186,7 @@ class ModelSender(Models):
         """Whether no model is under way."""
         return self.executor is None or self.settled
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """Models that have ended on a host, and plans in force there."""
         return {Confirm: self._confirmed, Ready: self._is_ready}
 
@@ -343,7 +343,7 @@ class ModelReceiver(Models):
         """Whether no model is under way."""
         return self.executor is None or self.executor.idle
 
-    def handlers(self) -> dict[type, Callable[[int, Any], None]]:
+    def handlers(self) -> Handlers:
         """The root's plans."""
         return {NewPlan: self._adopt, Measure: lambda host, message: self.remeasure()}
 

@@ -9,17 +9,17 @@ messages: they follow from who receives what. Imports no MPI.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import PlanError
 from ddrl.core.rows import ALIGNMENT
-
-Bytes = NDArray[np.uint8]
+from ddrl.core.specs import Floats, Ints
 
 HEADER_BYTES = 24  # sent before each chunk: `chunks.HEADER`
 MODEL_HEADER_BYTES = 96  # sent once a model, before the header of its first chunk: `chunks.MODEL_HEADER`
@@ -35,11 +35,11 @@ class Plan:
     scheme: str
     hosts: int
     nbytes: int
-    bounds: NDArray[np.int64]
-    source: NDArray[np.int64]
-    target: NDArray[np.int64]
-    first: NDArray[np.int64]
-    count: NDArray[np.int64]
+    bounds: Ints
+    source: Ints
+    target: Ints
+    first: Ints
+    count: Ints
 
     @classmethod
     def of(cls, scheme: str, hosts: int, bounds: Iterable[int], messages: Iterable[tuple[int, int, int, int]]) -> Plan:
@@ -58,7 +58,11 @@ class Plan:
         """Number of messages a model."""
         return len(self.source)
 
-    def payload(self) -> NDArray[np.int64]:
+    def columns(self) -> list[list[int]]:
+        """Source, target, first chunk and number of chunks of every message, as lists: loops read those faster."""
+        return [column.tolist() for column in (self.source, self.target, self.first, self.count)]
+
+    def payload(self) -> Ints:
         """Model bytes of every message."""
         return self.bounds[self.first + self.count] - self.bounds[self.first]
 
@@ -67,11 +71,11 @@ class Plan:
         pairs = np.unique(self.source * (self.hosts + 1) + self.target)
         return int(np.bincount(pairs % (self.hosts + 1)).max(initial=0))
 
-    def sent_by(self, host: int) -> NDArray[np.int64]:
+    def sent_by(self, host: int) -> Ints:
         """Messages that `host` sends, in order of precedence."""
         return np.flatnonzero(self.source == host)
 
-    def sent_to(self, host: int) -> NDArray[np.int64]:
+    def sent_to(self, host: int) -> Ints:
         """Messages that `host` receives, in order of precedence."""
         return np.flatnonzero(self.target == host)
 
@@ -114,7 +118,7 @@ class Plan:
                 f"plan {self.scheme}: {stuck} messages are never sent, because their senders wait for one another"
             )
 
-    def _arrivals(self) -> NDArray[np.int64]:
+    def _arrivals(self) -> Ints:
         """How often each chunk is sent to each host, [hosts, K]."""
         steps = np.zeros((self.hosts, self.chunks + 1), np.int64)
         np.add.at(steps, (self.target - 1, self.first), 1)
@@ -125,8 +129,8 @@ class Plan:
         """Messages that their sender can send once it has received a chunk, by host * K + chunk. Those of the root are
         not among them: they wait for nothing."""
         waiting: dict[int, list[int]] = {}
-        columns = (self.source.tolist(), self.first.tolist(), self.count.tolist())
-        for message, (host, first, count) in enumerate(zip(*columns, strict=True)):
+        sources, _, firsts, counts = self.columns()
+        for message, (host, first, count) in enumerate(zip(sources, firsts, counts, strict=True)):
             if host:
                 for chunk in range(first, first + count):
                     waiting.setdefault(host * self.chunks + chunk, []).append(message)
@@ -135,9 +139,7 @@ class Plan:
     def _stuck(self) -> int:
         """Messages left after everything that can be sent has been."""
         waiting = self.waiters()
-        targets: list[int] = self.target.tolist()
-        firsts: list[int] = self.first.tolist()
-        counts: list[int] = self.count.tolist()
+        _, targets, firsts, counts = self.columns()
         missing = list(counts)
         ready: list[int] = self.sent_by(0).tolist()
         sent = 0
@@ -202,6 +204,146 @@ def cut_chunks(start: int, stop: int, chunk_bytes: int) -> list[int]:
 def chunk_bounds(nbytes: int, chunk_bytes: int) -> list[int]:
     """Chunk boundaries of a whole model; an empty model is one empty chunk, so that its header is still sent."""
     return [0, *cut_chunks(0, nbytes, chunk_bytes)] if nbytes else [0, 0]
+
+
+# -- trees and shards, from which schemes build their plans ------------------------------------------------------------
+# A tree is a list of (parent, child) in the order in which edges are served; host 0 is the root, and each host 1..n is
+# the child of exactly one edge.
+
+
+Edges = list[tuple[int, int]]
+
+
+def level_tree(hosts: int, fanout: int, depth: int) -> Edges:
+    """Levels 1 .. depth - 1 have fanout ** level hosts each, and the last level takes the rest, spread evenly over the
+    level above it.
+
+    Depth 0: as many levels as a fan-out of `fanout` needs.
+    """
+    levels: list[list[int]] = [[0]]
+    placed = 0
+    while placed < hosts:
+        size = fanout ** len(levels)
+        last = depth > 0 and len(levels) == depth
+        size = hosts - placed if last else min(size, hosts - placed)
+        levels.append(list(range(placed + 1, placed + 1 + size)))
+        placed += size
+    edges: Edges = []
+    for parents, children in itertools.pairwise(levels):
+        edges += [(parents[index % len(parents)], child) for index, child in enumerate(children)]
+    return edges
+
+
+def striped_trees(hosts: int, stripes: int, budgets: Sequence[float] | None = None) -> list[Edges]:
+    """One tree a stripe, each over all hosts, such that a host forwards in as few stripes as possible (SplitStream,
+    Castro et al. 2003).
+
+    With equal hosts each forwards in one stripe, to `stripes` others, so all carry the same load and every tree has a
+    depth of about log_stripes(hosts); 2 stripes are the two trees of Sanders, Speck and Traeff (2009), and stripes =
+    hosts is the sharded scheme with a relay on each host. `budgets` [hosts] says how many children each host may have
+    over all stripes (default: `stripes` each); where they do not suffice, the root serves the rest."""
+    left = [float(stripes)] * (hosts + 1) if budgets is None else [0.0, *budgets]
+    need = [float(hosts - 1)] * stripes
+    shares: list[dict[int, int]] = [{} for _ in range(stripes)]
+    order = sorted(range(1, hosts + 1), key=lambda host: (-left[host], host))
+    queue = [(-need[stripe], stripe) for stripe in range(stripes)]
+    heapq.heapify(queue)
+    for host in order:
+        while left[host] >= 1 and queue and need[queue[0][1]] > 0:
+            _, stripe = heapq.heappop(queue)
+            take = int(min(left[host], need[stripe]))
+            shares[stripe][host] = shares[stripe].get(host, 0) + take
+            left[host] -= take
+            need[stripe] -= take
+            if need[stripe] >= 1:
+                heapq.heappush(queue, (-need[stripe], stripe))
+    return [_grow_tree(hosts, share) for share in shares]
+
+
+def _grow_tree(hosts: int, share: dict[int, int]) -> Edges:
+    """Breadth first: hosts with many children are nearest to the root, leaves are spread evenly. `share`: children of
+    each inner host."""
+    inner = deque(sorted(share, key=lambda host: (-share[host], host)))
+    leaves = deque(host for host in range(1, hosts + 1) if host not in share)
+    edges: Edges = []
+    if not inner:
+        return [(0, leaf) for leaf in leaves]
+    open_hosts = deque([(0, 1)])  # hosts that may have more children, and how many
+    while inner or leaves:
+        parent, room = open_hosts.popleft() if open_hosts else (0, 1)  # budgets are used up: the root serves the rest
+        child = inner.popleft() if inner else leaves.popleft()
+        edges.append((parent, child))
+        if room > 1:
+            open_hosts.append((parent, room - 1))
+        if share.get(child):
+            open_hosts.append((child, share[child]))
+    return edges
+
+
+def earliest_tree(
+    hosts: int, send_seconds: Sequence[float], receive_seconds: Sequence[float], message_seconds: float, latency: float
+) -> Edges:
+    """Greedy broadcast of one whole message in the postal model (Bar-Noy and Kipnis 1992), hosts unequal.
+
+    The host that can deliver first serves the next one, and fast senders are served before slow ones. `send_seconds`
+    and `receive_seconds` [hosts + 1] are the time that the message takes on each host's link."""
+    waiting = deque(sorted(range(1, hosts + 1), key=lambda host: (send_seconds[host], host)))
+    free = [(0.0, 0)]  # when a holder can begin its next send
+    edges: Edges = []
+    while waiting:
+        begin, holder = heapq.heappop(free)
+        child = waiting.popleft()
+        edges.append((holder, child))
+        wire = max(send_seconds[holder], receive_seconds[child])
+        heapq.heappush(free, (begin + message_seconds + send_seconds[holder], holder))
+        heapq.heappush(free, (begin + message_seconds + latency + wire, child))
+    return edges
+
+
+def whole_models(name: str, hosts: int, nbytes: int, edges: Edges) -> Plan:
+    """Whole models, stored and then forwarded, along the edges of one tree."""
+    messages = ((parent, child, 0, 1) for parent, child in edges)
+    return Plan.of(name, hosts, chunk_bounds(nbytes, 0), messages)
+
+
+def chunks_over_trees(name: str, hosts: int, nbytes: int, trees: list[Edges], chunk_bytes: int) -> Plan:
+    """Chunks take the trees in turn, each forwarded as it arrives."""
+    bounds = chunk_bounds(nbytes, chunk_bytes)
+    chunks = range(len(bounds) - 1) if trees else range(0)
+    messages = ((parent, child, chunk, 1) for chunk in chunks for parent, child in trees[chunk % len(trees)])
+    return Plan.of(name, hosts, bounds, messages)
+
+
+def shards_over_relays(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: int) -> Plan:
+    """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; the root itself serves a
+    shard beyond the last host."""
+    bounds = [0]
+    pieces: list[tuple[int, int, int]] = []  # (turn, shard, chunk)
+    for shard, (start, stop) in enumerate(itertools.pairwise(edges)):
+        ends = cut_chunks(start, stop, chunk_bytes)
+        pieces += [(turn, shard, len(bounds) - 1 + turn) for turn in range(len(ends))]
+        bounds += ends
+    if nbytes == 0:
+        bounds = [0, 0]
+        pieces = [(0, 0, 0)]
+    depth = [0] * len(edges)
+    for turn, shard, _ in pieces:
+        depth[shard] = max(depth[shard], turn + 1)
+    # Chunks of all shards take turns in proportion to their number.
+    pieces.sort(key=lambda piece: ((piece[0] + 0.5) / depth[piece[1]], piece[1]))
+    messages: list[tuple[int, int, int, int]] = []
+    # Whole shards leave the root one after another. If each relay began with its neighbour, every host would be served
+    # by two relays at once, which would delay each other to the end; so relays begin far apart.
+    apart = 0 if chunk_bytes else max(1, hosts // max(1, len(edges) - 1))
+    for _, shard, chunk in pieces:
+        relay = shard + 1
+        if relay > hosts:
+            messages += [(0, host, chunk, 1) for host in range(1, hosts + 1)]
+            continue
+        messages.append((0, relay, chunk, 1))
+        served = ((relay + shard * apart + step) % hosts + 1 for step in range(hosts))
+        messages += [(relay, host, chunk, 1) for host in served if host != relay]
+    return Plan.of(name, hosts, bounds, messages)
 
 
 # -- costs -------------------------------------------------------------------------------------------------------------
@@ -306,10 +448,10 @@ class Simulation:
 
     versions_in_flight: int
 
-    started: NDArray[np.float64]
-    finished: NDArray[np.float64]
-    host_finished: NDArray[np.float64]
-    trace: NDArray[np.float64]
+    started: Floats
+    finished: Floats
+    host_finished: Floats
+    trace: Floats
 
     @property
     def seconds(self) -> float:
@@ -336,10 +478,7 @@ class _Run:
         self.models = models
         self.in_flight = versions_in_flight
         self.size: list[int] = (plan.payload() + network.header_bytes * plan.count).tolist()
-        self.source: list[int] = plan.source.tolist()
-        self.target: list[int] = plan.target.tolist()
-        self.first: list[int] = plan.first.tolist()
-        self.count: list[int] = plan.count.tolist()
+        self.source, self.target, self.first, self.count = plan.columns()
         hosts = plan.hosts + 1
         self.waiters = plan.waiters()
         self.from_root: list[int] = plan.sent_by(0).tolist()

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.wire import Wire
+from ddrl.core.specs import Array, Bytes, Floats
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -238,7 +238,7 @@ class MpiEnd(Generic[M]):
         self._wire = wire
         self._tag = tag
         self._sends: list[tuple[Any, Any, int]] = []  # request, memory that MPI reads, rank
-        self._arriving: deque[tuple[Any, int, NDArray[np.uint8]]] = deque()  # request, rank, bytes
+        self._arriving: deque[tuple[Any, int, Bytes]] = deque()  # request, rank, bytes
         self._received: deque[tuple[int, M]] = deque()
         self._of_the_dead: list[Any] = []  # requests and memory
 
@@ -248,7 +248,7 @@ class MpiEnd(Generic[M]):
         for rank in ranks:
             self.post(data, rank, self._tag)
 
-    def post(self, data: NDArray[np.uint8], rank: int, tag: int) -> None:
+    def post(self, data: Bytes, rank: int, tag: int) -> None:
         """Begin to send memory, which must not change before it has arrived."""
         self._sends.append((self.comm.Isend(data, rank, tag), data, rank))
         self.bytes_sent += data.nbytes
@@ -333,12 +333,12 @@ class Exchange:
         """All of its requests have ended."""
         self.guard.drop(self)
 
-    def receive(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
+    def receive(self, buffer: Array, rank: int, tag: int) -> MPI.Request:
         """Post a receive."""
         self._receives.append((self.comm.Irecv(buffer, rank, tag), buffer))
         return self._receives[-1][0]
 
-    def send(self, buffer: NDArray[Any], rank: int, tag: int) -> MPI.Request:
+    def send(self, buffer: Array, rank: int, tag: int) -> MPI.Request:
         """Post a send."""
         self._sends.append((self.comm.Isend(buffer, rank, tag), buffer))
         return self._sends[-1][0]
@@ -353,7 +353,7 @@ class Exchange:
         """Raise where another relay has failed."""
         self.guard.poll()
 
-    def reduce(self, values: NDArray[np.float64], operation: Callable[..., NDArray[np.float64]]) -> NDArray[np.float64]:
+    def reduce(self, values: Floats, operation: Callable[..., Floats]) -> Floats:
         """`operation` (np.add, np.maximum) over all ranks' values, at every rank."""
         total = values.copy()
         step = 1
@@ -367,7 +367,7 @@ class Exchange:
             self.wait([self.send(total, self.rank - step, self._tag)])
         return self._down(total)
 
-    def _down(self, data: NDArray[Any]) -> NDArray[Any]:
+    def _down(self, data: Array) -> Array:
         """The root's data at every rank; all give arrays of the same size."""
         step = 1
         while step < self.size and not self.rank & step:

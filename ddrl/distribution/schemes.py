@@ -8,12 +8,9 @@ ranks them by closed forms (`plan`), and simulates the best. No MPI.
 
 from __future__ import annotations
 
-import heapq
 import inspect
-import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,10 +30,15 @@ from ddrl.distribution.plan import (
     Network,
     Plan,
     chunk_bounds,
+    chunks_over_trees,
     cut_by_weight,
-    cut_chunks,
     cut_evenly,
+    earliest_tree,
+    level_tree,
+    shards_over_relays,
     simulate,
+    striped_trees,
+    whole_models,
 )
 
 PACKAGE = "ddrl.distribution.schemes"
@@ -52,7 +54,7 @@ PLANNING_SECONDS = 3.0  # after which auto stops simulating proposals
 # benchmarks.distribution.tuned.
 SENDERS_COST = 0.05
 
-Edges = list[tuple[int, int]]
+Proposals = Iterator[tuple[dict[str, Any], float]]  # parameters of a plan, and the seconds a model that they may take
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class Situation:
         """a of the closed forms, without the latency that pipelining hides [s]."""
         network = self.network
         return network.message_seconds + network.send_cpu + network.receive_cpu + network.latency / 8
+
+    @property
+    def equal(self) -> tuple[int, int, float, float]:
+        """n, S, B and a of the closed forms, which are for equal links."""
+        return self.hosts, self.nbytes, self.rate, self.message_seconds
 
     @property
     def unequal(self) -> bool:
@@ -154,7 +161,7 @@ class Scheme:
         make_plan(choice.scheme, situation.hosts, situation.nbytes, **choice.parameters).check()
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Parameter sets for "auto" to compare, each with the seconds a model that a closed form gives it. A
         scheme that is never the best proposes nothing."""
         return iter(())
@@ -183,144 +190,6 @@ def make_plan(scheme: str, hosts: int, nbytes: int, **parameters: Any) -> Plan:
     except TypeError as error:
         raise PlanError(f"{SETTING} '{scheme}': {error}") from None
     return plan(hosts, nbytes, **parameters)
-
-
-# -- trees and shards, from which schemes build their plans
-#
-# A tree is a list of (parent, child) in the order in which edges are served; host 0 is the root, and each host 1..n is
-# the child of exactly one edge.
-
-
-def level_tree(hosts: int, fanout: int, depth: int) -> Edges:
-    """Levels 1 .. depth - 1 have fanout ** level hosts each, and the last level takes the rest, spread evenly over the
-    level above it.
-
-    Depth 0: as many levels as a fan-out of `fanout` needs.
-    """
-    levels: list[list[int]] = [[0]]
-    placed = 0
-    while placed < hosts:
-        size = fanout ** len(levels)
-        last = depth > 0 and len(levels) == depth
-        size = hosts - placed if last else min(size, hosts - placed)
-        levels.append(list(range(placed + 1, placed + 1 + size)))
-        placed += size
-    edges: Edges = []
-    for parents, children in itertools.pairwise(levels):
-        edges += [(parents[index % len(parents)], child) for index, child in enumerate(children)]
-    return edges
-
-
-def striped_trees(hosts: int, stripes: int, budgets: Sequence[float] | None = None) -> list[Edges]:
-    """One tree a stripe, each over all hosts, such that a host forwards in as few stripes as possible (SplitStream,
-    Castro et al. 2003).
-
-    With equal hosts each forwards in one stripe, to `stripes` others, so all carry the same load and every tree has a
-    depth of about log_stripes(hosts); 2 stripes are the two trees of Sanders, Speck and Traeff (2009), and stripes =
-    hosts is the sharded scheme with a relay on each host. `budgets` [hosts] says how many children each host may have
-    over all stripes (default: `stripes` each); where they do not suffice, the root serves the rest."""
-    left = [float(stripes)] * (hosts + 1) if budgets is None else [0.0, *budgets]
-    need = [float(hosts - 1)] * stripes
-    shares: list[dict[int, int]] = [{} for _ in range(stripes)]
-    order = sorted(range(1, hosts + 1), key=lambda host: (-left[host], host))
-    queue = [(-need[stripe], stripe) for stripe in range(stripes)]
-    heapq.heapify(queue)
-    for host in order:
-        while left[host] >= 1 and queue and need[queue[0][1]] > 0:
-            _, stripe = heapq.heappop(queue)
-            take = int(min(left[host], need[stripe]))
-            shares[stripe][host] = shares[stripe].get(host, 0) + take
-            left[host] -= take
-            need[stripe] -= take
-            if need[stripe] >= 1:
-                heapq.heappush(queue, (-need[stripe], stripe))
-    return [_grow_tree(hosts, share) for share in shares]
-
-
-def _grow_tree(hosts: int, share: dict[int, int]) -> Edges:
-    """Breadth first: hosts with many children are nearest to the root, leaves are spread evenly. `share`: children of
-    each inner host."""
-    inner = deque(sorted(share, key=lambda host: (-share[host], host)))
-    leaves = deque(host for host in range(1, hosts + 1) if host not in share)
-    edges: Edges = []
-    if not inner:
-        return [(0, leaf) for leaf in leaves]
-    open_hosts = deque([(0, 1)])  # hosts that may have more children, and how many
-    while inner or leaves:
-        parent, room = open_hosts.popleft() if open_hosts else (0, 1)  # budgets are used up: the root serves the rest
-        child = inner.popleft() if inner else leaves.popleft()
-        edges.append((parent, child))
-        if room > 1:
-            open_hosts.append((parent, room - 1))
-        if share.get(child):
-            open_hosts.append((child, share[child]))
-    return edges
-
-
-def earliest_tree(
-    hosts: int, send_seconds: Sequence[float], receive_seconds: Sequence[float], message_seconds: float, latency: float
-) -> Edges:
-    """Greedy broadcast of one whole message in the postal model (Bar-Noy and Kipnis 1992), hosts unequal.
-
-    The host that can deliver first serves the next one, and fast senders are served before slow ones. `send_seconds`
-    and `receive_seconds` [hosts + 1] are the time that the message takes on each host's link."""
-    waiting = deque(sorted(range(1, hosts + 1), key=lambda host: (send_seconds[host], host)))
-    free = [(0.0, 0)]  # when a holder can begin its next send
-    edges: Edges = []
-    while waiting:
-        begin, holder = heapq.heappop(free)
-        child = waiting.popleft()
-        edges.append((holder, child))
-        wire = max(send_seconds[holder], receive_seconds[child])
-        heapq.heappush(free, (begin + message_seconds + send_seconds[holder], holder))
-        heapq.heappush(free, (begin + message_seconds + latency + wire, child))
-    return edges
-
-
-def whole_models(name: str, hosts: int, nbytes: int, edges: Edges) -> Plan:
-    """Whole models, stored and then forwarded, along the edges of one tree."""
-    messages = ((parent, child, 0, 1) for parent, child in edges)
-    return Plan.of(name, hosts, chunk_bounds(nbytes, 0), messages)
-
-
-def chunks_over_trees(name: str, hosts: int, nbytes: int, trees: list[Edges], chunk_bytes: int) -> Plan:
-    """Chunks take the trees in turn, each forwarded as it arrives."""
-    bounds = chunk_bounds(nbytes, chunk_bytes)
-    chunks = range(len(bounds) - 1) if trees else range(0)
-    messages = ((parent, child, chunk, 1) for chunk in chunks for parent, child in trees[chunk % len(trees)])
-    return Plan.of(name, hosts, bounds, messages)
-
-
-def shards_over_relays(name: str, hosts: int, nbytes: int, edges: list[int], chunk_bytes: int) -> Plan:
-    """Shard i (the i-th interval of `edges`) goes to host i + 1, which serves all others; the root itself serves a
-    shard beyond the last host."""
-    bounds = [0]
-    pieces: list[tuple[int, int, int]] = []  # (turn, shard, chunk)
-    for shard, (start, stop) in enumerate(itertools.pairwise(edges)):
-        ends = cut_chunks(start, stop, chunk_bytes)
-        pieces += [(turn, shard, len(bounds) - 1 + turn) for turn in range(len(ends))]
-        bounds += ends
-    if nbytes == 0:
-        bounds = [0, 0]
-        pieces = [(0, 0, 0)]
-    depth = [0] * len(edges)
-    for turn, shard, _ in pieces:
-        depth[shard] = max(depth[shard], turn + 1)
-    # Chunks of all shards take turns in proportion to their number.
-    pieces.sort(key=lambda piece: ((piece[0] + 0.5) / depth[piece[1]], piece[1]))
-    messages: list[tuple[int, int, int, int]] = []
-    # Whole shards leave the root one after another. If each relay began with its neighbour, every host would be served
-    # by two relays at once, which would delay each other to the end; so relays begin far apart.
-    apart = 0 if chunk_bytes else max(1, hosts // max(1, len(edges) - 1))
-    for _, shard, chunk in pieces:
-        relay = shard + 1
-        if relay > hosts:
-            messages += [(0, host, chunk, 1) for host in range(1, hosts + 1)]
-            continue
-        messages.append((0, relay, chunk, 1))
-        served = ((relay + shard * apart + step) % hosts + 1 for step in range(hosts))
-        messages += [(relay, host, chunk, 1) for host in served if host != relay]
-    return Plan.of(name, hosts, bounds, messages)
 
 
 # -- the schemes
@@ -385,16 +254,13 @@ class Chain(Scheme):
         return Plan.of("chain", hosts, bounds, messages)
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Every chunk size."""
-        a = situation.message_seconds
         for size in situation.chunk_sizes:
             chunks = situation.chunks(size)
-            seconds = costs.chain_seconds(
-                situation.hosts, situation.nbytes, situation.rate, a, chunks, situation.network.burst
-            )
+            seconds = costs.chain_seconds(*situation.equal, chunks, situation.network.burst)
             if situation.versions_in_flight > 1:
-                between = situation.nbytes / situation.rate + chunks * a
+                between = situation.nbytes / situation.rate + chunks * situation.message_seconds
                 seconds = (between + LAG_WEIGHT * seconds) / (1 + LAG_WEIGHT)
             yield {"chunk_bytes": size}, situation.floor + seconds
 
@@ -461,7 +327,7 @@ class Sharded(Scheme):
     @classmethod
     def best(cls, situation: Situation) -> int:
         """The m that sends a model soonest over these links, by the closed forms, which are for equal ones."""
-        at = (situation.hosts, situation.nbytes, situation.rate, situation.message_seconds)
+        at = situation.equal
         if not situation.chunk_bytes:
             return costs.best_relays(*at)
         chunks = situation.chunks(situation.chunk_bytes)
@@ -469,11 +335,11 @@ class Sharded(Scheme):
         return seconds.index(min(seconds)) + 1
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Relays on every host, on half of them, or the m that is best for whole shards, which is less than n where
         messages cost much."""
         hosts = situation.hosts
-        at = (hosts, situation.nbytes, situation.rate, situation.message_seconds)
+        at = situation.equal
         counts = {situation.shards} if situation.shards else {hosts, (hosts + 1) // 2, costs.best_relays(*at)}
         for relays in sorted(counts):
             if relays > hosts or (relays * hosts > cls.MAX_CONNECTIONS and not situation.shards):
@@ -530,16 +396,14 @@ class Weighted(Scheme):
         return {"up": list(situation.network.up), **super().parameters(settings, situation)}
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Every chunk size, where links are unequal."""
         hosts = situation.hosts
         if hosts > cls.MAX_HOSTS or not situation.unequal:
             return
         for size in situation.chunk_sizes:
             chunks = max(situation.chunks(size), min(hosts, situation.nbytes // ALIGNMENT or 1))
-            seconds = costs.pipelined_shards_seconds(
-                hosts, situation.nbytes, situation.rate, situation.message_seconds, chunks, hosts
-            )
+            seconds = costs.pipelined_shards_seconds(*situation.equal, chunks, hosts)
             yield {"up": list(situation.network.up), "chunk_bytes": size}, 0.9 * (situation.floor + seconds)
 
 
@@ -577,7 +441,7 @@ class Stripes(Scheme):
         return {"fanout": settings.fanout, **super().parameters(settings, situation)}
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """Every chunk size with several fan-outs; where links are unequal, also with children in proportion to rates.
         A fan-out of 2 gives the two trees of Sanders, Speck and Traeff (2009)."""
         hosts = situation.hosts
@@ -586,9 +450,7 @@ class Stripes(Scheme):
             for fanout in cls.FANOUTS:
                 if fanout > hosts:
                     continue
-                seconds = situation.floor + costs.stripes_seconds(
-                    hosts, situation.nbytes, situation.rate, situation.message_seconds, fanout, chunks
-                )
+                seconds = situation.floor + costs.stripes_seconds(*situation.equal, fanout, chunks)
                 parameters = {"fanout": fanout, "chunk_bytes": size}
                 yield parameters, seconds
                 if situation.unequal and chunks >= fanout:
@@ -630,7 +492,7 @@ class Postal(Scheme):
         }
 
     @classmethod
-    def proposals(cls, situation: Situation) -> Iterator[tuple[dict[str, Any], float]]:
+    def proposals(cls, situation: Situation) -> Proposals:
         """One, a little quicker than a binomial tree."""
         a = situation.message_seconds + situation.network.latency
         seconds = 0.99 * costs.binomial_seconds(situation.hosts, situation.nbytes, situation.rate, a)

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import EnvSpec
-from ddrl.learner.networks import FlatInputs, action_scale
+from ddrl.learner.networks import FlatInputs, action_scale, hidden_layers
 from ddrl.learner.own_networks import OwnCritics, own_network
 from ddrl.learner.plain import Activation, Bounds, Columns, Layer, Linear, Plain, layers_of
 
@@ -74,9 +74,7 @@ class Actor(Bounded):
     def __init__(self, spec: EnvSpec, hidden: list[int], *, normalize: bool = False) -> None:
         super().__init__(spec)
         self._inputs = FlatInputs(spec.observation, normalize=normalize)
-        self.trunk = nn.Sequential()
-        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
-            self.trunk.extend([nn.Linear(width, following), nn.ReLU(inplace=True)])
+        self.trunk = hidden_layers(spec.observation, hidden)
         self.head = nn.Linear(hidden[-1], spec.action.size)
         self.bound(spec)
 

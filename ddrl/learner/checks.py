@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from ddrl.acting.choosers import chooser_class
@@ -24,7 +23,7 @@ from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, user_error, user_frame
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import ColumnRole, Declaration, EnvSpec, generators_kept
+from ddrl.core.specs import Array, ColumnRole, Declaration, EnvSpec, generators_kept
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Acting, Algorithm, Evaluation, Loss, algorithm_class, describe
 from ddrl.learner.export import random_inputs, random_observations
@@ -312,7 +311,7 @@ def _shown(value: Any) -> str:
 # -- random rows -------------------------------------------------------------------------------------------------------
 
 
-def random_rows(schema: RowSchema, spec: EnvSpec, declaration: Declaration) -> NDArray[Any]:
+def random_rows(schema: RowSchema, spec: EnvSpec, declaration: Declaration) -> Array:
     """Rows of some episodes of one stream, each longer than a draw, with every second one ended by a limit: fewer
     where rows are large. Observations as `random_observations`, actions within their bounds, all else standard normal,
     or 0 and 1."""
@@ -343,7 +342,7 @@ def random_rows(schema: RowSchema, spec: EnvSpec, declaration: Declaration) -> N
     return rows
 
 
-def _random_observations(spec: EnvSpec) -> NDArray[Any]:
+def _random_observations(spec: EnvSpec) -> Array:
     """`OBSERVED` observations, as `Learner.inspect` takes them."""
     arrays = random_inputs(spec, (), OBSERVED, np.random.default_rng(0))
     if not spec.observation.fields:
@@ -354,7 +353,7 @@ def _random_observations(spec: EnvSpec) -> NDArray[Any]:
     return observed
 
 
-def _random_actions(spec: EnvSpec, count: int, generator: np.random.Generator) -> NDArray[Any]:
+def _random_actions(spec: EnvSpec, count: int, generator: np.random.Generator) -> Array:
     if spec.discrete:
         return generator.integers(0, spec.num_actions, (count, *spec.action.shape))
     if not spec.action_low:

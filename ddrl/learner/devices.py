@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ddrl.core.errors import ConfigError, first_line
+from ddrl.core.specs import Array
 
 # -- devices -----------------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ def host_memory(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
 
 
-def host_array(shape: tuple[int, ...], dtype: Any, device: torch.device) -> NDArray[Any]:
+def host_array(shape: tuple[int, ...], dtype: Any, device: torch.device) -> Array:
     """An array of arbitrary contents, for copies to `device`."""
     if device.type != "cuda":
         return np.empty(shape, dtype)
@@ -107,7 +107,7 @@ def host_array(shape: tuple[int, ...], dtype: Any, device: torch.device) -> NDAr
     return memory.numpy().view(dtype).reshape(shape)
 
 
-def is_page_locked(array: NDArray[Any], device: torch.device) -> bool:
+def is_page_locked(array: Array, device: torch.device) -> bool:
     """Whether a copy from where the array lies to `device` blocks nobody."""
     flags = array.flags
     return device.type == "cuda" and flags.writeable and flags.c_contiguous and _is_pinned(array)
@@ -116,7 +116,7 @@ def is_page_locked(array: NDArray[Any], device: torch.device) -> bool:
 _pinned: dict[int, bool] = {}  # by address: the driver's answer takes as long as some launches
 
 
-def _is_pinned(array: NDArray[Any]) -> bool:
+def _is_pinned(array: Array) -> bool:
     """Of memory that has been replaced by other memory the answer may be old: then a copy is slower, not wrong."""
     address = array.ctypes.data
     if address not in _pinned:
@@ -217,7 +217,7 @@ class BatchLoader:
         memory.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
         self._fetched = tensor, memory, mark(self._device)
 
-    def fetch(self, tensor: torch.Tensor) -> NDArray[Any]:
+    def fetch(self, tensor: torch.Tensor) -> Array:
         """A tensor's values; waits for the device."""
         if self._fetched is None or self._fetched[0] is not tensor:
             return tensor.cpu().numpy()
@@ -227,7 +227,7 @@ class BatchLoader:
         return memory.view(tensor.dtype).view(tensor.shape).numpy().copy()
 
     def _copy(self, batch: Any) -> TensorBatch:
-        arrays: list[NDArray[Any]] = []
+        arrays: list[Array] = []
         made = _as_tensors(batch, arrays.append)
         key = (made.place, batch._fields, *((array.shape, array.dtype.str) for array in arrays))
         layout = self._layouts.get(key)
@@ -244,7 +244,7 @@ _layouts = itertools.count()  # numbers of those made so far
 class _Layout:
     """Memory for batches of the same shapes: two staging memories on the host, and their place on the device."""
 
-    def __init__(self, batch: Any, arrays: list[NDArray[Any]], device: torch.device) -> None:
+    def __init__(self, batch: Any, arrays: list[Array], device: torch.device) -> None:
         self._large = [index for index, array in enumerate(arrays) if array.nbytes >= LARGE and not _is_wide(array)]
         places = [(0, 0)] * len(arrays)  # of each array: first and last byte, the large ones behind the others
         self._small = nbytes = 0  # bytes of the others, and of all
@@ -275,7 +275,7 @@ class _Layout:
         self.tensors = _as_tensors(batch, lambda array: next(there))
         self.tensors.layout = next(_layouts)
 
-    def fill(self, arrays: list[NDArray[Any]]) -> TensorBatch:
+    def fill(self, arrays: list[Array]) -> TensorBatch:
         """The arrays on the device, behind all operations begun so far."""
         turn = self._turn = self._turn ^ 1
         if self._copied[turn] is not None:
@@ -293,7 +293,7 @@ class _Layout:
         return self.tensors
 
 
-def _as_tensors(batch: Any, tensor: Callable[[NDArray[Any]], Any]) -> TensorBatch:
+def _as_tensors(batch: Any, tensor: Callable[[Array], Any]) -> TensorBatch:
     """All that networks may read, each array by `tensor`, in the same order whenever it is called."""
     loaded: dict[str, Any] = {"columns": {}, "place": getattr(batch, "place", None), "layout": None}
     for field in batch._fields:
@@ -302,7 +302,7 @@ def _as_tensors(batch: Any, tensor: Callable[[NDArray[Any]], Any]) -> TensorBatc
             if field not in BOOKKEEPING:
                 loaded[field] = tensor(value)
         elif isinstance(value, dict):
-            arrays: dict[str, NDArray[Any]] = value
+            arrays: dict[str, Array] = value
             loaded[field] = {name: tensor(array) for name, array in arrays.items()}
     return TensorBatch(**loaded)
 
@@ -322,17 +322,17 @@ def draw_rows(batch: Any, width: int, draw: Callable[[torch.Tensor], torch.Tenso
     return draw(batch.r_t.new_empty((whole, width)))[first : first + rows]
 
 
-def _shared(array: NDArray[Any]) -> torch.Tensor:
+def _shared(array: Array) -> torch.Tensor:
     if _is_wide(array):
         array = array.astype(np.int64)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _torch_dtype(array: NDArray[Any]) -> torch.dtype:
+def _torch_dtype(array: Array) -> torch.dtype:
     return torch.int64 if _is_wide(array) else getattr(torch, array.dtype.name)
 
 
-def _is_wide(array: NDArray[Any]) -> bool:
+def _is_wide(array: Array) -> bool:
     """Whether its integers become signed ones, with which torch computes."""
     return array.dtype.kind == "u" and array.dtype.itemsize > 1
 

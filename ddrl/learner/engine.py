@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from ddrl import _kernel
 from ddrl.core.errors import NetworkError
+from ddrl.core.specs import Floats
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Evaluation, Loss, Regressions
 from ddrl.learner.part import Part
@@ -165,7 +165,7 @@ class Kernel:
         one = len(inputs) == len(outputs) == len(self.outputs) == 1
         return one and plain and outputs[0].dim() == 2
 
-    def regress(self, batch: Regressions, optimizer: Sequence[Any]) -> NDArray[np.float64]:
+    def regress(self, batch: Regressions, optimizer: Sequence[Any]) -> Floats:
         """Make a step for each of the batch's updates, in one call; their figures [updates, 4]. `optimizer` is what
         `Part.regress` gives."""
         ((output, slope),) = self._slopes

@@ -22,14 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.onnx import symbolic_helper
 
 from ddrl.acting.policy_file import ActingModel
 from ddrl.core.errors import MAX_WORDS, NetworkError, first_line, is_of_user, user_error
 from ddrl.core.rows import ParameterLayout
-from ddrl.core.specs import FORBIDDEN, ActingInput, ArraySpec, Declaration, EnvSpec
+from ddrl.core.specs import FORBIDDEN, ActingInput, Array, ArraySpec, Declaration, EnvSpec, Ints
 from ddrl.learner.algorithm import Acting
 from ddrl.learner.part import layout_of, named_tensors
 
@@ -74,7 +73,7 @@ def export_model(acting: Acting, owner: nn.Module, spec: EnvSpec, declaration: D
     return ActingModel(graph, layout, spec, outputs, declaration.chooser, inputs, declaration.settings)
 
 
-def check_acting(model: ActingModel, acting: Acting, owner: nn.Module, observed: list[NDArray[Any]]) -> None:
+def check_acting(model: ActingModel, acting: Acting, owner: nn.Module, observed: list[Array]) -> None:
     """NetworkError unless the model computes what `acting.module` does for these arrays of observations [N, ...]."""
     module, owner = _copied(acting, owner, model.spec)
     further = random_inputs(model.spec, model.inputs, len(observed[0]), np.random.default_rng(0))[len(observed) :]
@@ -154,11 +153,11 @@ def random_inputs(
     count: int,
     generator: np.random.Generator,
     lengths: Mapping[str, int] = MappingProxyType({}),
-) -> list[NDArray[Any]]:
+) -> list[Array]:
     """`count` observations (each array of a record by itself) and declared inputs, in the order of the graph's inputs.
     `lengths`: of named axes, where they are not the longest."""
     arrays = spec.observation.arrays
-    drawn = dict[str, NDArray[Any]]()
+    drawn = dict[str, Array]()
     axes = _named_axes(spec)
     for name, array in arrays.items():
         shape = list(array.shape)
@@ -169,7 +168,7 @@ def random_inputs(
     for axis in {axis for named in axes.values() for axis in named.values()}:
         mask = drawn[f"{axis}_mask"]  # at least one entry: a mean over none is not a number
         mask[...] = np.arange(mask.shape[1]) < generator.integers(1, mask.shape[1] + 1, (count, 1))
-    further: list[NDArray[Any]] = []
+    further: list[Array] = []
     for declared in inputs:
         draw = generator.random if declared.distribution == "uniform" else generator.standard_normal
         values = generator.standard_normal if declared.kind == "state" else draw
@@ -205,7 +204,7 @@ def _shorter_lengths(module: nn.Module, inputs: Sequence[ActingInput], spec: Env
     return lengths
 
 
-def _run(module: nn.Module, arrays: list[NDArray[Any]], names: tuple[str, ...], what: str) -> dict[str, NDArray[Any]]:
+def _run(module: nn.Module, arrays: list[Array], names: tuple[str, ...], what: str) -> dict[str, Array]:
     """What torch computes, by name."""
     with torch.no_grad():
         given = module(*map(torch.from_numpy, arrays))
@@ -230,7 +229,7 @@ def _outputs(
     return {name: ArraySpec(array.shape[1:], array.dtype.name) for name, array in given.items()}
 
 
-def random_observations(observation: ArraySpec, count: int, generator: np.random.Generator) -> NDArray[Any]:
+def random_observations(observation: ArraySpec, count: int, generator: np.random.Generator) -> Array:
     """`count` observations that exercise the whole range of integers, and the usual range of floats."""
     shape = (count, *observation.shape)
     dtype = np.dtype(observation.dtype)
@@ -247,7 +246,7 @@ def random_observations(observation: ArraySpec, count: int, generator: np.random
     return np.where(is_whole, generator.integers(low, high, shape, endpoint=True), drawn).astype(dtype)
 
 
-def _whole(observation: ArraySpec) -> NDArray[np.int64] | None:
+def _whole(observation: ArraySpec) -> Ints | None:
     """[3, *shape]: which elements are whole numbers within bounds (which floats have none of), and these."""
     ranges = observation.ranges
     if all(bounds == (0.0, 1.0) for bounds in ranges):
@@ -257,11 +256,11 @@ def _whole(observation: ArraySpec) -> NDArray[np.int64] | None:
     return np.stack([(low != 0) | (high != 1), low, high])
 
 
-def variants(spec: EnvSpec, arrays: list[NDArray[Any]]) -> Iterator[list[NDArray[Any]]]:
+def variants(spec: EnvSpec, arrays: list[Array]) -> Iterator[list[Array]]:
     """Observations' arrays and further inputs as they are, and with numbers that are all zero, all large, all negative,
     and large and negative by turns: whole numbers as far as their bounds."""
 
-    def bounded(given: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    def bounded(given: list[Array]) -> list[Array]:
         specs = spec.observation.arrays.values()
         return [_bounded(array, own) for array, own in zip(given, specs, strict=False)] + given[len(specs) :]
 
@@ -270,14 +269,14 @@ def variants(spec: EnvSpec, arrays: list[NDArray[Any]]) -> Iterator[list[NDArray
     turns = 100 * (1 - 2 * (np.arange(len(arrays[0])) % 2))
     for factor in (100, -100, turns):
 
-        def large(array: NDArray[Any], factor: Any = factor) -> NDArray[Any]:
+        def large(array: Array, factor: Any = factor) -> Array:
             factors = np.broadcast_to(factor, len(array)).reshape(-1, *(1 for _ in array.shape[1:]))
             return np.abs(array) * factors.astype(array.dtype) if array.dtype.kind == "f" else array
 
         yield bounded([large(array) for array in arrays])
 
 
-def _bounded(array: NDArray[Any], observation: ArraySpec) -> NDArray[Any]:
+def _bounded(array: Array, observation: ArraySpec) -> Array:
     whole = _whole(replace(observation, ranges=observation.ranges[: math.prod(array.shape[1:])], shape=array.shape[1:]))
     if whole is None:
         return array
@@ -313,7 +312,11 @@ def _trace(
                     dynamic_axes={name: {0: "batch", **named.get(name, {})} for name in (*names, *acting.outputs)},
                 )
         except Exception as error:
-            raise _export_error(what, error) from error
+            remedy = "use operations that torch.onnx exports"
+            if "requires grad as a constant" in str(error):
+                remedy = "layers and parameters that it uses must be its own (nn.ModuleList, nn.Parameter)"
+            where = f"{what} cannot be exported to ONNX, for rollouts: "
+            raise NetworkError(user_error(error, where, f"; {remedy}")) from error
     return file.getvalue(), branch_line(caught)
 
 
@@ -354,13 +357,6 @@ def _add_operators() -> None:
     torch.onnx.register_custom_op_symbolic("aten::mT", m_transpose, OPSET)
     for operator in (rms_norm, vdot, bilinear):
         torch.onnx.register_custom_op_symbolic(f"aten::{operator.__name__}", operator, OPSET)
-
-
-def _export_error(what: str, error: BaseException) -> NetworkError:
-    remedy = "use operations that torch.onnx exports"
-    if "requires grad as a constant" in str(error):
-        remedy = "layers and parameters that it uses must be its own (nn.ModuleList, nn.Parameter)"
-    return NetworkError(user_error(error, f"{what} cannot be exported to ONNX, for rollouts: ", f"; {remedy}"))
 
 
 def _parameters_as_inputs(
@@ -415,9 +411,7 @@ def _parameters_as_inputs(
     return model.SerializeToString()
 
 
-def _cases(
-    inputs: Sequence[ActingInput], spec: EnvSpec, lengths: Sequence[Mapping[str, int]]
-) -> Iterator[list[NDArray[Any]]]:
+def _cases(inputs: Sequence[ActingInput], spec: EnvSpec, lengths: Sequence[Mapping[str, int]]) -> Iterator[list[Array]]:
     """Random inputs in several batch sizes and lengths."""
     generator = np.random.default_rng(1)
     for rows, chosen in itertools.product(CHECKED_BATCHES, lengths):
@@ -432,7 +426,7 @@ def _check(
     inputs: Sequence[ActingInput],
     spec: EnvSpec,
     what: str,
-    cases: Iterable[list[NDArray[Any]]],
+    cases: Iterable[list[Array]],
 ) -> None:
     from ddrl.acting.graph import runtime
 

@@ -18,9 +18,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ddrl import _kernel
+from ddrl.core.specs import Array, Floats32
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Loss
 
@@ -313,23 +313,23 @@ def _of_objectives(loss: Loss, r_t: torch.Tensor) -> Loss:
     return loss._replace(priority=loss.priority.view(r_t.shape).mean(1), figures={**figures, "q_mean": values})
 
 
-def _empty(*shape: int) -> NDArray[np.float32]:
+def _empty(*shape: int) -> Floats32:
     """For what the kernel writes."""
     return np.empty(shape, np.float32)
 
 
-def _arrays(*tensors: torch.Tensor) -> list[NDArray[Any]]:
+def _arrays(*tensors: torch.Tensor) -> list[Array]:
     # The kernel copies what is not contiguous. Most need no detach, which costs more than the rest.
     return [(tensor.detach() if tensor.requires_grad else tensor).numpy() for tensor in tensors]
 
 
 def _by_kernel(
     loss: float,
-    priority: NDArray[Any],
-    size: NDArray[Any],
-    taken: NDArray[Any] | torch.Tensor,
+    priority: Array,
+    size: Array,
+    taken: Array | torch.Tensor,
     output: torch.Tensor,
-    slope: NDArray[Any],
+    slope: Array,
 ) -> Loss:
     sizes = torch.from_numpy(size)
     values = taken if isinstance(taken, torch.Tensor) else torch.from_numpy(taken)

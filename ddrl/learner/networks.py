@@ -23,13 +23,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import linear
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import ConfigError
-from ddrl.core.specs import ACTION_MASK, FORBIDDEN, ArraySpec, EnvSpec
+from ddrl.core.specs import ACTION_MASK, FORBIDDEN, Array, ArraySpec, EnvSpec
 from ddrl.learner.algorithm import CNN_KINDS, image_features, image_of, network_kind, require_discrete
 from ddrl.learner.own_networks import Standardize, own_network, require_tensors
 from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
@@ -41,7 +40,7 @@ from ddrl.learner.plain import Columns, Dueling, Linear, Plain, Scale, layers_of
 Observation = Any  # a tensor [B, *shape], or a dict of such tensors; torch's types do not say which
 
 
-def as_tensors(observations: NDArray[Any], observation: ArraySpec, device: torch.device) -> Observation:
+def as_tensors(observations: Array, observation: ArraySpec, device: torch.device) -> Observation:
     """[B, *shape], structured where `observation` is a record, as tensors on `device`."""
     if not observation.fields:
         return torch.from_numpy(np.ascontiguousarray(observations)).to(device)
@@ -103,6 +102,15 @@ class FlatInputs(nn.Module):
 
 
 # -- networks ----------------------------------------------------------------------------------------------------------
+
+
+def hidden_layers(observation: ArraySpec, hidden: list[int], *, normalized: bool = False) -> nn.Sequential:
+    """Linear layers with relu, by request with layer normalization before it."""
+    layers: list[nn.Module] = []
+    for width, following in itertools.pairwise((observation.size, *hidden)):
+        norm = [nn.LayerNorm(following)] if normalized else []
+        layers += [nn.Linear(width, following), *norm, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers)
 
 
 def dueling_values(value: torch.Tensor, advantage: torch.Tensor, form: str, epsilon: float) -> torch.Tensor:
@@ -218,16 +226,8 @@ class MLP(WithHead):
     ) -> None:
         super().__init__()
         self.inputs = FlatInputs(observation, normalize=normalize)
-        widths = [observation.size, *hidden]
-        layers: list[nn.Module] = []
-        for width_in, width_out in itertools.pairwise(widths):
-            layers += [nn.Linear(width_in, width_out), nn.ReLU(inplace=True)]
-        self.trunk = nn.Sequential(*layers)
-        self.head = ValueHead(widths[-1], num_actions, form, 0, atoms, epsilon)
-
-    def layers(self) -> list[nn.Linear]:
-        """Every linear layer, in order; the last one gives V and A, or Q."""
-        return [layer for layer in self.modules() if isinstance(layer, nn.Linear)]
+        self.trunk = hidden_layers(observation, hidden)
+        self.head = ValueHead([observation.size, *hidden][-1], num_actions, form, 0, atoms, epsilon)
 
     def features(self, observation: torch.Tensor) -> torch.Tensor:
         """What the head is given [B, F]."""
@@ -253,9 +253,7 @@ class NormalizedMLP(nn.Module):
     def __init__(self, spec: EnvSpec, hidden: list[int]) -> None:
         super().__init__()
         self._inputs = FlatInputs(spec.observation)
-        self.trunk = nn.Sequential()
-        for width, following in itertools.pairwise((spec.observation.size, *hidden)):
-            self.trunk.extend([nn.Linear(width, following), nn.LayerNorm(following), nn.ReLU(inplace=True)])
+        self.trunk = hidden_layers(spec.observation, hidden, normalized=True)
         self.head = nn.Linear(hidden[-1], spec.num_actions)
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
@@ -435,10 +433,9 @@ def make_network(
         raise ConfigError(
             f"learner.normalize: learner.network = {name} sees pictures, which are scaled by their bounds: leave it out"
         )
-    elif name in CNN_KINDS and spec.observation.fields:
-        network = PicturesAndVector(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     elif name in CNN_KINDS:
-        network = CNN(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
+        kind = PicturesAndVector if spec.observation.fields else CNN
+        network = kind(spec.observation, spec.num_actions, config.dueling, name, atoms, epsilon)
     else:
         told, row = ({}, ()) if atoms == 1 else ({"atoms": atoms}, (atoms,))
         network = own_network(config, spec, {"part": "value", **told}, [(spec.num_actions, *row)])

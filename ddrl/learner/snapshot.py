@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from ddrl.core.errors import CheckpointError
 from ddrl.core.files import DAMAGE, load_tensors, write_atomically
+from ddrl.core.specs import Array
 
 FORMAT = "ddrl.learner/2"
 SAME_NETWORK = "set learner and env as they were, or begin a new run"
 
 
-def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
+def write(path: Path, state: Mapping[str, Array], about: Mapping[str, Any]) -> None:
     """Write `state` and `about` (JSON values) to `path`, whole or not at all."""
     header = {"ddrl": json.dumps({"format": FORMAT, **about, "checksum": _checksum(state)})}
     try:
@@ -33,7 +33,7 @@ def write(path: Path, state: Mapping[str, NDArray[Any]], about: Mapping[str, Any
         raise CheckpointError(f"cannot write the learner's state to {path}: {error}") from None
 
 
-def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
+def read(path: Path, *, algorithm: str) -> dict[str, Array]:
     """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another
     algorithm."""
     try:
@@ -63,7 +63,7 @@ def read(path: Path, *, algorithm: str) -> dict[str, NDArray[Any]]:
 
 
 def check_fits(
-    state: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], *, optional: tuple[str, ...], source: str
+    state: Mapping[str, Array], wanted: Mapping[str, Array], *, optional: tuple[str, ...], source: str
 ) -> None:
     """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones
     aside."""
@@ -85,7 +85,7 @@ def check_fits(
         )
 
 
-def _checksum(state: Mapping[str, NDArray[Any]]) -> str:
+def _checksum(state: Mapping[str, Array]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(state):
         array = np.ascontiguousarray(state[name])

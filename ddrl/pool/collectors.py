@@ -26,7 +26,7 @@ from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
-from ddrl.pool.prewarm import Corrected, Order, Schedule
+from ddrl.pool.prewarm import Corrected, Order, Schedule, Unsent
 from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import Child, Keeper, Place
 from ddrl.run.keeper import Ended as ProcessEnded
@@ -236,7 +236,7 @@ class CollectorForks:
         return next((one.child for one in self._processes.values() if one.child.rank == rank and self._acts(one)), None)
 
     @property
-    def _unsent(self) -> set[tuple[int, int]]:
+    def _unsent(self) -> Unsent:
         return {(one.round, one.worker) for one in self._processes.values() if not one.has_sent}
 
     def _acts(self, process: _Process) -> bool:

@@ -21,7 +21,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from ddrl.core.errors import ConfigError
 
@@ -231,9 +230,7 @@ class CpuSlot:
         self._began = time.process_time()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.busy += (time.process_time() - self._began) / self.device.capacity
         _pin(self._cores)
         if self._group is not None:

@@ -20,11 +20,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl._kernel import Doorbell
 from ddrl.channels.segment import SHM, Segment, is_alive, start_time
 from ddrl.core.errors import PoolError
+from ddrl.core.specs import Bytes
 from ddrl.pool.policies import DeviceQueue, Policy, Request, check_weight
 from ddrl.pool.records import Lease
 
@@ -66,7 +66,7 @@ ANSWER = np.dtype([("device", "<i8"), ("at", "<f8")])
 class Slot:
     """One task's lines; `wish` and `answer` are views, structured, shape ()."""
 
-    def __init__(self, memory: NDArray[np.uint8], *, fresh: bool = False) -> None:
+    def __init__(self, memory: Bytes, *, fresh: bool = False) -> None:
         lines = [memory[_LINE * line : _LINE * (line + 1)] for line in range(5)]
         self._name = lines[0]
         self.request = Doorbell(lines[1], fresh)
@@ -116,7 +116,7 @@ class LeaseTable:
     def create(cls, name: str, slots: int) -> LeaseTable:
         """Make a table of free slots."""
 
-        def initialize(array: NDArray[np.uint8]) -> None:
+        def initialize(array: Bytes) -> None:
             for begin in range(0, len(array), _SLOT):
                 Slot(array[begin : begin + _SLOT], fresh=True)
 

@@ -398,7 +398,7 @@ class DeviceQueue:
         """Hand idle devices out until the policy gives no more."""
         given: list[Grant] = []
         idle = sorted(self._devices - {hold.device for hold in self._holds.values()})
-        waiting = sorted(self._waiting.values(), key=lambda request: request.at)
+        waiting = list(self.waiting)
         while idle and waiting:
             chosen = self.policy.choose(waiting, idle, now)
             if chosen is None:

@@ -42,10 +42,11 @@ from statistics import NormalDist
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+
+from ddrl.core.specs import Floats, Ints
 
 
-def quantiles(values: NDArray[np.float64], level: float) -> tuple[float, NDArray[np.float64]]:
+def quantiles(values: Floats, level: float) -> tuple[float, Floats]:
     """The quantile for a next value, and the same without each of the values in turn [n]; `values` sorted.
 
     Order statistic i is the quantile i / (n + 1), interpolated. Where fewer than two values are expected below the
@@ -104,6 +105,9 @@ class Corrected(msgspec.Struct, frozen=True, tag=True):
     late: bool
 
 
+Unsent = set[tuple[int, int]]  # (round, worker) that still collect
+
+
 class Schedule:
     """When which collector is to start; `due` gives those that are to start now. Knows no clock."""
 
@@ -143,7 +147,7 @@ class Schedule:
         self._orders = {number: order for number, order in self._orders.items() if number >= round}
         self._times = {key: at for key, at in self._times.items() if key[0] > round}
 
-    def due(self, now: float, unsent: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    def due(self, now: float, unsent: Unsent) -> list[tuple[int, int]]:
         """(round, worker) that are to start by now, each once. unsent: (round, worker) that still collect; a start that
         counts from their data waits for these."""
         ready = [key for key, at in self._times.items() if at <= now and not self._held(key, unsent)]
@@ -151,11 +155,11 @@ class Schedule:
             del self._times[key]
         return sorted(ready)
 
-    def next_time(self, unsent: set[tuple[int, int]]) -> float:
+    def next_time(self, unsent: Unsent) -> float:
         """When `due` gives the next one; inf: only after an event."""
         return min((at for key, at in self._times.items() if not self._held(key, unsent)), default=math.inf)
 
-    def _held(self, key: tuple[int, int], unsent: set[tuple[int, int]]) -> bool:
+    def _held(self, key: tuple[int, int], unsent: Unsent) -> bool:
         round, worker = key
         start = self._orders[round].starts[worker]
         return start.after is not None and (round - start.back, worker) in unsent
@@ -184,21 +188,21 @@ def cost_level(delay_cost: float) -> float:
 
 @dataclass(frozen=True)
 class Round:
-    """What one round measured, by worker; times on one clock [s].
+    """What one round measured; times on one clock [s].
 
-    begin: its parameters arrived; sent: its data were sent; end: the next parameters arrived; startup: seconds that its
-    collector took to start; nan: it stayed from the round before."""
+    begin: its parameters arrived; end: the next ones did. By worker, sent: its data were sent; startup: seconds that
+    its collector took to start; nan: it stayed from the round before."""
 
     number: int
-    begin: tuple[float, ...]
+    begin: float
     sent: tuple[float, ...]
-    end: tuple[float, ...]
+    end: float
     startup: tuple[float, ...]
 
     @property
     def seconds(self) -> float:
         """The iteration time."""
-        return max(self.end) - max(self.begin)
+        return self.end - self.begin
 
 
 @dataclass(frozen=True)
@@ -286,7 +290,8 @@ def forecast(history: History, ahead: int = 1) -> Forecast | None:
         return None
     kept = history.kept
     begin, sent, end, startup = (
-        np.array([getattr(round, name) for round in kept]) for name in ("begin", "sent", "end", "startup")
+        np.array([np.atleast_1d(getattr(round, name)) for round in kept])  # [rounds, workers or 1]
+        for name in ("begin", "sent", "end", "startup")
     )
     startup = np.column_stack([_filled(*known) for known in zip(startup.T, history.first_start, strict=True)])
     numbers = np.array([round.number for round in kept])
@@ -455,9 +460,9 @@ class Planner:
         """A round has ended: its times count for the next prediction."""
         self.measured = Round(
             round,
-            begin=(course.parameters,) * len(self._workers),
+            begin=course.parameters,
             sent=tuple(course.sent[worker] for worker in self._workers),
-            end=(now,) * len(self._workers),
+            end=now,
             startup=tuple(course.startup[worker] for worker in self._workers),
         )
         if self._mode == "prewarm":
@@ -472,7 +477,7 @@ def _limits(seconds: Sequence[float]) -> tuple[float, float]:
     return median - distance, median + distance
 
 
-def _filled(startup: NDArray[np.float64], first: float) -> NDArray[np.float64]:
+def _filled(startup: Floats, first: float) -> Floats:
     """Start-ups of one worker, nan where it stayed, with the one that is to be expected in these places."""
     known = startup[~np.isnan(startup)]
     expected = first if not len(known) else np.max(known) if len(known) < MIN_KEPT else np.median(known)
@@ -480,8 +485,8 @@ def _filled(startup: NDArray[np.float64], first: float) -> NDArray[np.float64]:
 
 
 def _best_rule(
-    waits: NDArray[np.float64],
-    latest: Sequence[tuple[Anchor, int, NDArray[np.int64], NDArray[np.float64]]],
+    waits: Floats,
+    latest: Sequence[tuple[Anchor, int, Ints, Floats]],
     delay_cost: float,
 ) -> StartRule:
     """The cheapest rule of one worker; waits: D, by kept round; latest: by anchor (of so many rounds back) the kept
@@ -496,7 +501,7 @@ def _best_rule(
     return min(rules, key=lambda rule: rule.cost)
 
 
-def _timed(latest: NDArray[np.float64], delay_cost: float) -> tuple[float, NDArray[np.float64]]:
+def _timed(latest: Floats, delay_cost: float) -> tuple[float, Floats]:
     """The quantile of the latest starts, and its cost at each of them: that of the quantile of the others, or it would
     seem to miss none of a few rounds."""
     order = np.argsort(latest, kind="stable")
@@ -506,6 +511,6 @@ def _timed(latest: NDArray[np.float64], delay_cost: float) -> tuple[float, NDArr
     return after, np.where(misses > 0, misses, -delay_cost * misses)
 
 
-def _medians(values: NDArray[np.float64]) -> tuple[float, ...]:
+def _medians(values: Floats) -> tuple[float, ...]:
     """By worker [rounds, workers]."""
     return tuple(float(value) for value in np.median(values, axis=0))

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.channels.board import Command
 from ddrl.channels.lane import LaneSet
 from ddrl.core.errors import JobFailed
 from ddrl.core.files import open_to_append
 from ddrl.core.roles import Role
+from ddrl.core.specs import Array
 from ddrl.distribution.membership import Orders, Report
 from ddrl.pool.collectors import COLLECTORS, Begin, Down, Ended, Sent, StarterLink, Up, earliest, host_clock
 from ddrl.pool.prewarm import Corrected, Order, Planner, Start
@@ -63,14 +63,14 @@ class WorkerRows:
 
     def __init__(self) -> None:
         self.received = 0  # rows ever
-        self._pieces: deque[NDArray[Any]] = deque()
+        self._pieces: deque[Array] = deque()
 
-    def add(self, rows: NDArray[Any]) -> None:
+    def add(self, rows: Array) -> None:
         """Append rows [n]."""
         self.received += len(rows)
         self._pieces.append(rows)
 
-    def pop(self, out: NDArray[Any]) -> int:
+    def pop(self, out: Array) -> int:
         count = 0
         while self._pieces and count < len(out):
             piece = self._pieces.popleft()

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.core.errors import PoolError
+from ddrl.core.specs import Floats
 from ddrl.pool.policies import DeviceQueue, Fair, Grant, Policy, Request
 from ddrl.pool.prewarm import Planner, Round, Schedule, Warmth
 from ddrl.pool.records import Lease, PoolRecord, busy_between
@@ -103,7 +103,7 @@ def generate(
     variation: std / mean of collecting and of gradients, drawn from a gamma distribution; exponential: both exponential
     instead; startup_variation: that of collectors' starts."""
 
-    def draw(mean: float, spread: float, memoryless: bool, *shape: int) -> NDArray[np.float64]:
+    def draw(mean: float, spread: float, memoryless: bool, *shape: int) -> Floats:
         if memoryless:
             return generator.exponential(mean, shape)
         if spread == 0 or mean == 0:

@@ -2,7 +2,7 @@
 drawn."""
 
 from ddrl.replay.batches import Sequences, Transitions, Windows
-from ddrl.replay.pacing import RateLimiter
 from ddrl.replay.replay import ExperienceReplay
+from ddrl.replay.sources import RateLimiter
 
 __all__ = ["ExperienceReplay", "RateLimiter", "Sequences", "Transitions", "Windows"]

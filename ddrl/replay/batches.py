@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddrl.core.rows import STATE, RowSchema
-from ddrl.core.specs import ArraySpec, Column, ColumnRole
+from ddrl.core.specs import Array, ArraySpec, Column, ColumnRole, Floats32
 
-Outputs = tuple[NDArray[Any] | None, ...]  # a batch's arrays in the kernel's order
+Handles = NDArray[np.uint64]  # of episodes; versions of policies too
+Places = NDArray[np.uint32]
+Outputs = tuple[Array | None, ...]  # a batch's arrays in the kernel's order
 
 
 def array_of(given: Any, name: str) -> ArraySpec:
@@ -44,13 +46,13 @@ class Windows(NamedTuple):
     """
 
     batch_state: Any  # [B, L, *observation]
-    batch_action: NDArray[Any]  # [B, L, *action]
-    batch_reward: NDArray[np.float32]  # [B, L, *reward]
+    batch_action: Array  # [B, L, *action]
+    batch_reward: Floats32  # [B, L, *reward]
     batch_state_next: Any  # [B, L, *observation]
-    seq_len: NDArray[np.uint32]  # [B], records
-    seq_len_next: NDArray[np.uint32]  # [B], next states
-    batch_pick_epi: NDArray[np.uint64]  # [B]
-    batch_pick_pos: NDArray[np.uint32]  # [B]
+    seq_len: Places  # [B], records
+    seq_len_next: Places  # [B], next states
+    batch_pick_epi: Handles  # [B]
+    batch_pick_pos: Places  # [B]
 
 
 class Transitions(NamedTuple):
@@ -61,15 +63,15 @@ class Transitions(NamedTuple):
     """
 
     s_tm1: Any  # [B, *observation]
-    a_tm1: NDArray[Any]  # [B, *action]
-    r_t: NDArray[np.float32]  # [B, *reward]
-    discount_t: NDArray[np.float32]  # [B]
+    a_tm1: Array  # [B, *action]
+    r_t: Floats32  # [B, *reward]
+    discount_t: Floats32  # [B]
     s_t: Any  # [B, *observation]
-    pick_epi: NDArray[np.uint64]  # [B]
-    pick_pos: NDArray[np.uint32]  # [B]
-    weight: NDArray[np.float32]  # [B], importance weights, largest 1
-    policy_version: NDArray[np.uint64]  # [B], of the policy that acted
-    columns: dict[str, NDArray[Any]]  # [B, ...], of the pick; REWARD: n-step sums; STATE also as name_next, k steps on
+    pick_epi: Handles  # [B]
+    pick_pos: Places  # [B]
+    weight: Floats32  # [B], importance weights, largest 1
+    policy_version: Handles  # [B], of the policy that acted
+    columns: dict[str, Array]  # [B, ...], of the pick; REWARD: n-step sums; STATE also as name_next, k steps on
 
 
 class Sequences(NamedTuple):
@@ -80,17 +82,17 @@ class Sequences(NamedTuple):
     has index burn_len + t, its bootstrap state index burn_len + t + ahead[t]. What lies past is zero."""
 
     state: Any  # [B, burn_in + L + n_step, *observation]
-    action: NDArray[Any]  # [B, burn_in + L, *action]
-    r_t: NDArray[np.float32]  # [B, L, *reward], n-step sums
-    discount_t: NDArray[np.float32]  # [B, L]
-    ahead: NDArray[np.uint32]  # [B, L], steps to the bootstrap state
-    burn_len: NDArray[np.uint32]  # [B], records of burn-in in use
-    length: NDArray[np.uint32]  # [B], positions in use
-    pick_epi: NDArray[np.uint64]  # [B]
-    pick_pos: NDArray[np.uint32]  # [B]
-    weight: NDArray[np.float32]  # [B]
-    policy_version: NDArray[np.uint64]  # [B], of the pick's first record
-    columns: dict[str, NDArray[Any]]  # STEP [B, burn_in + L, ...]; STATE [B, burn_in + L + n_step, ...]; REWARD
+    action: Array  # [B, burn_in + L, *action]
+    r_t: Floats32  # [B, L, *reward], n-step sums
+    discount_t: Floats32  # [B, L]
+    ahead: Places  # [B, L], steps to the bootstrap state
+    burn_len: Places  # [B], records of burn-in in use
+    length: Places  # [B], positions in use
+    pick_epi: Handles  # [B]
+    pick_pos: Places  # [B]
+    weight: Floats32  # [B]
+    policy_version: Handles  # [B], of the pick's first record
+    columns: dict[str, Array]  # STEP [B, burn_in + L, ...]; STATE [B, burn_in + L + n_step, ...]; REWARD
     # [B, L, ...], n-step sums; MEMORY [B, ...], recorded with the first state (before burn-in)
 
 
@@ -101,7 +103,7 @@ def as_observation(schema: RowSchema, arrays: Mapping[str, Any], end: str = "") 
     return {schema.array_name(column): arrays[f"{column.name}{end}"] for column in schema.observation}
 
 
-def as_transitions(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Transitions:
+def as_transitions(schema: RowSchema, columns: Mapping[str, Array]) -> Transitions:
     """Arrays [B, ...] by the columns of `core.rows.transition_columns` as a batch; all weights 1."""
     size = len(columns["discount_t"])
     further = [name for one in schema.further for name in (one.name, f"{one.name}_next") if name in columns]
@@ -119,7 +121,7 @@ def as_transitions(schema: RowSchema, columns: Mapping[str, NDArray[Any]]) -> Tr
     )
 
 
-def _picks(size: int) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.float32]]:
+def _picks(size: int) -> tuple[Handles, Places, Floats32]:
     """Fresh arrays for the handles, positions and weights of picks."""
     return np.empty(size, np.uint64), np.empty(size, np.uint32), np.empty(size, np.float32)
 
@@ -135,9 +137,9 @@ class BatchShapes:
         self._pick_len = pick_len
         self._n_step = n_step
         self._burn_in = burn_in
-        self.allocate: Callable[[tuple[int, ...], Any], NDArray[Any]] = np.empty  # an array of a shape and a dtype
+        self.allocate: Callable[[tuple[int, ...], Any], Array] = np.empty  # an array of a shape and a dtype
 
-    def windows(self, size: int) -> tuple[tuple[Windows, dict[str, NDArray[Any]]], Outputs]:
+    def windows(self, size: int) -> tuple[tuple[Windows, dict[str, Array]], Outputs]:
         """Arrays for get_batch; after the columns: next states, lengths."""
         lead = (size, self._pick_len)
         arrays = self._columns({ColumnRole.MEMORY: (size,)}, lead)
@@ -205,24 +207,22 @@ class BatchShapes:
         )
         return batch, (*picks, *self._outputs(arrays), *self._outputs(at_pick), *places)
 
-    def _columns(self, leads: Mapping[ColumnRole, tuple[int, ...]], lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    def _columns(self, leads: Mapping[ColumnRole, tuple[int, ...]], lead: tuple[int, ...]) -> dict[str, Array]:
         """An array for each stored column; its leading axes are those of its role in `leads`, else `lead`."""
         return {column.name: self._array(leads.get(column.role, lead), column) for column in self._schema.stored}
 
-    def _next_states(self, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    def _next_states(self, lead: tuple[int, ...]) -> dict[str, Array]:
         states = self._schema.of(ColumnRole.STATE)
         return {column.name: self._array(lead, column) for column in self._schema.stored if column in states}
 
-    def _array(self, lead: tuple[int, ...], column: Column) -> NDArray[Any]:
+    def _array(self, lead: tuple[int, ...], column: Column) -> Array:
         stacked = self._schema.frame_stack > 1 and column in self._schema.observation
         stack = (self._schema.frame_stack,) if stacked else ()
         return self.allocate(lead + stack + column.shape, column.dtype)
 
-    def _outputs(self, arrays: Mapping[str, NDArray[Any]]) -> Outputs:
+    def _outputs(self, arrays: Mapping[str, Array]) -> Outputs:
         return tuple(arrays.get(column.name) for column in self._schema.stored)
 
-    def _further(
-        self, arrays: Mapping[str, NDArray[Any]], after: Mapping[str, NDArray[Any]]
-    ) -> dict[str, NDArray[Any]]:
+    def _further(self, arrays: Mapping[str, Array], after: Mapping[str, Array]) -> dict[str, Array]:
         names = [column.name for column in self._schema.further]
         return {name: arrays[name] for name in names} | {f"{name}_next": after[name] for name in names if name in after}

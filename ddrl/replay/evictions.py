@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.settings import plugin_settings
+from ddrl.replay.batches import Handles
 
 PACKAGE = "ddrl.replay.evictions"
-
-Handles = NDArray[np.uint64]
 
 
 class Eviction(Protocol):

@@ -15,14 +15,14 @@ from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddrl._kernel import Misfit, ReplayCore
 from ddrl.core.errors import CheckpointError, shortened
 from ddrl.core.files import DAMAGE, replacement
 from ddrl.core.rows import STATE, RowSchema, schema_of
-from ddrl.core.specs import ArraySpec, Column, ColumnRole
-from ddrl.replay.batches import BatchShapes, Sequences, Transitions, Windows, array_of
+from ddrl.core.specs import Array, ArraySpec, Bytes, Column, ColumnRole, Floats
+from ddrl.replay.batches import BatchShapes, Handles, Places, Sequences, Transitions, Windows, array_of
 from ddrl.replay.evictions import Eviction, KernelEviction
 from ddrl.replay.selectors import KernelSelector, Selector, check_selector
 
@@ -74,7 +74,7 @@ class RecordArrays:
         finals = {f"{name}_next": array for name, array in self._observation(final_state, ()).items()} | arrays
         return values, tuple(finals[name] for name in self._finals)
 
-    def _observation(self, state: Any, lead: tuple[int, ...]) -> dict[str, NDArray[Any]]:
+    def _observation(self, state: Any, lead: tuple[int, ...]) -> dict[str, Array]:
         """A state by column: one array, or a dict (or structured array) of the named ones."""
         if not self._named:
             ((_, _, array),) = self._states
@@ -87,10 +87,10 @@ class RecordArrays:
 
     def _further_arrays(
         self, columns: Mapping[str, ArrayLike] | None, lead: tuple[int, ...], ends: bool
-    ) -> dict[str, NDArray[Any]]:
+    ) -> dict[str, Array]:
         """The further columns by name; one of role STATE also as name_next where the episode ends."""
         given = dict(columns or {})
-        made: dict[str, NDArray[Any]] = {}
+        made: dict[str, Array] = {}
         for name, column in self._further.items():
             wanted = {name: lead}
             if ends and column.role is ColumnRole.STATE:
@@ -107,7 +107,7 @@ class RecordArrays:
         return made
 
 
-def conform(value: Any, spec: ArraySpec, lead: tuple[int, ...], name: str) -> NDArray[Any]:
+def conform(value: Any, spec: ArraySpec, lead: tuple[int, ...], name: str) -> Array:
     """`value` as a C-contiguous array [*lead, *shape] of the spec's dtype; no conversion loses the kind of a number."""
     array = np.asarray(value)
     if array.shape != lead + spec.shape:
@@ -330,7 +330,7 @@ class ExperienceReplay:
         values, finals = self._arrays.values(states, actions, rewards, version, final_state, columns, (count,))
         return self._core.record(handle, count, values, finals, ending)
 
-    def record_rows(self, rows: NDArray[Any]) -> int:
+    def record_rows(self, rows: Array) -> int:
         """Record rows of many interleaved streams (structured, [n] of `row_dtype`), in their order; the number of steps
         recorded.
 
@@ -378,7 +378,7 @@ class ExperienceReplay:
         drawn."""
         return self._core.get_batch(batch_size, selector, self._make_windows)[0]
 
-    def get_batch_with_columns(self, batch_size: int, selector: int) -> tuple[Windows, dict[str, NDArray[Any]]]:
+    def get_batch_with_columns(self, batch_size: int, selector: int) -> tuple[Windows, dict[str, Array]]:
         """As `get_batch`, and the further columns by name: [B, L, ...]; MEMORY [B, ...], of the first record; STATE
         also as name_next."""
         return self._core.get_batch(batch_size, selector, self._make_windows)
@@ -439,11 +439,11 @@ class ExperienceReplay:
         except RuntimeError as error:
             raise AssertionError(str(error)) from None
 
-    def picks(self) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    def picks(self) -> tuple[Handles, Places]:
         """Every pick that can be drawn, in table order: handles and positions."""
         return self._core.list_picks()
 
-    def probabilities(self, selector: int) -> NDArray[np.float64]:
+    def probabilities(self, selector: int) -> Floats:
         """The probability with which the selector's next draw takes each pick of `picks()`."""
         return self._core.probabilities(selector)
 
@@ -488,7 +488,7 @@ class ExperienceReplay:
         `unserialize`."""
         self._restore([_mapped(each) for each in (path, *increments)], str(path), progress)
 
-    def _restore(self, snapshots: list[NDArray[np.uint8]], source: str, progress: Progress | None) -> None:
+    def _restore(self, snapshots: list[Bytes], source: str, progress: Progress | None) -> None:
         head = snapshots[0][:SNAPSHOT_HEAD].tobytes()
         before = len(self._selectors)
         try:
@@ -529,7 +529,7 @@ def _described(head: bytes) -> dict[str, Any]:
     return msgspec.json.decode(head[12 : 12 + length], type=dict[str, Any]) if head[:7] == b"DDRLRPL" else {}
 
 
-def _mapped(path: str | Path) -> NDArray[np.uint8]:
+def _mapped(path: str | Path) -> Bytes:
     """A file's bytes, which are read when they are used; CheckpointError where there are none."""
     try:
         return np.memmap(path, np.uint8, "r")

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ddrl.core import plugins
 from ddrl.core.config import Config, setting
 from ddrl.core.settings import plugin_settings
+from ddrl.core.specs import Floats, Floats32
+from ddrl.replay.batches import Places
 
 PACKAGE = "ddrl.replay.selectors"
 
@@ -83,7 +82,7 @@ class Selector(Protocol):
         """The table grew by picks first .. first + count - 1, in the order in which they were made."""
         ...
 
-    def moved(self, source: NDArray[np.uint32], target: NDArray[np.uint32]) -> None:
+    def moved(self, source: Places, target: Places) -> None:
         """Pick source[i] now has index target[i]; applied in this order."""
         ...
 
@@ -91,7 +90,7 @@ class Selector(Protocol):
         """The table now ends at `size`."""
         ...
 
-    def set_priority(self, index: NDArray[np.uint32], priority: NDArray[np.float32]) -> None:
+    def set_priority(self, index: Places, priority: Floats32) -> None:
         """New priorities [K], finite and at least 0."""
         ...
 
@@ -99,11 +98,11 @@ class Selector(Protocol):
         """Beta of the importance weights."""
         ...
 
-    def draw(self, count: int) -> tuple[NDArray[np.uint32], NDArray[np.float32] | None] | None:
+    def draw(self, count: int) -> tuple[Places, Floats32 | None] | None:
         """Indices [count], with replacement, and their importance weights (None: all 1); None: nothing to draw."""
         ...
 
-    def probabilities(self) -> NDArray[np.float64]:
+    def probabilities(self) -> Floats:
         """The probability [size] with which the next draw takes each pick."""
         ...
 

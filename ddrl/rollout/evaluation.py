@@ -10,23 +10,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import EnvConfig, EvaluationConfig
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import VectorEnv, generators_kept, seed_generators
+from ddrl.core.specs import Array, Bytes, Flags, Floats, Ints, VectorEnv, generators_kept, seed_generators
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     """Raw returns [E] and lengths [E, env steps] of the episodes, by environment, then in the order played."""
 
-    returns: NDArray[np.float64]
-    steps: NDArray[np.int64]
+    returns: Floats
+    steps: Ints
     cut: int = 0  # episodes that had not ended at the limit of their steps
 
     @property
@@ -58,7 +56,7 @@ def episode_quotas(episodes: int, num_envs: int) -> list[int]:
 def play_episodes(
     env: VectorEnv | Callable[[], VectorEnv],
     policy: ActingPolicy,
-    vector: NDArray[np.uint8],
+    vector: Bytes,
     episodes: int,
     seed: int,
     stop: Callable[[], bool] | None = None,
@@ -130,15 +128,13 @@ REST = 0.05  # weight of the rewards not seen, below which a return counts as kn
 class MetStates:
     """The states of N environments at M moments."""
 
-    observations: NDArray[Any]  # [M, N, *observation.shape]
-    steps: NDArray[np.int64]  # [M], vector steps from the beginning of play
-    returns: NDArray[np.float64]  # [M, N, K], discounted sums of the rewards (of K numbers) that followed; NaN: unknown
+    observations: Array  # [M, N, *observation.shape]
+    steps: Ints  # [M], vector steps from the beginning of play
+    returns: Floats  # [M, N, K], discounted sums of the rewards (of K numbers) that followed; NaN: unknown
 
 
 @generators_kept()
-def meet_states(
-    env: VectorEnv, policy: ActingPolicy, vector: NDArray[np.uint8], discount: float, seed: int
-) -> MetStates:
+def meet_states(env: VectorEnv, policy: ActingPolicy, vector: Bytes, discount: float, seed: int) -> MetStates:
     """Play greedily from a reset, for three times as many steps as it takes `discount` to fall to REST, at most
     MOST_STEPS.
 
@@ -147,12 +143,12 @@ def meet_states(
     moments = [index * 2 * horizon // MOMENTS for index in range(MOMENTS)]
     seed_generators(seed)
     observation = env.reset(seed)
-    observations = list[NDArray[Any]]()
+    observations = list[Array]()
     policy.reset(count=env.num_envs)
-    rewards = list[NDArray[Any]]()
-    ends = list[NDArray[np.bool_]]()
+    rewards = list[Array]()
+    ends = list[Flags]()
     over = np.zeros(env.num_envs, bool)
-    valid = list[NDArray[np.bool_]]()
+    valid = list[Flags]()
     for turn in range(3 * horizon):
         if turn in moments:
             observations.append(observation.copy())

@@ -245,7 +245,8 @@ def examine(config: Config) -> list[str]:
         if difference
         else f"one seed played twice is the same; {_compared(config, min(len(play.rewards), PLAIN_STEPS))}"
     )
-    unscaled = "bytes as 0 to 1" if _all_bytes(spec.observation) else "numbers as they are"
+    all_bytes = {array.dtype for array in spec.observation.arrays.values()} == {"uint8"}
+    unscaled = "bytes as 0 to 1" if all_bytes else "numbers as they are"
     return [
         f"{config.env.id}: trains with {config.learner.algorithm}",
         f"observation  {_shown(spec.observation)}",
@@ -266,10 +267,6 @@ def _autoreset(env: VectorEnv) -> str:
     if isinstance(env, NativeVectorEnv):
         return "by its own vector, on the next step"
     return "by a VectorEnv, on the next step"
-
-
-def _all_bytes(observation: ArraySpec) -> bool:
-    return {array.dtype for array in observation.arrays.values()} == {"uint8"}
 
 
 def _shown(observation: ArraySpec) -> str:

@@ -18,7 +18,7 @@ import pytest
 import safetensors.numpy
 
 from ddrl.acting.policy_file import load_policy, save_policy
-from ddrl.admix import mixer as snapshot
+from ddrl.admix import journal as snapshot
 from ddrl.admix.serving import App, open_mixer
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.config import EnvConfig

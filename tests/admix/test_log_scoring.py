@@ -12,8 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from ddrl.admix import LogWriter, Requests, open_log
+from ddrl.admix.journal import requests_of, score_log
 from ddrl.admix.logs import to_record
-from ddrl.admix.serving import main, open_mixer, requests_of, score_log
+from ddrl.admix.serving import main, open_mixer
 from ddrl.core.config import EnvConfig
 from ddrl.core.errors import ConfigError, EnvError
 from tests.admix.days import contracts, requests

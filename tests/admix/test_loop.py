@@ -20,10 +20,10 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 from ddrl.acting.policy_file import load_policy, save_policy
 from ddrl.admix import Billing, Market, open_log
 from ddrl.admix.environment import market_and_play
-from ddrl.admix.journal import Journal, Versions, finished_days
+from ddrl.admix.journal import Journal, Versions, finished_days, requests_of
 from ddrl.admix.mixer import Decision, version_of
 from ddrl.admix.retrain import main, retrain
-from ddrl.admix.serving import App, day_begin, open_mixer, requests_of
+from ddrl.admix.serving import App, day_begin, open_mixer
 from ddrl.admix.settings import ServeConfig
 from ddrl.core.errors import ConfigError, MessageError
 from ddrl.run.__main__ import main as train

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from ddrl.admix import Billing, Control, DisplayRequest, Market, MarketConfig, Mixer, generated
-from ddrl.admix import mixer as snapshot
+from ddrl.admix import journal as snapshot
+from ddrl.admix.contracts import outputs_of
 from ddrl.admix.environment import make_book
+from ddrl.admix.journal import requests_of
 from ddrl.admix.mixer import REASONS
-from ddrl.admix.rules import outputs_of
-from ddrl.admix.serving import requests_of
 from ddrl.core.errors import CheckpointError, ConfigError, DdrlError, MessageError, NetworkError
 from tests.admix.material import SMALL, afresh, env_config, linear_policy, request_of, small_mixer
 
@@ -287,7 +287,7 @@ def test_bodies_that_are_no_request_are_refused(body: bytes, words: str) -> None
 def test_a_policy_that_gives_no_number_is_an_error_that_counts_nothing() -> None:
     mixer = small_mixer({"value": 3e38})
     huge = request_of(mixer.book, contracts=0, bids=1, ecpm=[1e30])
-    mixer._policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
+    mixer.policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
     with pytest.raises(NetworkError, match=r"scores ad\[0\] as .*nan"):
         mixer.choose(huge)
     assert mixer.requests == 0
@@ -303,7 +303,7 @@ def test_a_refused_request_takes_no_draws_from_later_ones(failing: str) -> None:
         for number in range(40):
             whole = request_of(mixer.book, number, explain=True)
             if refused:
-                scores = mixer._policy.scores
+                scores = mixer.policy.scores
                 broken = msgspec.structs.replace(whole, request_id=1000 + number)
                 if failing == "candidate":
                     last = max(ids) + 1
@@ -314,12 +314,12 @@ def test_a_refused_request_takes_no_draws_from_later_ones(failing: str) -> None:
                 elif failing == "visitor":
                     broken.age = 99
                 elif failing == "score":
-                    mixer._policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
+                    mixer.policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
                 else:
-                    mixer._policy.scores = lambda: _raise(NetworkError("no run"))  # type: ignore[method-assign]
+                    mixer.policy.scores = lambda: _raise(NetworkError("no run"))  # type: ignore[method-assign]
                 with pytest.raises((MessageError, NetworkError)):
                     mixer.answer(broken)
-                mixer._policy.scores = scores  # type: ignore[method-assign]
+                mixer.policy.scores = scores  # type: ignore[method-assign]
             explained = mixer.answer(whole).explanation
             assert not isinstance(explained, msgspec.UnsetType)
             reasons.append([candidate.reason for candidate in explained.candidates])
@@ -339,12 +339,12 @@ def test_a_decision_that_fails_leaves_pacing_as_it_was() -> None:
     for each in (mixer, never):
         each.choose(request_of(each.book, 1, time=0.2))
     before = snapshot.encode(mixer).partition(b"requests")[2]
-    scores = mixer._policy.scores
-    mixer._policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
+    scores = mixer.policy.scores
+    mixer.policy.scores = lambda: np.full((1, mixer.book.spec.action.size), np.nan, np.float32)  # type: ignore[method-assign]
     with pytest.raises(NetworkError):
         mixer.choose(request_of(mixer.book, 2, time=0.6))
     assert snapshot.encode(mixer).partition(b"requests")[2] == before
-    mixer._policy.scores = scores  # type: ignore[method-assign]
+    mixer.policy.scores = scores  # type: ignore[method-assign]
     for each in (mixer, never):
         each.choose(request_of(each.book, 3, time=0.8))
     assert snapshot.encode(mixer).partition(b"requests")[2] == snapshot.encode(never).partition(b"requests")[2]

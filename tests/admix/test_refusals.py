@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from ddrl.admix import mixer as snapshot
+from ddrl.admix import journal as snapshot
 from ddrl.admix.mixer import Mixer
 from ddrl.admix.serving import App
 from ddrl.admix.settings import ServeConfig
@@ -118,7 +118,7 @@ class Refusals(RuleBasedStateMachine):
         mixer = self.apps[0].mixer
         if mixer._held is not None:
             return  # an earlier action decides
-        policy = mixer._policy
+        policy = mixer.policy
         kept = policy.scores
         policy.scores = lambda: np.full((1, mixer.book.spec.action.size), scores, np.float32)  # type: ignore[method-assign]
         self.broken(msgspec.json.encode(self.request(moment)))

@@ -12,7 +12,7 @@ import pytest
 from ddrl.admix import Market, MarketConfig, Mixer, PlayConfig
 from ddrl.admix.baselines import Case, load
 from ddrl.admix.environment import AdmixVectorEnv, make_book
-from ddrl.admix.serving import requests_of
+from ddrl.admix.journal import requests_of
 from tests.admix.days import SMALL, HandDay, contracts, requests
 from tests.admix.material import env_config, linear_policy
 

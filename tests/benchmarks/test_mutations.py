@@ -58,7 +58,7 @@ def test_the_nearest_tests_are_in_rings_and_exist() -> None:
     assert nearest("ddrl/kernel/codec.hpp")[0] == (program("test_codec"),)
     assert nearest("ddrl/kernel/ring.hpp")[0][0] == program("test_ring")
     assert program("test_replay") in nearest("ddrl/kernel/replay/selectors.hpp")[0]  # through other headers
-    assert nearest("ddrl/replay/pacing.py")[0] == ("tests/replay/test_pacing.py",)
+    assert nearest("ddrl/replay/selectors.py")[0] == ("tests/replay/test_selectors.py",)
     assert "tests/launch/test_local.py" in nearest("mpi_launch/local")[0]
     assert "tests/docs" in nearest("README.md")[-1]
     assert "tests/docs/test_own_data.py" in nearest("docs/own_data.md")[0]

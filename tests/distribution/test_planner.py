@@ -9,14 +9,13 @@ from benchmarks.distribution.schemes import SCATTER_RING
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError
 from ddrl.distribution import plan as costs
-from ddrl.distribution.plan import HEADER_BYTES, Network, simulate
+from ddrl.distribution.plan import HEADER_BYTES, Network, earliest_tree, simulate
 from ddrl.distribution.schemes import (
     Choice,
     Situation,
     candidates,
     choose,
     choose_best,
-    earliest_tree,
     make_plan,
     measures_links,
 )

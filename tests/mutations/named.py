@@ -297,15 +297,13 @@ _NAMED = {
         ),
         ("burn-in is learned from", "there = (here + batch.ahead).clamp(max=q.shape[1] - 1)", "there = here"),
     ),
-    "replay/pacing.py": (
+    "replay/sources.py": (
         ("the ratio is not kept", "return min(count, band) - self.samples_behind <= band", "return True"),
         (
             "a new ratio owes for the past",
             "self.samples = round(self.samples_per_insert * max(0, self.inserts - self.min_size))",
             "pass",
         ),
-    ),
-    "replay/sources.py": (
         (
             "a TD error of zero is never drawn again",
             "np.asarray(priority, np.float32) + np.float32(self._config.replay.priority_offset)",
@@ -326,6 +324,11 @@ _NAMED = {
         ),
     ),
     "distribution/plan.py": (
+        (
+            "slow receivers are taken for fast relays",
+            "wire = max(send_seconds[holder], receive_seconds[child])",
+            "wire = send_seconds[holder]",
+        ),
         (
             "cores cost nothing",
             "heapq.heappush(self.core_free, begin + seconds)",
@@ -421,6 +424,8 @@ _NAMED = {
         ("an ad that was chosen does not count as shown", "queue.show(slot)", "pass"),
         ("more is billed than was shown", "or news.shown[at] > under_way:", "or False:"),
         ("an action stands for ever", "if self._held_for % self.book.play.repeat else None", "if True else None"),
+    ),
+    "admix/journal.py": (
         (
             "billing is forgotten at a restart",
             'COUNTERS = ("shown", "seen_shown", "seen_billed", "rate", "theta")',
@@ -719,11 +724,6 @@ _NAMED = {
             "slow ways down are not seen in the closed forms",
             "return min(float(np.median(self.network.up)), float(np.median(self.network.down)))",
             "return float(np.median(self.network.up))",
-        ),
-        (
-            "slow receivers are taken for fast relays",
-            "wire = max(send_seconds[holder], receive_seconds[child])",
-            "wire = send_seconds[holder]",
         ),
     ),
     "telemetry/recorder.py": (

@@ -29,7 +29,7 @@ def rounds_of(seconds, startup=1.0, collect=2.0) -> list[Round]:
     """One worker; rounds that follow one another."""
     made, now = [], 0.0
     for number, length in enumerate(seconds):
-        made.append(Round(number, (now,), (now + collect,), (now + length,), (startup,)))
+        made.append(Round(number, now, (now + collect,), now + length, (startup,)))
         now += length
     return made
 
@@ -102,7 +102,7 @@ def test_rounds_that_vary_too_much_predict_nothing():
 def test_the_start_is_the_quantile_at_the_costs(monkeypatch):
     monkeypatch.setattr(prewarm, "WARMUP", 0)
     latest = np.arange(1.0, 20.0)  # 19 values of D - L: i / (n + 1) is 0.05, 0.10, ...
-    rounds = [Round(n, (0.0,), (50.0,), (100.0,), (50.0 - after,)) for n, after in enumerate(latest)]
+    rounds = [Round(n, 0.0, (50.0,), 100.0, (50.0 - after,)) for n, after in enumerate(latest)]
     for delay_cost, expected in ((1.0, 10.0), (3.0, 5.0), (1 / 3, 15.0), (9.0, 2.0)):
         (rule,) = forecast(history_of(rounds, delay_cost)).rules
         assert rule.after == pytest.approx(expected)
@@ -113,7 +113,7 @@ def test_the_quantile_costs_least(monkeypatch):
     generator = np.random.default_rng(1)
     latest = 4.0 + generator.gamma(4, 0.05, 2001)
     monkeypatch.setattr(prewarm, "OUTLIER_DEVIATIONS", 100.0)
-    rounds = [Round(n, (0.0,), (1.0,), (10.0,), (9.0 - after,)) for n, after in enumerate(latest)]
+    rounds = [Round(n, 0.0, (1.0,), 10.0, (9.0 - after,)) for n, after in enumerate(latest)]
     (rule,) = forecast(prewarm.History(9.0, tuple(rounds), first_start=(1.0,))).rules
 
     def cost(start: float) -> float:
@@ -141,7 +141,7 @@ def test_few_rounds_start_earlier_by_students_distribution():
 
 
 def test_an_order_names_the_round_and_a_start_for_each_worker():
-    rounds = [Round(n, (6.0 * n, 6.0 * n), (6.0 * n + 2, 6.0 * n + 5.0), (6.0 * n + 6, 6.0 * n + 6.0), (1.0, 3.0))
+    rounds = [Round(n, 6.0 * n, (6.0 * n + 2, 6.0 * n + 5.0), 6.0 * n + 6, (1.0, 3.0))
               for n in range(12)]  # fmt: skip
     order = instruct(13, 100.0, history_of(rounds))
     assert order is not None
@@ -172,7 +172,7 @@ def test_a_start_up_as_long_as_a_round_counts_from_the_data_before_where_collect
     generator, rounds, now = np.random.default_rng(5), [], 0.0
     for number in range(60):
         sent = now + generator.normal(4.0, 0.2)
-        rounds.append(Round(number, (now,), (sent,), (sent + 1.0,), (5.0,)))
+        rounds.append(Round(number, now, (sent,), sent + 1.0, (5.0,)))
         now = sent + 1.0
     history = history_of(rounds)
     assert best_ahead(history) == 2
@@ -214,7 +214,7 @@ def test_a_collector_stays_alive_until_the_rounds_show_clearly_that_a_start_is_c
     waits = generator.uniform(0.05, 0.4, count)  # D: hardly longer than the start-up, and uncertain
     rounds, now = [], 0.0
     for number, wait in enumerate(waits):
-        rounds.append(Round(number, (now,), (now + 5.0,), (now + 5.0 + wait,), (0.1,)))
+        rounds.append(Round(number, now, (now + 5.0,), now + 5.0 + wait, (0.1,)))
         now += 5.0 + wait
     (rule,) = forecast(history_of(rounds)).rules
     assert rule.anchor is anchor
@@ -225,7 +225,7 @@ def test_the_slow_first_start_counts_only_until_there_is_another():
     """Rounds 1 to 8 keep their collector; from then on a start takes 0.2 s, not 1.5. Data come 3 to 3.2 s after the
     parameters, the next parameters 2 s after them."""
     rounds = [
-        Round(n, (6.0 * n,), (6.0 * n + 3 + n % 3 / 10,), (6.0 * n + 5 + n % 3 / 10,), (startup,))
+        Round(n, 6.0 * n, (6.0 * n + 3 + n % 3 / 10,), 6.0 * n + 5 + n % 3 / 10, (startup,))
         for n, startup in enumerate([1.5, *[math.nan] * 8, 0.2])
     ]
     (rule,) = forecast(history_of(rounds[:-1])).rules
@@ -269,8 +269,9 @@ def test_a_forecast_is_pure_and_does_not_depend_on_the_clocks_zero_or_unit(ticks
 
 
 def moved(round: Round, scale: float, shift: float) -> Round:
-    times = [tuple(scale * time + shift for time in row) for row in (round.begin, round.sent, round.end)]
-    return Round(round.number, *times, tuple(scale * seconds for seconds in round.startup))
+    begin, end = (scale * time + shift for time in (round.begin, round.end))
+    sent = tuple(scale * time + shift for time in round.sent)
+    return Round(round.number, begin, sent, end, tuple(scale * seconds for seconds in round.startup))
 
 
 def test_a_planner_orders_the_next_round_measures_the_one_before_and_counts_how_starts_were_timed():
@@ -280,7 +281,7 @@ def test_a_planner_orders_the_next_round_measures_the_one_before_and_counts_how_
         assert not planner.note_sent(5, worker, start=10.0, ready=11.0, sent=12.0)
     planner.note_end(0, 12.5)
     assert planner.begin(6, 15.0) == [Order(7, (Start(), Start()))]
-    assert planner.measured == Round(5, (10.0, 10.0), (12.0, 12.0), (15.0, 15.0), (1.0, 1.0))
+    assert planner.measured == Round(5, 10.0, (12.0, 12.0), 15.0, (1.0, 1.0))
     assert planner.warmth.collectors == 0, "those of the first round have no round before"
     assert not planner.note_sent(6, 0, start=15.0, ready=16.0, sent=17.0)
     assert planner.note_sent(6, 1, start=10.0, ready=14.0, sent=17.0), "the same process stays"
