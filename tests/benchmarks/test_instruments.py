@@ -19,9 +19,6 @@ import pytest
 
 from benchmarks.admix import informed, rooms
 from benchmarks.harness import Timing, interleave, ratios
-from benchmarks.microbatch import real, simulator
-from benchmarks.microbatch.simulator import LAPS, STEPS
-from benchmarks.microbatch.work import law_of
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
 from benchmarks.telemetry import causes
@@ -166,71 +163,6 @@ def test_rules_of_ad_mixing_are_tuned_on_other_days_than_reported_and_told_as_la
         assert told == told_reported
     assert found["best"] == "good"  # hindsight is no rule
     assert found["room"]["mean"] == pytest.approx(-0.1)
-
-
-class Group:
-    """Stands for a group of processes with a quota: keeps each share that its node was given."""
-
-    given: ClassVar[list[tuple[str, float]]] = []
-
-    def __init__(self, controller: object, name: str, share: float) -> None:
-        self.controller = controller
-        self.path = Path(name)
-        self.given.append((name, share))
-
-
-def test_a_load_by_the_clock_gives_each_node_the_share_that_its_law_says_and_its_own_back(monkeypatch) -> None:
-    pytest.importorskip("mpi4py", reason="needs mpi4py")
-    from benchmarks.microbatch import real_ranks
-
-    monkeypatch.setattr(real_ranks, "QuotaGroup", Group)
-    monkeypatch.setattr(Group, "given", [])
-    groups: list[Any] = [Group(None, name, share) for name, share in (("a", 0.4), ("b", 0.2), ("leader", 2.0))]
-    Group.given.clear()
-    slow = np.array([[1.0, 2.0], [4.0, 2.0], [1.0, 1.0]])
-    load = real_ranks.Load(groups, [0.4, 0.2], slow, 0.01)
-    steps = iter([False] * 4)
-    monkeypatch.setattr(load._over, "wait", lambda seconds: next(steps, True))
-    with load:
-        load._applied.result()
-    assert Group.given[:5] == [("b", 0.1), ("a", 0.1), ("a", 0.4), ("b", 0.2), ("b", 0.1)]  # the law begins again
-    assert Group.given[-2:] == [("a", 0.4), ("b", 0.2)]
-
-
-def test_a_load_that_cannot_be_applied_voids_what_was_measured(monkeypatch) -> None:
-    pytest.importorskip("mpi4py", reason="needs mpi4py")
-    from benchmarks.microbatch import real_ranks
-
-    groups: list[Any] = [Group(None, name, 0.4) for name in ("a", "leader")]
-    load = real_ranks.Load(groups, [0.4], np.full((4, 1), 2.0), 0.01)
-    refused = iter([OSError("no quota")])
-
-    def group(controller: object, name: str, share: float) -> Group:
-        if error := next(refused, None):
-            raise error
-        return Group(controller, name, share)
-
-    monkeypatch.setattr(real_ranks, "QuotaGroup", group)
-    with pytest.raises(OSError, match="no quota"), load:
-        pass
-
-
-def test_no_node_is_slowed_below_the_least_quota_of_the_kernel() -> None:
-    for law, shares in (("clock periodic", [0.4, 0.15]), ("clock bursty", [0.4, 0.15])):
-        laws = [law_of(law, seed, 40, shares) for seed in range(20)]
-        assert {each.shape for each in laws} == {(LAPS * STEPS * 40, 2)}
-        assert min(float(each.min()) for each in laws) == 1.0
-        most = np.max([each.max(0) for each in laws], 0)
-        assert most[1] == pytest.approx(0.15 / 0.1)
-        assert 2 < most[0] <= 4.0
-
-
-def test_the_simulator_meets_real_nodes_load_with_the_times_of_nodes_that_are_measured() -> None:
-    scenario = real.like_real("clock periodic", 400, np.ones((LAPS * STEPS * 40, 4)))
-    sizer = simulator.make_sizer("equal", scenario.cluster, {})
-    seconds = simulator.simulate(scenario, sizer).seconds
-    # An iteration at full speed, its overhead and communication, and the slowest of four nodes' jitter of 5 %.
-    assert seconds.mean() == pytest.approx(real.ITERATION * (1.13 + 1.1 * 1.03 * 0.05), rel=0.02)
 
 
 def test_an_interval_over_days_and_seeds_holds_19_of_20_means() -> None:
