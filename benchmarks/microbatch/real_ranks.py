@@ -152,7 +152,7 @@ def main() -> None:
     case = sys.argv[1]
     options = json.loads(sys.argv[2])
     config = config_of(options["rows"], options["hidden"], NODES, **options.get("balance", {}))
-    groups = enter(options["shares"]) if options.get("shares") else []
+    groups = enter(options["shares"])
     try:
         if WORLD.rank:
 
@@ -179,7 +179,7 @@ def main() -> None:
         traceback.print_exc()
         WORLD.Abort(1)
     finally:
-        if groups:
+        if not WORLD.rank:
             groups[-1].leave()  # before the last message: the kernel needs a moment until a group is empty
         WORLD.barrier()
         for group in groups:

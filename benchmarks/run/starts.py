@@ -4,8 +4,6 @@
               MPI and meet in a barrier
     update    `mpi_launch/local 5` until the first update, with the processor time of all its processes until then
     shortest  the smallest local and serial runs as a whole, wall and processor time (beside another tree: `--against`)
-    files     calls that take a path (`strace -f -e trace=%file`), at two numbers of ranks and scaled linearly to N;
-              beside N imports of MPI
 
 Counters are read from the run's records; ratios are taken round by round."""
 
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -41,8 +38,6 @@ TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT = 600.0  # [s] for a job to come so far
 BARE = (sys.executable, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()")
 LOCAL_RANKS = 5
-FEW = (20, 40)  # ranks of the counts of calls
-SHORT_FEW = (4, 6)
 SHORTEST = (
     "run.max_env_steps=200",
     "run.max_seconds=60",
@@ -196,28 +191,6 @@ def shortest(*words: str) -> dict[str, float]:
         return {"seconds": now.elapsed - used.elapsed, "cpu_seconds": cpu}
 
 
-def calls(command: Sequence[str], folder: Path, rollouts: int) -> int:
-    """Calls that take a path, until all rollouts have stepped; rollouts 0: until the command ends."""
-    trace = folder / "trace"
-    strace = ["strace", "-f", "-qq", "-e", "trace=%file", "-e", "signal=none", "-o", str(trace)]
-    with Marked([*strace, *command], folder) as job:
-        if rollouts:
-            job.until(lambda records: when_all_have_stepped(rollouts, records), folder / "run", 0.5)
-        else:
-            job.process.wait()
-        with trace.open(errors="replace") as lines:
-            return sum("resumed>" not in line for line in lines)
-
-
-def count_calls(ranks: int, *, bare: bool) -> int:
-    """Of a job of so many ranks; bare: of as many imports of MPI."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if bare:
-            return calls([*mpirun(ranks), *BARE], folder, 0)
-        return calls(job_of(ranks, folder / "run"), folder, ranks - 3)
-
-
 def ranks_of(options: argparse.Namespace) -> int:
     """The number of ranks that figures are of."""
     return options.ranks or (8 if options.short else 300)
@@ -260,28 +233,11 @@ def shortest_part(options: argparse.Namespace) -> dict[str, Any]:
     return in_turn(options, {"local": shortest, "serial": partial(shortest, "--serial")})
 
 
-def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Calls that take a path, scaled to many ranks."""
-    if shutil.which("strace") is None:
-        print("calls are not counted: strace is not installed")
-        return None
-    few = SHORT_FEW if options.short else FEW
-    rows: list[dict[str, Any]] = []
-    for name in ("job", "barrier"):
-        counts = [count_calls(ranks, bare=name == "barrier") for ranks in few]
-        of_rank = (counts[1] - counts[0]) / (few[1] - few[0])
-        scaled = round(counts[0] + of_rank * (ranks_of(options) - few[0]))
-        rows.append({"case": name, "counts": counts, "of_a_rank": of_rank, "scaled": scaled})
-    print_rows(rows)
-    return {"ranks": ranks_of(options), "counted_at": few, "cases": rows}
-
-
 def main() -> None:
-    goals = {"update/medians/job/seconds": 0.6}
-    parser = arguments("starts", (__doc__ or "").split("\n", 1)[0], goals=goals)
+    parser = arguments("starts", (__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=0, help="ranks to start (300; --short: 8)")
     parser.add_argument("--rounds", type=int, default=0, help="of every part (3; --short: 1)")
-    parts = {"ranks": ranks_part, "update": update_part, "shortest": shortest_part, "files": files_part}
+    parts = {"ranks": ranks_part, "update": update_part, "shortest": shortest_part}
     run_parts(parser, parts)
 
 

@@ -1,16 +1,13 @@
 """What telemetry costs (a counter in the hot loop: benchmarks.run.channels): the recorder with 300 ranks at 10 Hz,
-reading 10^7 stored points, a table of 2,000 runs, and a whole run with everything on."""
+reading 10^7 stored points, and a whole run with everything on."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import ROOT, Timing, arguments, interleave, print_table, ratios, run_parts
+from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
 from benchmarks.learning.loop import run_loop
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
-from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Record, Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
@@ -115,57 +111,6 @@ def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) 
         }
 
 
-LOOKS = """
-import sys, time
-from pathlib import Path
-from ddrl.telemetry import facts
-for _ in range(2):
-    begin = time.perf_counter()
-    used = time.process_time()
-    found = facts.list_facts(Path(sys.argv[1]), facts.BRIEF)
-    print(len(found), sum(one.env_steps > 0 for one in found), time.perf_counter() - begin, time.process_time() - used)
-"""
-
-
-def table_cost(count: int, records: int = 200) -> dict[str, float]:
-    """Seconds that the figures of `count` runs that are over take to read, at a first look and a second one of the
-    same process: of runs of this version, which left them beside their stores, and of older ones, which did not."""
-    found: dict[str, float] = {"runs": count}
-    with tempfile.TemporaryDirectory() as name:
-        first = Path(name) / "first"
-        first.mkdir()
-        (first / "config.toml").write_text(config_to_toml(Config()))
-        cluster = FakeCluster()
-        ended = threading.Event()
-        left = iter(range(records))
-
-        def tables() -> np.ndarray:
-            if next(left, None) is None:
-                ended.set()
-            else:
-                cluster.advance(1.0)
-            return cluster.table()
-
-        config = Config(telemetry=TelemetryConfig(period=0.001, live=False))
-        with Recorder(first, tables, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now):
-            ended.wait()
-        text = (first / "config.toml").read_text()
-        status = json.loads((first / "status.json").read_text())
-        for kind, figures in (("with_figures", status["figures"]), ("older", {})):
-            for number in range(count):
-                run = Path(name) / kind / f"run-{number}"
-                shutil.copytree(first, run)
-                (run / "config.toml").write_text(text.replace("seed = 1", f"seed = {number + 1}", 1))
-                (run / "status.json").write_text(json.dumps({**status, "figures": figures}))
-            command = [sys.executable, "-c", LOOKS, str(Path(name) / kind)]
-            said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
-            for look, line in zip(("first", "second"), said, strict=True):
-                runs, read, seconds, used = map(float, line.split())
-                assert runs == read == count
-                found |= {f"{kind}_{look}_s": seconds, f"{kind}_{look}_cpu_s": used}
-    return found
-
-
 CASES = {
     "least": ["telemetry.period=1e9", "telemetry.live=false"],
     "everything on": ["telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
@@ -209,7 +154,6 @@ def main() -> None:
         "recorder": lambda options: recorder_cost(5 if options.short else 20),
         "reading": lambda options: reading_cost(10**6 if options.short else 10**7, options.huge),
         "whole_run": run,
-        "table": lambda options: table_cost(50 if options.short else 2000),
     }
 
     def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
