@@ -21,7 +21,6 @@ from benchmarks.admix import informed, rooms
 from benchmarks.harness import Timing, interleave, ratios
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
-from benchmarks.telemetry import causes
 from ddrl.admix.load import Generator
 from tests.waiting import wait_until
 
@@ -179,32 +178,6 @@ def test_the_time_of_a_job_counts_children_that_have_ended_in_user_and_kernel_mo
     with starts.Marked(["sh", "-c", script]) as job:
         wait_until((tmp_path / "burned").exists, "the children did not end")
         assert job.cpu_seconds() >= 0.5
-
-
-@dataclass
-class Saying:
-    """Stands for a run whose terminal says one cause more each time that it is looked at."""
-
-    causes: list[str]
-    path: Path = Path()
-    looks: int = 0
-
-    def said(self) -> list[str]:
-        self.looks += 1
-        return self.causes[: self.looks]
-
-
-def test_only_what_the_terminal_names_after_the_fault_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = {"kind": "learner", "remedy": "a smaller network", "rank": 3}
-    monkeypatch.setattr(causes, "named_in_json", lambda path: {**right, "all": ["Learner: ..."]})
-    monkeypatch.setattr(causes, "Page", lambda path: SimpleNamespace(text=lambda: "Learner: ..."))
-    monkeypatch.setattr(causes.time, "sleep", lambda seconds: None)
-    found: dict[str, Any] = {"json": None, "page": None, "terminal": None}
-    run = Saying(["Learner: before the fault", "Replay: drawing", "Learner: since the fault"])
-    causes.watch(run, {"cause": "learner"}, found, 3)
-    assert found["said"] == "Replay: drawing | Learner: since the fault"
-    assert None not in (found["json"], found["page"], found["terminal"])
-    assert found["kept"] == 1.0
 
 
 def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(
