@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import ROOT, arguments, mpi_environment, print_rows, save
+from benchmarks.harness import ROOT, arguments, mpi_environment, print_rows, save, setting_words
 from ddrl.pool.records import Collector, Lease, busy_between, jain_index, read_pool
 
 SLOTS = 2  # halves of the last core
@@ -75,8 +75,7 @@ def shares(policy: str, tasks: int) -> dict[str, Any]:
             files.append(str(path))
         settings = [f"run.dir={home / 'pool'}", f"pool.devices={slots()}", f"pool.policy={policy}"]
         settings += ["pool.slices.seconds=1.2"] if policy == "slices" else []
-        words = [word for setting in settings for word in ("--set", setting)]
-        command = [sys.executable, "-m", "ddrl.run", "--tasks", *files, *words]
+        command = [sys.executable, "-m", "ddrl.run", "--tasks", *files, *setting_words(*settings)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=mpi_environment())
         record = read_pool(home / "pool")
     by_task = {name: [lease for lease in record.leases if lease.task == name] for name in record.tasks}

@@ -29,7 +29,7 @@ import gymnasium
 import numpy as np
 
 from benchmarks.distribution import cluster
-from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts
+from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts, setting_words
 from ddrl.core import plugins
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
@@ -91,7 +91,7 @@ class Job:
 
     def __init__(self, launcher: Sequence[str], folder: Path, *settings: str, seed: int = 0) -> None:
         self.path = folder / "run"
-        words = [word for text in (f"run.dir={self.path}", *SETTINGS, *settings) for word in ("--set", text)]
+        words = setting_words(f"run.dir={self.path}", *SETTINGS, *settings)
         self._log = (folder / "log").open("w")
         self.process = subprocess.Popen(
             [*launcher, "cartpole", *words],

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import ddrl
-from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts
+from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts, setting_words
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
 from ddrl.telemetry import Processes, Run
@@ -144,7 +144,7 @@ def when_updated(records: Processes) -> float | None:
 
 def job_of(ranks: int, run: Path, *settings: str) -> list[str]:
     """The command of a training of CartPole on so many ranks of plain mpirun."""
-    words = [word for text in (f"run.dir={run}", *settings) for word in ("--set", text)]
+    words = setting_words(f"run.dir={run}", *settings)
     return [*mpirun(ranks), sys.executable, "-m", "ddrl.run", "cartpole", *words]
 
 
@@ -180,7 +180,7 @@ def update() -> dict[str, float]:
 def shortest(*words: str) -> dict[str, float]:
     """A whole run that ends before it learns: what every run pays, wall and processor time of all its processes [s]."""
     with tempfile.TemporaryDirectory() as name:
-        settings = [word for text in (f"run.dir={name}/run", *SHORTEST) for word in ("--set", text)]
+        settings = setting_words(f"run.dir={name}/run", *SHORTEST)
         used = os.times()
         command = [sys.executable, "-m", "ddrl.run", *words, *settings]
         ended = subprocess.run(command, env=mpi_environment(PYTHONPATH=str(TREE)), capture_output=True, text=True)

@@ -1,10 +1,9 @@
 """What telemetry costs (a counter in the hot loop: benchmarks.run.channels): the recorder with 300 ranks at 10 Hz,
-reading 10^7 stored points, and a whole run with everything on."""
+and a whole run with everything on."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from benchmarks.harness import Timing, arguments, interleave, print_table, ratio
 from benchmarks.learning.loop import run_loop
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
-from ddrl.telemetry import Record, Recorder, Run
+from ddrl.telemetry import Record, Recorder
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
 from tests.dashboard.webdriver import free_port
@@ -74,43 +73,6 @@ def fill(folder: Path, points: int, processes: int = 12) -> int:
     return ticks
 
 
-def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) -> dict[str, float]:
-    """Milliseconds to read what a page shows of a run of so many stored values (that in `huge`, if given), and what
-    writing a record takes."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = huge or Path(name)
-        (Path(name) / "written").mkdir()
-        begin = time.perf_counter()
-        written = fill(Path(name) / "written", writing)
-        filled = time.perf_counter() - begin
-        if huge is None:
-            fill(folder, points)
-        with Run(folder) as run:
-            ticks = run.cursor
-
-        def median(read: object) -> float:
-            taken = []
-            for _ in range(9):
-                begin = time.perf_counter()
-                with Run(folder) as run:
-                    read(run)  # type: ignore[operator]
-                taken.append(time.perf_counter() - begin)
-            return statistics.median(taken) * 1e3
-
-        reads = {
-            "series_400_points_ms": lambda run: run.series(points=400),
-            "processes_60_frames_ms": lambda run: run.processes(points=60),
-            "newest_record_ms": lambda run: run.series(since=run.cursor - 1),
-            "whole_loss_curve_ms": lambda run: run.series(["loss"]),
-        }
-        return {
-            "records": ticks,
-            "file_mb": (Path(folder) / "telemetry.sqlite").stat().st_size / 1e6,
-            "microseconds_per_record": filled / written * 1e6,
-            **{name: median(read) for name, read in reads.items()},
-        }
-
-
 CASES = {
     "least": ["telemetry.period=1e9", "telemetry.live=false"],
     "everything on": ["telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
@@ -145,14 +107,12 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
 
 def main() -> None:
     parser = arguments("telemetry", __doc__ or "")
-    parser.add_argument("--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points (default: made anew)")
 
     def run(options: argparse.Namespace) -> dict[str, Any]:
         return run_cost(1 if options.short else 7, 1_000 if options.short else 6_000)
 
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "recorder": lambda options: recorder_cost(5 if options.short else 20),
-        "reading": lambda options: reading_cost(10**6 if options.short else 10**7, options.huge),
         "whole_run": run,
     }
 
