@@ -1,11 +1,10 @@
-"""Models to the hosts of an emulated cluster: every scheme, the source's experiment, and others' best.
+"""Models to the hosts of an emulated cluster: our schemes beside others' best, each at its best tuning.
 
-`python -m benchmarks.distribution STUDY`; needs root (network namespaces). All hosts have equal links.
-
-  schemes  16 hosts, 200 Mbit/s, S = 5 MB: every scheme, with the simulator's figures beside them
-  tuned    16 hosts, 100 Mbit/s, S = 5 MB: MPI's algorithms by segment size, a pipeline in mpi4py, our plans over ZeroMQ
-           and torch's gloo. Everything is swept a few times unless the JSON holds a sweep of the same setting; then the
-           best of each kind takes turns with auto, on the same processes and connections (--rounds 0: the sweep alone)
+`python -m benchmarks.distribution tuned`; needs root (network namespaces). All hosts have equal links: 16 hosts, 100
+Mbit/s, models of 5 MB unless options say otherwise. Our schemes by chunk size, MPI's algorithms by segment size, a
+pipeline in mpi4py, our plans over ZeroMQ and torch's gloo: all of it is swept a few times unless the JSON holds a sweep
+of the same setting; then the best of each kind takes turns with auto, on the same processes and connections (--rounds
+0: the sweep alone).
 
 Sealed loop: the next model leaves when every host has sealed the last. Streaming: several models are under way, timed
 in the steady state. Efficiency is bound / measured, the bound on the links' raw rate, of which a packet's frame takes
@@ -24,15 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
-from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
+from benchmarks.distribution.schemes import TWO_TREE
 from benchmarks.harness import arguments, continued, mpi_environment, print_rows, ratios, save
 from ddrl.distribution.links import Links
 from ddrl.distribution.plan import Network, bound_unequal, simulate
@@ -53,7 +51,7 @@ class Setting:
     """The cluster and the model: hosts beside the trainer's, rate of every link each way, bytes, bytes of a packet."""
 
     hosts: int = 16
-    rate: str = "200mbit"
+    rate: str = "100mbit"
     bytes: int = 5_000_000
     mtu: int = 1500
 
@@ -91,36 +89,6 @@ def case(
         "label": shown,
         "limit": limit,
     }
-
-
-def schemes(setting: Setting, options: Any) -> list[dict[str, Any]]:
-    """Every scheme in a sealed loop, the best of them streaming."""
-    chunks = {"chunk_bytes": 32 * KIB}
-    closed = [
-        case("auto"),
-        case("stripes", label="stripes 3", fanout=3, **chunks),
-        case("stripes", label="stripes 4", fanout=4, **chunks),
-        case("sharded", label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
-        case("sharded", label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case(TWO_TREE, label="two_tree", **chunks),
-        case("chain", 4, **chunks),
-        case("sharded", 3, label="sharded m=4, whole shards", relays=4),
-        case("sharded", 3, label="sharded m=n, whole shards", relays=setting.hosts),
-        case(SCATTER_RING, 3),
-        case(BINOMIAL, 3),
-        case("tree", 2, label="tree 4 x 4", fanout=4, depth=2),
-        case("direct", 1),
-    ]
-    streaming = [
-        case("auto", 20, 3),
-        case("stripes", 20, 3, label="stripes 4", fanout=4, **chunks),
-        case("sharded", 20, 3, label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
-        case("sharded", 20, 3, label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case(TWO_TREE, 16, 3, label="two_tree", **chunks),
-        case("chain", 16, 3, **chunks),
-        case(SCATTER_RING, 9, 3),
-    ]
-    return [group(setting, cases=[*closed, *streaming], rounds=options.rounds)]
 
 
 def sweep(setting: Setting, options: Any) -> list[dict[str, Any]]:
@@ -290,42 +258,32 @@ def show(setting: Setting, rows: Rows) -> None:
         print(f"simulator against measurement: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
 
 
-STUDIES: dict[str, tuple[str, Setting, Callable[[Setting, Any], list[dict[str, Any]]]]] = {
-    "schemes": ("distribution", Setting(), schemes),
-    "tuned": ("distribution_tuned", Setting(rate="100mbit"), sweep),
-}
-
-
 def main() -> None:
     parser = arguments("distribution", __doc__ or "")
-    parser.add_argument("study", choices=list(STUDIES), nargs="?", default="schemes")
-    parser.add_argument("--hosts", type=int, help="beside the trainer's")
-    parser.add_argument("--rate", help="of every link each way, as 20mbit")
-    parser.add_argument("--bytes", type=int, help="of a model")
-    parser.add_argument("--mtu", type=int, help="bytes of a packet (9000 where very many hosts share few cores)")
-    parser.add_argument("--rounds", type=int, default=3, help="of the list, of our own, of the duel (%(default)s)")
+    parser.add_argument("study", choices=["tuned"], nargs="?")
+    parser.add_argument("--hosts", type=int, help="beside the trainer's (16)")
+    parser.add_argument("--rate", help="of every link each way, as 20mbit (100mbit)")
+    parser.add_argument("--bytes", type=int, help="of a model (5000000)")
+    parser.add_argument("--mtu", type=int, help="bytes of a packet (9000 where very many hosts share few cores; 1500)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the duel (%(default)s)")
     parser.add_argument("--seconds", type=float, default=900, help="most of a measurement (%(default)s)")
     parser.add_argument("--only", default="", help="time only labels that begin so, separated by semicolons")
-    parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments of `tuned` (%(default)s)")
-    parser.add_argument("--models", type=int, default=4, help="of each in a round of `tuned` (%(default)s)")
-    parser.add_argument("--afresh", action="store_true", help="forget what the JSON holds")
-    parser.add_argument("--standing", action="store_true", help="the cluster has been made with `cluster up` already")
+    parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments (%(default)s)")
+    parser.add_argument("--models", type=int, default=4, help="of each in a round (%(default)s)")
     options = parser.parse_args()
-    name, usual, groups_of = STUDIES[options.study]
     if options.short:
-        usual = SMALL
         options.rounds, options.models, options.sizes = 1, 1, "32"
     given = {"hosts": options.hosts, "rate": options.rate, "bytes": options.bytes, "mtu": options.mtu}
-    setting = replace(usual, **{key: value for key, value in given.items() if value is not None})
-    if options.json == parser.get_default("json") and options.study != "schemes":
-        options.json = options.json.with_stem(f"{name}_{setting.hosts}")
-    found = {} if options.afresh else known(options.json, setting)
+    setting = replace(SMALL if options.short else Setting(), **{key: of for key, of in given.items() if of is not None})
+    if options.json == parser.get_default("json"):
+        options.json = options.json.with_stem(f"distribution_tuned_{setting.hosts}")
+    found = known(options.json, setting)
     if problem := cluster.available():
         raise SystemExit(f"skipped: {problem}")
-    with nullcontext() if options.standing else cluster.made([setting.rate] * (setting.hosts + 1), setting.mtu):
-        if options.study != "tuned" or options.only or "rows" not in found:
-            found |= time_list(setting, options, groups_of(setting, options), found.get("rows", []))
-        if options.study == "tuned" and options.rounds:
+    with cluster.made([setting.rate] * (setting.hosts + 1), setting.mtu):
+        if options.only or "rows" not in found:
+            found |= time_sweep(setting, options, found.get("rows", []))
+        if options.rounds:
             found["duel"] = time_duel(setting, options, found["rows"])
     save(options.json, {**asdict(setting), "bound_seconds": setting.bound, **found})
 
@@ -338,9 +296,10 @@ def known(path: Path, setting: Setting) -> dict[str, Any]:
     return {key: held[key] for key in ("links", "rows", "duel") if key in held}
 
 
-def time_list(setting: Setting, options: Any, groups: list[dict[str, Any]], known_rows: Rows) -> dict[str, Any]:
-    """Time the groups of a study; its rows, with those known before of what is not timed now."""
+def time_sweep(setting: Setting, options: Any, known_rows: Rows) -> dict[str, Any]:
+    """Time a sweep; its rows, with those known before of what is not timed now."""
     names = tuple(options.only.split(";"))
+    groups = sweep(setting, options)
     for one in groups:
         kind = "rivals" if "rivals" in one else "cases"
         one[kind] = [each for each in one[kind] if each["label"].startswith(names)]

@@ -2,7 +2,7 @@
 broadcasts that they are compared with.
 
 `python -m benchmarks.distribution.ranks REQUEST.json OUT.json`; one rank a host. A request is a list of groups, one
-after another, each on the first `hosts` hosts. A group has either `rivals` (arguments of `mpi.measure`) or `cases`
+after another. A group has either `rivals` (arguments of `mpi.measure`) or `cases`
 {scheme, parameters, models, versions_in_flight}, which the library's own relays carry.
 The root publishes whenever a model may leave, and takes the times of the hosts' confirmations.
 """
@@ -205,7 +205,7 @@ def run_cases(comm: MPI.Comm, group: dict[str, Any], found: dict[str, Any], save
     root = Root(host)
     root.wait_until_ready()
     found["links"] = asdict(host.relay.models.links)
-    for case in group["cases"] * group.get("rounds", 1):
+    for case in group["cases"]:
         figures = root.drive(case)
         found["results"].append(figures)
         save()
@@ -249,13 +249,9 @@ def main() -> None:
         write_atomically(out, json.dumps(done).encode())
 
     for group in groups:
-        hosts = group.get("hosts", world.size - 1)
-        comm = world.Split(int(world.rank > hosts), world.rank)
         done.append({"results": []})
-        if world.rank <= hosts:
-            (run_rivals if "rivals" in group else run_cases)(comm, group, done[-1], save)
+        (run_rivals if "rivals" in group else run_cases)(world, group, done[-1], save)
         wait([world.Ibarrier()])
-        comm.Free()
 
 
 if __name__ == "__main__":
