@@ -260,7 +260,7 @@ def _torment(
             job.beside_trainer = beside_trainer
             job.learns()
             begun = time.monotonic()
-            job.torment(20.0 if options.short else options.seconds, options.every, roles, WAYS)
+            job.torment(*((20.0, 5.0) if options.short else (options.seconds, options.every)), roles, WAYS)
             seconds = time.monotonic() - begun
             found = {"ranks": options.ranks, "relays": options.relays, "seconds": seconds, **job.stop()}
     print_rows([{name: str(value) for name, value in found.items()}])
