@@ -107,7 +107,6 @@ class Parser(argparse.ArgumentParser):
     """The command line of a benchmark. With `--against` its parse_args measures this tree and another one in turn, and
     ends the process."""
 
-    goals: Mapping[str, float]
     compared: str
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
@@ -119,17 +118,15 @@ class Parser(argparse.ArgumentParser):
         _, further = comparing().parse_known_args(args)
         if options.json == self.get_default("json"):
             options.json = options.json.with_stem(f"{options.json.stem}_against")
-        compare(options, further, self.goals, options.figures or self.compared)
+        compare(options, further, options.figures or self.compared)
         raise SystemExit
 
 
-def arguments(name: str, description: str, *, goals: Mapping[str, float] = {}, compared: str = "") -> Parser:
+def arguments(name: str, description: str, *, compared: str = "") -> Parser:
     """The parser every benchmark starts from: --short, --json and --against.
 
-    goals: of figures that --against compares, by their name there, the ratio wanted at most; compared: a regular
-    expression for the names of those that it shows (default: all)."""
+    compared: a regular expression for the names of the figures that --against shows (default: all)."""
     parser = Parser(prog=f"python -m {module()}", description=description, parents=[comparing()])
-    parser.goals = goals
     parser.compared = compared
     parser.add_argument("--short", action="store_true", help="a smaller form that ends in about a minute")
     parser.set_defaults(json=RESULTS / f"{name}.json")
@@ -151,7 +148,7 @@ def comparing() -> argparse.ArgumentParser:
     return parser
 
 
-def compare(options: argparse.Namespace, words: Sequence[str], goals: Mapping[str, float], figures: str) -> None:
+def compare(options: argparse.Namespace, words: Sequence[str], figures: str) -> None:
     """Run this program in this tree and in `options.against`, in turn, each in a process of its own; print and save the
     ratios, this tree's figures over the other's.
 
@@ -197,7 +194,7 @@ def compare(options: argparse.Namespace, words: Sequence[str], goals: Mapping[st
                 pairs.setdefault(name, []).extend((here, there) for here, there in values if here > 0 and there > 0)
             print(f"pair {pair} of {options.pairs}", flush=True)
     rows = {name: ratio_of_pairs(pairs[name]) for name in sorted(pairs) if pairs[name] and re.search(figures, name)}
-    shown = [{"figure": name, **row, "goal": goals.get(name)} for name, row in rows.items()]
+    shown = [{"figure": name, **row} for name, row in rows.items()]
     print_rows(shown)
     save(options.json, {"other": commit_of(other), "ratios": {row["figure"]: row for row in shown}})
 
@@ -310,6 +307,11 @@ def mpi_environment(**variables: str) -> dict[str, str]:
     allowed = {f"{prefix}_ALLOW_RUN_AS_ROOT{end}": "1" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     sources = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": sources, **allowed, **variables}
+
+
+def setting_words(*settings: str) -> list[str]:
+    """Settings as words of a command."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def on_ranks(ranks: int, module: str, *words: str, timeout: float = 600.0, **variables: str) -> str:

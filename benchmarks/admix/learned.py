@@ -1,6 +1,6 @@
-"""A trained policy as a baseline of `benchmarks.admix`, scored on the same days as the others:
+"""A trained policy as a rule of ad mixing, scored on the same days as the others:
 
-    ADMIX_POLICY=RUN python -m benchmarks.admix --part orientation --baseline benchmarks.admix.learned:Learned
+    ADMIX_POLICY=RUN python -m benchmarks.admix.rooms --cell "as booked" --rule benchmarks.admix.learned:Learned
 
 RUN is a run of the task admix (mode "bonuses"). The state is made of what every baseline is told."""
 

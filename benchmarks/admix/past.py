@@ -1,4 +1,4 @@
-"""Rules that use a log of past days, as baselines of `benchmarks.admix`: `benchmarks.admix.past:PastCurve`, ...
+"""Rules that use a log of past days, as baselines of ad mixing: `benchmarks.admix.past:PastCurve`, ...
 
 They are adaptive pacing, but what is due by each moment is not the share of the supply: it is the share that optima of
 the past days had delivered."""
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ddrl.admix.baselines import AdaptivePacing, Decision, Feedback, Outlook
+from ddrl.admix.baselines import AdaptivePacing, Decision, Feedback, Outlook, Past
 from ddrl.core.config import setting
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import Floats
@@ -33,20 +33,14 @@ class PastCurve(AdaptivePacing):
     def decide(self, feedback: Feedback) -> Decision:
         """One step towards the remaining rate, along the curve that today's weights give for both moments."""
         weights = self._weights(feedback)
-        self._pacing.state[1] = self._curve(weights, self._time)
+        self._pacing.state[1] = curve(self._past, weights, self._time)
         self._time = feedback.time
-        due = self._curve(weights, feedback.time) * self.demand
+        due = curve(self._past, weights, feedback.time) * self.demand
         return Decision(self._pacing.decide(due, feedback.estimate, feedback.rate))
 
     def _weights(self, feedback: Feedback) -> Floats:
         """Of past days for each day [n, P]."""
         return np.ones((len(self.alpha), len(self._past.requests)))
-
-    def _curve(self, weights: Floats, time: Floats) -> Floats:
-        """Share of a day's delivery that is due by `time` [n]: [n, C]."""
-        so_far = np.einsum("np,pnc->nc", weights, at_times(self._past.delivered, time))
-        whole = weights @ self._past.delivered[:, -1]
-        return np.where(whole > 0, so_far / np.maximum(whole, 1e-9), time[:, None])
 
 
 class DaysAlike(PastCurve):
@@ -71,10 +65,22 @@ class DaysAlike(PastCurve):
         today = np.log(np.stack([np.full(len(feedback.time), feedback.requests), feedback.best_bid]))  # [2, n]
         days = np.stack([self._past.requests, self._past.best_bid])
         days = np.log(np.maximum(np.stack([at_times(each, feedback.time) for each in days]), 1e-9))  # [2, P, n]
-        spread = np.maximum(days.std(1, keepdims=True), MIN_SPREAD)
-        distance = (((days - today[:, None]) / spread) ** 2).sum(0)
-        distance -= distance.min(0)
-        return np.exp(-distance / (2 * self._width**2)).T
+        return likeness(days, today, self._width)
+
+
+def likeness(days: Floats, today: Floats, width: float) -> Floats:
+    """Weights [n, P] of past days whose logarithms are `days` [2, P, n] beside `today` [2, n]."""
+    spread = np.maximum(days.std(1, keepdims=True), MIN_SPREAD)
+    distance = (((days - today[:, None]) / spread) ** 2).sum(0)
+    distance -= distance.min(0)
+    return np.exp(-distance / (2 * width**2)).T
+
+
+def curve(past: Past, weights: Floats, time: Floats) -> Floats:
+    """Share of a day's delivery that is due by `time` [n] by past days of these weights [n, P]: [n, C]."""
+    so_far = np.einsum("np,pnc->nc", weights, at_times(past.delivered, time))
+    whole = weights @ past.delivered[:, -1]
+    return np.where(whole > 0, so_far / np.maximum(whole, 1e-9), time[:, None])
 
 
 def at_times(values: Floats, time: Floats) -> Floats:

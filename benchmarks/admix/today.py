@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from benchmarks.admix.__main__ import cases
-from benchmarks.admix.past import MIN_SPREAD, at_times
-from benchmarks.admix.rooms import joined
+from benchmarks.admix.past import at_times, curve, likeness
+from benchmarks.admix.rooms import PAST_SEED, cases, joined
 from ddrl.admix import Market, MarketConfig
 from ddrl.admix.baselines import Past
 from ddrl.admix.contracts import ECPM, Day, outputs_of
@@ -23,7 +22,6 @@ from ddrl.admix.market import MarketDay
 from ddrl.admix.settings import PlayConfig
 from ddrl.core.specs import ArraySpec, EnvSpec, Flags, Floats, Ints
 
-PAST_SEED = 2000
 PAST_DAYS = 30
 TODAY = 8
 LAST = 1 / 24  # days: what "the last window" is
@@ -100,10 +98,7 @@ class AlikeEnv(AdmixVectorEnv):
     def _weights(self, time: Floats) -> Floats:
         today = self._logs()
         there = np.stack([at_times(each, time) for each in self._past_log])  # [2, P, n]
-        spread = np.maximum(there.std(1, keepdims=True), MIN_SPREAD)
-        distance = (((there - today[:, None]) / spread) ** 2).sum(0)
-        distance -= distance.min(0)
-        weights = np.exp(-distance / (2 * self._width**2)).T
+        weights = likeness(there, today, self._width)
         weights[self._sums[0] == 0] = 1
         return weights
 
@@ -157,13 +152,6 @@ class AlikeEnv(AdmixVectorEnv):
         state["today"] = self._today
         state["due"] = self._due * state["queue_mask"][..., None]
         return state
-
-
-def curve(past: Past, weights: Floats, time: Floats) -> Floats:
-    """Share of a day's delivery that is due by `time` [n]: [n, C]."""
-    so_far = np.einsum("np,pnc->nc", weights, at_times(past.delivered, time))
-    whole = weights @ past.delivered[:, -1]
-    return np.where(whole > 0, so_far / np.maximum(whole, 1e-9), time[:, None])
 
 
 def yesterday_bids(day: MarketDay) -> Floats:

@@ -1,13 +1,10 @@
-"""Models to the hosts of an emulated cluster: every scheme, the source's experiment, and others' best.
+"""Models to the hosts of an emulated cluster: our schemes beside others' best, each at its best tuning.
 
-`python -m benchmarks.distribution STUDY`; needs root (network namespaces). All hosts have equal links.
-
-  schemes  16 hosts, 200 Mbit/s, S = 5 MB: every scheme, with the simulator's figures beside them
-  scale    30, 100 or 298 hosts (--hosts): trees against the source's sharded relays, each with its best parameter, and
-           our own schemes. Rates and S are scaled down so that the machine's cores are no limit: what counts is S/B
-  tuned    16 hosts, 100 Mbit/s, S = 5 MB: MPI's algorithms by segment size, a pipeline in mpi4py, our plans over ZeroMQ
-           and torch's gloo. Everything is swept a few times unless the JSON holds a sweep of the same setting; then the
-           best of each kind takes turns with auto, on the same processes and connections (--rounds 0: the sweep alone)
+`python -m benchmarks.distribution tuned`; needs root (network namespaces). All hosts have equal links: 16 hosts, 100
+Mbit/s, models of 5 MB unless options say otherwise. Our schemes by chunk size, MPI's algorithms by segment size, a
+pipeline in mpi4py, our plans over ZeroMQ and torch's gloo: all of it is swept a few times unless the JSON holds a sweep
+of the same setting; then the best of each kind takes turns with auto, on the same processes and connections (--rounds
+0: the sweep alone).
 
 Sealed loop: the next model leaves when every host has sealed the last. Streaming: several models are under way, timed
 in the steady state. Efficiency is bound / measured, the bound on the links' raw rate, of which a packet's frame takes
@@ -26,19 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.distribution import cluster
 from benchmarks.distribution.mpi import BCAST_ALGORITHMS
-from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING, TWO_TREE
+from benchmarks.distribution.schemes import TWO_TREE
 from benchmarks.harness import arguments, continued, mpi_environment, print_rows, ratios, save
 from ddrl.distribution.links import Links
 from ddrl.distribution.plan import Network, bound_unequal, simulate
-from ddrl.distribution.schemes import make_plan, preset_relays
+from ddrl.distribution.schemes import make_plan
 
 Rows = list[dict[str, Any]]
 KIB = 1 << 10
@@ -55,7 +51,7 @@ class Setting:
     """The cluster and the model: hosts beside the trainer's, rate of every link each way, bytes, bytes of a packet."""
 
     hosts: int = 16
-    rate: str = "200mbit"
+    rate: str = "100mbit"
     bytes: int = 5_000_000
     mtu: int = 1500
 
@@ -75,12 +71,6 @@ class Setting:
         return replace(Links(**links).network(), up=payload, down=payload)
 
 
-# The source's experiment, by hosts; packets are larger at 298, for 299 hosts share the machine's cores.
-SCALE = {
-    30: Setting(30, "10mbit", 4_000_000),
-    100: Setting(100, "2500kbit", 1_000_000),
-    298: Setting(298, "2mbit", 2_000_000, 9000),
-}
 SMALL = Setting(4, "100mbit", 500_000)  # of --short
 
 
@@ -99,70 +89,6 @@ def case(
         "label": shown,
         "limit": limit,
     }
-
-
-def schemes(setting: Setting, options: Any) -> list[dict[str, Any]]:
-    """Every scheme in a sealed loop, the best of them streaming; then the trace of a few small models."""
-    chunks = {"chunk_bytes": 32 * KIB}
-    closed = [
-        case("auto"),
-        case("stripes", label="stripes 3", fanout=3, **chunks),
-        case("stripes", label="stripes 4", fanout=4, **chunks),
-        case("sharded", label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
-        case("sharded", label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case(TWO_TREE, label="two_tree", **chunks),
-        case("chain", 4, **chunks),
-        case("sharded", 3, label="sharded m=4, whole shards", relays=4),
-        case("sharded", 3, label="sharded m=n, whole shards", relays=setting.hosts),
-        case(SCATTER_RING, 3),
-        case(BINOMIAL, 3),
-        case("tree", 2, label="tree 4 x 4", fanout=4, depth=2),
-        case("direct", 1),
-    ]
-    streaming = [
-        case("auto", 20, 3),
-        case("stripes", 20, 3, label="stripes 4", fanout=4, **chunks),
-        case("sharded", 20, 3, label="sharded, 20 kB chunks on arrival", chunk_bytes=20_000),
-        case("sharded", 20, 3, label="sharded, 64 kB chunks on arrival", chunk_bytes=64_000),
-        case(TWO_TREE, 16, 3, label="two_tree", **chunks),
-        case("chain", 16, 3, **chunks),
-        case(SCATTER_RING, 9, 3),
-    ]
-    traced = case("stripes", 3, label="stripes 3", fanout=3, **chunks)
-    return [
-        group(setting, cases=[*closed, *streaming], rounds=options.rounds),
-        group(setting, cases=[traced], trace=True) | {"nbytes": 1_000_000, "hosts": min(8, setting.hosts)},
-    ]
-
-
-def scale(setting: Setting, options: Any) -> list[dict[str, Any]]:
-    """Ours, which are quick and run several times, and theirs once; the tree by the fan-out that the simulator finds
-    best."""
-    hosts = setting.hosts
-    relays = preset_relays(hosts) if hosts > 30 else max(1, hosts // 10)
-    ideal = Network.equal(hosts, setting.rates[0], latency=1e-3, message_seconds=1e-4)
-    fanout = min(
-        range(2, 25), key=lambda value: simulate(make_plan("tree", hosts, setting.bytes, fanout=value), ideal).seconds
-    )
-    middle = round((relays * hosts) ** 0.5)
-    ours = [case("auto", 3), case("auto", 9 if hosts <= 100 else 7, 2)]
-    theirs = [
-        case("sharded", 1, label=f"sharded m={relays}, whole shards (the source's preset)", relays=relays),
-        case("tree", 1, label=f"tree, 2 levels, best fan-out {fanout}", fanout=fanout, depth=2),
-        case("sharded", 2, label=f"sharded m={middle}, whole shards", relays=middle, limit=45),
-        case(TWO_TREE, 2, label="two_tree", chunk_bytes=8 * KIB),
-    ]
-    if hosts <= 100:  # relays on each of 298 hosts would open 88,000 connections, which takes longer than all the rest
-        ours.append(case("stripes", 3, label="stripes 3", fanout=3, chunk_bytes=8 * KIB))
-        theirs += [
-            case("sharded", 2, label=f"sharded m={hosts}, whole shards", relays=hosts, limit=30),
-            case("chain", 2, chunk_bytes=8 * KIB),
-            case(BINOMIAL, 1),
-            case(SCATTER_RING, 2, limit=45),
-        ]
-    if hosts <= 30:
-        theirs.append(case("direct", 1))
-    return [group(setting, cases=[*ours, *theirs]), group(setting, cases=ours, rounds=max(1, options.rounds - 1))]
 
 
 def sweep(setting: Setting, options: Any) -> list[dict[str, Any]]:
@@ -332,45 +258,32 @@ def show(setting: Setting, rows: Rows) -> None:
         print(f"simulator against measurement: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}")
 
 
-STUDIES: dict[str, tuple[str, Setting, Callable[[Setting, Any], list[dict[str, Any]]]]] = {
-    "schemes": ("distribution", Setting(), schemes),
-    "scale": ("distribution_scale", SCALE[100], scale),
-    "tuned": ("distribution_tuned", Setting(rate="100mbit"), sweep),
-}
-
-
 def main() -> None:
     parser = arguments("distribution", __doc__ or "")
-    parser.add_argument("study", choices=list(STUDIES), nargs="?", default="schemes")
-    parser.add_argument("--hosts", type=int, help="beside the trainer's")
-    parser.add_argument("--rate", help="of every link each way, as 20mbit")
-    parser.add_argument("--bytes", type=int, help="of a model")
-    parser.add_argument("--mtu", type=int, help="bytes of a packet (9000 where very many hosts share few cores)")
-    parser.add_argument("--rounds", type=int, default=3, help="of the list, of our own, of the duel (%(default)s)")
+    parser.add_argument("study", choices=["tuned"], nargs="?")
+    parser.add_argument("--hosts", type=int, help="beside the trainer's (16)")
+    parser.add_argument("--rate", help="of every link each way, as 20mbit (100mbit)")
+    parser.add_argument("--bytes", type=int, help="of a model (5000000)")
+    parser.add_argument("--mtu", type=int, help="bytes of a packet (9000 where very many hosts share few cores; 1500)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the duel (%(default)s)")
     parser.add_argument("--seconds", type=float, default=900, help="most of a measurement (%(default)s)")
     parser.add_argument("--only", default="", help="time only labels that begin so, separated by semicolons")
-    parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments of `tuned` (%(default)s)")
-    parser.add_argument("--models", type=int, default=4, help="of each in a round of `tuned` (%(default)s)")
-    parser.add_argument("--afresh", action="store_true", help="forget what the JSON holds")
-    parser.add_argument("--standing", action="store_true", help="the cluster has been made with `cluster up` already")
+    parser.add_argument("--sizes", default="8,16,32", help="KiB of chunks and segments (%(default)s)")
+    parser.add_argument("--models", type=int, default=4, help="of each in a round (%(default)s)")
     options = parser.parse_args()
-    name, usual, groups_of = STUDIES[options.study]
     if options.short:
-        usual = SMALL
         options.rounds, options.models, options.sizes = 1, 1, "32"
-    elif options.study == "scale":
-        usual = SCALE.get(options.hosts, usual)
     given = {"hosts": options.hosts, "rate": options.rate, "bytes": options.bytes, "mtu": options.mtu}
-    setting = replace(usual, **{key: value for key, value in given.items() if value is not None})
-    if options.json == parser.get_default("json") and options.study != "schemes":
-        options.json = options.json.with_stem(f"{name}_{setting.hosts}")
-    found = {} if options.afresh else known(options.json, setting)
+    setting = replace(SMALL if options.short else Setting(), **{key: of for key, of in given.items() if of is not None})
+    if options.json == parser.get_default("json"):
+        options.json = options.json.with_stem(f"distribution_tuned_{setting.hosts}")
+    found = known(options.json, setting)
     if problem := cluster.available():
         raise SystemExit(f"skipped: {problem}")
-    with nullcontext() if options.standing else cluster.made([setting.rate] * (setting.hosts + 1), setting.mtu):
-        if options.study != "tuned" or options.only or "rows" not in found:
-            found |= time_list(setting, options, groups_of(setting, options), found.get("rows", []))
-        if options.study == "tuned" and options.rounds:
+    with cluster.made([setting.rate] * (setting.hosts + 1), setting.mtu):
+        if options.only or "rows" not in found:
+            found |= time_sweep(setting, options, found.get("rows", []))
+        if options.rounds:
             found["duel"] = time_duel(setting, options, found["rows"])
     save(options.json, {**asdict(setting), "bound_seconds": setting.bound, **found})
 
@@ -380,28 +293,23 @@ def known(path: Path, setting: Setting) -> dict[str, Any]:
     held = continued(path)
     if any(held.get(key) != value for key, value in asdict(setting).items()):
         return {}
-    return {key: held[key] for key in ("links", "rows", "trace", "duel") if key in held}
+    return {key: held[key] for key in ("links", "rows", "duel") if key in held}
 
 
-def time_list(setting: Setting, options: Any, groups: list[dict[str, Any]], known_rows: Rows) -> dict[str, Any]:
-    """Time the groups of a study; its rows, with those known before of what is not timed now, and the trace."""
+def time_sweep(setting: Setting, options: Any, known_rows: Rows) -> dict[str, Any]:
+    """Time a sweep; its rows, with those known before of what is not timed now."""
     names = tuple(options.only.split(";"))
+    groups = sweep(setting, options)
     for one in groups:
         kind = "rivals" if "rivals" in one else "cases"
         one[kind] = [each for each in one[kind] if each["label"].startswith(names)]
     groups = [one for one in groups if one.get("rivals") or one.get("cases")]
     done = run_groups(groups, options.seconds)
-    timed = [one for one in done if "trace" not in one]
-    rows = summarize(setting, timed)
+    rows = summarize(setting, done)
     labels = {(row["scheme"], row["mode"]) for row in rows}
     rows += [row for row in known_rows if (row["scheme"], row["mode"]) not in labels]
     show(setting, rows)
-    found: dict[str, Any] = {"links": next((one["links"] for one in timed if "links" in one), None), "rows": rows}
-    for asked, one in zip(groups, done, strict=False):
-        if "trace" in one:
-            traced = {name: one["results"][-1][name] for name in ("scheme", "parameters")}
-            found["trace"] = {**traced, "hosts": asked["hosts"], "bytes": asked["nbytes"], "sends": one["trace"]}
-    return found
+    return {"links": next((one["links"] for one in done if "links" in one), None), "rows": rows}
 
 
 def time_duel(setting: Setting, options: Any, swept: Rows) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 broadcasts that they are compared with.
 
 `python -m benchmarks.distribution.ranks REQUEST.json OUT.json`; one rank a host. A request is a list of groups, one
-after another, each on the first `hosts` hosts. A group has either `rivals` (arguments of `mpi.measure`) or `cases`
-{scheme, parameters, models, versions_in_flight}, which the library's own relays carry; then it may ask for a `trace`.
+after another. A group has either `rivals` (arguments of `mpi.measure`) or `cases`
+{scheme, parameters, models, versions_in_flight}, which the library's own relays carry.
 The root publishes whenever a model may leave, and takes the times of the hosts' confirmations.
 """
 
@@ -21,7 +21,6 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks.distribution.mpi import busy, measure
-from benchmarks.distribution.traces import merge_traces
 from ddrl.channels.board import Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
@@ -53,19 +52,13 @@ class Host:
         counters = Counters.create(None, 1)
         readers = [self.mailbox.reader(index, firm=True) for index in range(count)]
         local = LocalHost(self.mailbox, readers, self.board, counters.row(0), ROW)
-        trace = group.get("trace", False)
         whole = Config(cluster=config)
         if comm.rank:
-            self.relay = host_relay(self.membership, whole, local, lanes=LaneSet([]), table=counters, trace=trace)
+            self.relay = host_relay(self.membership, whole, local, lanes=LaneSet([]), table=counters)
         else:
             lanes = [Lane.create(None, ROW, 64) for _ in range(comm.size - 1)]
             mirrors = [Counters.create(None, 1) for _ in lanes]
-            self.relay = root_relay(self.membership, whole, local, lanes=lanes, mirrors=mirrors, trace=trace)
-
-    def notes(self) -> list[Any]:
-        """What the relay's last executor noted of its messages, where the group wants a trace."""
-        executor = self.relay.models.executor
-        return list(executor.traffic.trace) if executor is not None else []
+            self.relay = root_relay(self.membership, whole, local, lanes=lanes, mirrors=mirrors)
 
 
 def connect(comm: MPI.Comm, plan: Plan) -> None:
@@ -208,12 +201,11 @@ def run_cases(comm: MPI.Comm, group: dict[str, Any], found: dict[str, Any], save
         sent = forward(host)
         host.membership.leave()
         comm.gather(sent)
-        comm.gather(host.notes())
         return
     root = Root(host)
     root.wait_until_ready()
     found["links"] = asdict(host.relay.models.links)
-    for case in group["cases"] * group.get("rounds", 1):
+    for case in group["cases"]:
         figures = root.drive(case)
         found["results"].append(figures)
         save()
@@ -228,14 +220,6 @@ def run_cases(comm: MPI.Comm, group: dict[str, Any], found: dict[str, Any], save
         models = len(figures["seconds"])
         figures["relay_bytes"] = [nbytes / models for nbytes, _ in counted]
         figures["relay_seconds"] = float(np.mean([used for _, used in counted] or [math.nan])) / models
-    traces = comm.gather(host.notes())
-    if any(traces):
-        plan = root.sender.executor.plan
-        merged = merge_traces(plan, traces)
-        first = plan.messages * (len(found["results"][-1]["seconds"]) - 1)
-        last = merged[merged[:, 5] >= first]  # the first models open connections
-        last[:, :3] -= last[:, 0].min()
-        found["trace"] = np.round(last, 6).tolist()
     save()
 
 
@@ -265,13 +249,9 @@ def main() -> None:
         write_atomically(out, json.dumps(done).encode())
 
     for group in groups:
-        hosts = group.get("hosts", world.size - 1)
-        comm = world.Split(int(world.rank > hosts), world.rank)
         done.append({"results": []})
-        if world.rank <= hosts:
-            (run_rivals if "rivals" in group else run_cases)(comm, group, done[-1], save)
+        (run_rivals if "rivals" in group else run_cases)(world, group, done[-1], save)
         wait([world.Ibarrier()])
-        comm.Free()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""What a trainer's GPU does: updates of every algorithm, launched one by one and captured as CUDA graphs, beside
-Stable-Baselines3 and TorchRL; equal bits; publishing meanwhile; `busy` by the device's own clock and by NVML.
+"""What a trainer's device does: updates of every algorithm, launched one by one and captured as CUDA graphs, beside
+Stable-Baselines3 and TorchRL; equal bits; publishing meanwhile.
 
-    python -m benchmarks.learning.device [--part updates same publish busy profile] [--peers-python PYTHON]
+    python -m benchmarks.learning.device [--part updates same publish] [--peers-python PYTHON]
+    python -m benchmarks.learning.device --device cpu --part updates --against TREE --pairs 11
+
+On the CPU nothing is captured, and seconds are the processor's where no peer takes part. "plain loss" is Q-learning by
+torch's operations alone.
 
 All cases of one algorithm and batch take turns, on one thread; each turn ends with the device idle. A batch is in the
 memory that replay draws into, and comes to the device in each update: that of "ready" peers lies there from the start,
@@ -27,8 +31,9 @@ from benchmarks.harness import Peer, Timing, arguments, interleave, print_rows, 
 from ddrl.core.config import Config, LearnerConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.learner import Learner, devices
+from ddrl.learner.algorithm import Loss
+from ddrl.learner.algorithms.dqn import DQN
 from ddrl.learner.algorithms.pqn import Minibatch
-from ddrl.learner.devices import BusySeconds
 from ddrl.replay.batches import Sequences, Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 
@@ -37,6 +42,20 @@ IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
 BOX = EnvSpec("Box", ArraySpec((3,), "float32"), 0, ArraySpec((1,), "float32"), action_low=(-2.0,), action_high=(2.0,))
 PLAIN = {"double": False, "dueling": "none"}
 R2D2 = {"length": 20, "burn_in": 10, "units": 64}
+
+
+class PlainLoss(DQN):
+    """DQN whose loss autograd differentiates."""
+
+    name = "plain"
+
+    def loss(self, outputs: Any, batch: Any, part: str) -> Loss:
+        """See the class."""
+        best = outputs["q_t_selector"].argmax(1, keepdim=True)
+        target = batch.r_t + batch.discount_t * outputs["q_t"].gather(1, best).squeeze(1)
+        q = outputs["q_tm1"].gather(1, batch.a_tm1.unsqueeze(1)).squeeze(1)
+        each = torch.nn.functional.huber_loss(q, target, reduction="none")
+        return Loss((batch.weight * each).mean(), (target - q).detach().abs())
 
 
 class Case(NamedTuple):
@@ -60,6 +79,7 @@ CASES = {
     "dqn Nature 256": Case("dqn", IMAGE, 256, PLAIN, {}, 50, DQN_PEERS),
     "dqn double dueling 64": Case("dqn", VECTOR, 64, {}, {}),
     "dqn double dueling Nature 256": Case("dqn", IMAGE, 256, {}, {}, 50),
+    "plain loss 64": Case("benchmarks.learning.device:PlainLoss", VECTOR, 64, {}, {}),
     "td3 256": Case("td3", BOX, 256, {"target_period": 1, "target_rate": 0.005}, {}, peers=("sb3 ready", "sb3 copied")),
     "c51 64": Case("c51", VECTOR, 64, {}, {}),
     "rainbow 64": Case("c51", VECTOR, 64, {}, {"sigma": 0.5}),
@@ -168,22 +188,25 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
         case = case._replace(updates=turn_of(case, options))
         batches = [batch_of(case, options.device, seed) for seed in range(3)]
         cases: dict[str, Callable[[], object]] = {}
-        for way in ("captured", "launched"):
-            learner = learner_of(case, options.device, captured=way == "captured")
-            cases[f"ddrl {way}"] = updates_of(learner, batches, case.updates, options.device)
-        if case.spec is IMAGE:
+        ways = ("ddrl",) if options.device == "cpu" else ("ddrl captured", "ddrl launched")
+        for way in ways:
+            learner = learner_of(case, options.device, captured=way == "ddrl captured")
+            cases[way] = updates_of(learner, batches, case.updates, options.device)
+        if case.spec is IMAGE and options.device != "cpu":
             staged = [batch_of(case, options.device, seed, locked=False) for seed in range(3)]
             learner = learner_of(case, options.device)
             cases["ddrl captured, staged"] = updates_of(learner, staged, case.updates, options.device)
         for (whose, words), peer in peers.items():
             if whose == name:
                 cases[words] = partial(peer.ask, str(case.updates))
-        seconds = interleave(cases, 1 if options.short else options.rounds, warmup=2)  # what is captured is by then
+        clock = time.perf_counter if peers or options.device != "cpu" else time.process_time
+        # What is captured is after two turns.
+        seconds = interleave(cases, 1 if options.short else options.rounds, warmup=2, clock=clock)
         microseconds = {way: Timing.of([s / case.updates * 1e6 for s in taken]) for way, taken in seconds.items()}
-        over = {way: ratios(taken, seconds["ddrl captured"]) for way, taken in seconds.items()}
+        over = {way: ratios(taken, seconds[ways[0]]) for way, taken in seconds.items()}
         found[name] = {"microseconds": microseconds, "over_captured": over}
         print(f"\n{name}", flush=True)
-        print_rows([{"way": way, "us": each, "over captured": over[way]} for way, each in microseconds.items()])
+        print_rows([{"way": way, "us": each, f"over {ways[0]}": over[way]} for way, each in microseconds.items()])
         save(options.json, {"updates": found})  # should the time end
     for peer in peers.values():
         peer.close()
@@ -277,127 +300,10 @@ def publishing(learner: Learner, turn: Iterator[Any], updates: int, period: int,
     synchronize(device)
 
 
-def measure_busy(options: argparse.Namespace) -> dict[str, Any]:
-    """What telemetry reads of a device that is busy for a known share of the time, and what a learner's events say."""
-    from ddrl.telemetry.recorder import Gpus
-
-    size = 4096
-    left, right = (torch.randn(size, size, device=options.device) for _ in range(2))
-    out = torch.empty_like(left)
-    for _ in range(3):
-        torch.mm(left, right, out=out)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(20):
-        torch.mm(left, right, out=out)
-    end.record()
-    synchronize(options.device)
-    each = begin.elapsed_time(end) / 20e3  # [s] of a product
-    gpus = Gpus()
-    found: dict[str, Any] = {"gpus": len(gpus.use()), "idle": [list(gpu) for gpu in gpus.use()], "load": []}
-    for share in (0.0, 0.25, 0.5, 1.0):
-        busy = BusySeconds()
-        busy.device = torch.device(options.device)
-        busy.seconds()
-        seen: list[float] = []
-        began = read = time.perf_counter()
-        launched = 0
-        while (now := time.perf_counter()) - began < options.load_seconds:
-            if share and launched * each < share * (now - began) + 0.02 * (share == 1.0):
-                with busy.counted():
-                    torch.mm(left, right, out=out)
-                launched += 1
-                if share < 1.0:
-                    synchronize(options.device)
-            elif share < 1.0:
-                time.sleep(0.0005)
-            if now - read > 0.5:
-                read = now
-                seen.append(gpus.use()[0].utilization)
-        synchronize(options.device)
-        wall = time.perf_counter() - began
-        row = {"wanted": share, "events": busy.seconds() / wall, "nvml": seen, "nvml_mean": float(np.mean(seen[2:]))}
-        row["launched"] = launched * each / wall
-        found["load"].append(row)
-        print(row, flush=True)
-    block = torch.zeros(2**30, dtype=torch.uint8, device=options.device)
-    synchronize(options.device)
-    found["memory"] = [gpus.use()[0].memory_bytes, gpus.use()[0].memory_total_bytes, len(block)]
-    case = CASES["dqn 64"]
-    for way in ("captured", "launched"):
-        learner = learner_of(case, options.device, captured=way == "captured")
-        batch = batch_of(case, options.device)
-        run = updates_of(learner, [batch], 300, options.device)
-        run()
-        before, began = learner.busy.seconds(), time.perf_counter()
-        run()
-        wall = time.perf_counter() - began
-        before, began = learner.busy.seconds(), time.perf_counter()
-        run()
-        counted = time.perf_counter() - began
-        found[f"updates {way}"] = {
-            "busy_share": (learner.busy.seconds() - before) / counted,
-            "counting_over_not": counted / wall,
-        }
-        print(way, found[f"updates {way}"], flush=True)
-    gpus.close()
-    return found
-
-
-def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Where the time of an update goes, by the host's clock with the device idle in between, and by kernel."""
-    from torch.profiler import ProfilerActivity, profile
-
-    found: dict[str, Any] = {}
-    for name in ("dqn 64", "dqn Nature 256"):
-        case = CASES[name]
-        rows: dict[str, Any] = {}
-        for locked in (True, False):
-            learner = learner_of(case, options.device)
-            batches = [batch_of(case, options.device, seed, locked=locked) for seed in range(3)]
-            updates_of(learner, batches, 60, options.device)()
-            parts: dict[str, list[float]] = {}
-
-            def timed(part: str, work: Callable[[], Any], parts: dict[str, list[float]] = parts) -> Any:
-                begin = time.perf_counter()
-                made = work()
-                asked = time.perf_counter() - begin
-                synchronize(options.device)
-                parts.setdefault(f"{part}: host", []).append(asked * 1e6)
-                parts.setdefault(f"{part}: done", []).append((time.perf_counter() - begin) * 1e6)
-                return made
-
-            for index in range(50):
-                batch = batches[index % 3]
-                tensors = timed("load", lambda learner=learner, batch=batch: learner._loader.load(batch, "value"))
-                gradient = timed(
-                    "passes", lambda learner=learner, tensors=tensors: learner._gradient(tensors, "value", False)
-                )
-                timed("step", lambda learner=learner, gradient=gradient: learner.apply(gradient))
-                timed("priority", lambda gradient=gradient: gradient.priority.cpu())
-            key = "page-locked" if locked else "staged"
-            rows[key] = {part: Timing.of(taken) for part, taken in parts.items()}
-            print(name, key, {part: str(each) for part, each in rows[key].items()}, flush=True)
-        learner = learner_of(case, options.device, captured=False)
-        batch = batch_of(case, options.device)
-        updates_of(learner, [batch], 20, options.device)()
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-            updates_of(learner, [batch], 10, options.device)()
-        rows["kernels"] = [
-            {"name": event.key[:120], "us": event.self_device_time_total / 10, "calls": event.count / 10}
-            for event in sorted(profiled.key_averages(), key=lambda event: -event.self_device_time_total)[:25]
-        ]
-        for row in rows["kernels"][:18]:
-            print(row, flush=True)
-        found[name] = rows
-    return found
-
-
 def main() -> None:
     parser = arguments("device", __doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0", help="(%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each case; --short: 1 (%(default)s)")
-    parser.add_argument("--load-seconds", type=float, default=5.0, help="of each known load (%(default)s)")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), help="only these updates (default: all)")
     parser.add_argument("--peers-python", help="interpreter with stable-baselines3 and torchrl; without it ddrl alone")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as `fix_order_of_sums` sets it
@@ -405,14 +311,7 @@ def main() -> None:
     flush_denormals()
     if torch.cuda.is_available():
         print(torch.cuda.get_device_name(0), torch.__version__, flush=True)
-    parts = {
-        "updates": measure_updates,
-        "same": measure_same,
-        "publish": measure_publish,
-        "busy": measure_busy,
-        "profile": measure_profile,
-    }
-    run_parts(parser, parts)
+    run_parts(parser, {"updates": measure_updates, "same": measure_same, "publish": measure_publish})
 
 
 if __name__ == "__main__":

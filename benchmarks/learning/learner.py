@@ -13,47 +13,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.harness import Peer, Timing, arguments, interleave, print_rows, ratios, save
+from benchmarks.learning.device import IMAGE, VECTOR, Case, batch_of, updates_of
 from ddrl.core.config import Config, LearnerConfig
-from ddrl.core.specs import ArraySpec, EnvSpec
+from ddrl.core.specs import EnvSpec
 from ddrl.learner import Learner, make_network
 from ddrl.learner.networks import CNN
-from ddrl.replay.batches import Transitions
 from ddrl.run.process import flush_denormals, set_torch_threads
 
-PEER = "sb3_update.py"
 CASES = (("mlp", 64, 200), ("mlp", 128, 200), ("nature_cnn", 32, 2))  # network, batch size, updates a turn
-VECTOR = EnvSpec("Vector", ArraySpec((4,), "float32"), 2)
-IMAGE = EnvSpec("Image", ArraySpec((4, 84, 84), "uint8"), 6, frame_stack=4)
-
-
-def random_batch(spec: EnvSpec, size: int) -> Transitions:
-    generator = np.random.default_rng(0)
-    shape = (size, *spec.observation.shape)
-    state, following = (generator.integers(0, 256, shape).astype(spec.observation.dtype) for _ in range(2))
-    action = generator.integers(0, spec.num_actions, size)
-    reward = generator.random(size, np.float32)
-    ones = np.ones(size, np.float32)
-    epi = np.zeros(size, np.uint64)
-    pos = np.zeros(size, np.uint32)
-    discount = np.full(size, 0.97, np.float32)
-    return Transitions(state, action, reward, discount, following, epi, pos, ones, epi, {})
 
 
 def learner_case(config: LearnerConfig, spec: EnvSpec, updates: int, *, autograd: bool = False) -> Callable[[], None]:
     learner = Learner.of(Config(learner=config), spec)
     if autograd:
         learner.use_autograd("value")
-    batch = random_batch(spec, config.batch_size)
+    batch = batch_of(Case("dqn", spec, config.batch_size, {}, {}), "cpu")
 
-    def run() -> None:
-        for turn in range(updates):
-            learner.update(batch, statistics=turn % 10 == 0)
-
-    return run
+    return updates_of(learner, [batch], updates, "cpu")
 
 
 def limit_case(config: LearnerConfig, spec: EnvSpec, updates: int) -> Callable[[], None]:
@@ -119,7 +98,8 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
     peer = None
     peer_seconds: list[float] = []  # the processor's, of its updates
     if peer_python:
-        peer = Peer("stable-baselines3 (plain)", peer_python, PEER, network, str(batch_size), "1", "cpu")
+        words = ("device_update.py", "sb3", "ready", "dqn", network, str(batch_size), "cpu")
+        peer = Peer("stable-baselines3 (plain)", peer_python, *words)
         peer.answer()  # it is ready
         cases[peer.name] = lambda: peer_seconds.append(float(peer.ask(str(updates))))
 

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import arguments, print_rows, save
+from benchmarks.harness import arguments, print_rows, save, setting_words
 
 CASES = {"cartpole": 15_000, "cartpole_pqn": 30_000}  # env steps
-GOALS = {"cartpole/processor_seconds": 1.05, "cartpole_pqn/processor_seconds": 0.6}
 USUAL = ("evaluation.period=0", "run.checkpoint_period=0", "run.target_return=inf")
 
 
@@ -47,12 +46,11 @@ def run_loop(task: str, env_steps: int, settings: Sequence[str] = ()) -> dict[st
 
     with tempfile.TemporaryDirectory() as folder:
         wanted = (f"run.dir={folder}/run", f"run.max_env_steps={env_steps}", *USUAL, *settings)
-        words = [word for setting in wanted for word in ("--set", setting)]
         Task.start = timed_start  # type: ignore[method-assign]
         Task.finish = timed_finish  # type: ignore[method-assign]
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                status = run([task, "--serial", *words])
+                status = run([task, "--serial", *setting_words(*wanted)])
         finally:
             Task.start = start  # type: ignore[method-assign]
             Task.finish = finish  # type: ignore[method-assign]
@@ -63,7 +61,7 @@ def run_loop(task: str, env_steps: int, settings: Sequence[str] = ()) -> dict[st
 
 
 def main() -> None:
-    parser = arguments("loop", __doc__.splitlines()[0], goals=GOALS, compared="^cartpole")
+    parser = arguments("loop", __doc__.splitlines()[0], compared="^cartpole")
     parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES), help="tasks (default: all)")
     options = parser.parse_args()
     found = {task: run_loop(task, 2_000 if options.short else CASES[task]) for task in options.cases}

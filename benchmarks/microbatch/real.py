@@ -2,8 +2,7 @@
 
 Needs root and the cgroup cpu controller. What is measured: equal and balanced sizes in turn in one run, beside what the
 overheads and speeds allow that were measured first, beside the simulator with these, and beside torch
-DistributedDataParallel; seconds to a target loss; the first K of N exponential times; sizers on nodes that are slowed
-by the clock, with periods and at random."""
+DistributedDataParallel; seconds to a target loss."""
 
 from __future__ import annotations
 
@@ -23,23 +22,16 @@ from benchmarks.harness import (
     mpi_environment,
     on_ranks,
     print_table,
-    ratio_of_pairs,
     ratios,
     run_parts,
 )
-from benchmarks.microbatch import simulator
-from benchmarks.microbatch.work import expected_first_of, exponential_times, fit, law_of
-from ddrl.balance import Cluster
-from ddrl.balance.sizers import make_sizer
+from benchmarks.microbatch.work import fit
 from ddrl.balance.sizes import balanced_sizes
 
 SHARES = [0.4, 0.4, 0.4, 0.1]
 HIDDEN = [512, 512]
 LOSS = 0.03  # of `target_loss`, a tenth of the first one
-MEAN = 0.4  # [s] of the exponential times
 PORT = 29517
-SKIP = 20  # iterations at the beginning that do not count
-ITERATION = 0.08  # [s] at full speed, by which the laws are stretched
 
 
 def ranks(count: int, case: str, **options: Any) -> Any:
@@ -151,79 +143,10 @@ def simulate(overhead: np.ndarray, speed: np.ndarray, jitter: float, best: np.nd
     }
 
 
-def first_of(short: bool) -> list[dict[str, Any]]:
-    """Mean seconds until the first K of 4, beside (H_N - H_(N-K)) / mu, and what they exceed the times drawn by."""
-    nodes = 4
-    iterations = 4 if short else 48
-    found = ranks(
-        5, "waits", rows=8, hidden=[8], balance={"sizer": "equal", "first": 1}, iterations=iterations, mean=MEAN
-    )
-    ordered = np.sort(exponential_times(iterations, nodes, MEAN), 1)
-    means = np.array([np.sort(exponential_times(iterations, nodes, MEAN, seed), 1).mean(0) for seed in range(500)])
-    rows = []
-    for first, seconds in enumerate(found, 1):
-        expected = expected_first_of(first, nodes, MEAN)
-        mean = statistics.mean(seconds)
-        row = {"first": first, "mean_s": mean, "expected_s": expected, "ratio": mean / expected}
-        row["standard_error_of_ratio"] = float(means[:, first - 1].std()) / expected  # of the times drawn
-        row["ratio_to_drawn"] = mean / float(ordered[:, first - 1].mean())
-        rows.append({**row, "beyond_drawn_s": Timing.of((np.array(seconds) - ordered[:, first - 1]).tolist())})
-    return rows
-
-
-def by_clock(law: str, clusters: int, short: bool) -> dict[str, Any]:
-    """Seconds an iteration of sizers in turn on nodes whose quotas follow a law of the simulator by the clock, in
-    clusters that are drawn; beside what the simulator says of the same ones."""
-    shares = [0.4] * 4
-    sizers = ["affine", "both", "ddqn"]
-    iterations = SKIP + (10 if short else 130)
-    plan = {"rows": 4096, "hidden": HIDDEN, "shares": shares, "law": law, "iterations": iterations}
-    means: dict[str, list[float]] = {name: [] for name in sizers}
-    simulated: dict[str, list[float]] = {name: [] for name in sizers}
-    for seed in range(1 if short else clusters):
-        order = sizers[seed % len(sizers) :] + sizers[: seed % len(sizers)]
-        found = ranks(len(shares) + 1, "clock", **plan, seed=seed, iteration=ITERATION, sizers=order)
-        scenario = like_real(law, plan["rows"], law_of(law, seed, iterations, shares))
-        for name in sizers:
-            means[name].append(statistics.mean(found[name][SKIP:]))
-            course = simulator.simulate(scenario, make_sizer(name, scenario.cluster))
-            simulated[name].append(float(course.seconds[SKIP:].mean()))
-        print(law, seed, {name: round(each[-1], 4) for name, each in means.items()}, flush=True)
-
-    def over(one: str, other: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
-        return ratio_of_pairs(list(zip(seconds[one], seconds[other], strict=True)))
-
-    pairs = [("both", "affine"), ("ddqn", "affine"), ("ddqn", "both")]
-    return {
-        "shares": shares,
-        "iterations": iterations,
-        "seconds": means,
-        **{f"{one}_over_{other}": over(one, other, means) for one, other in pairs},
-        "simulated": {f"{one}_over_{other}": over(one, other, simulated) for one, other in pairs},
-    }
-
-
-def like_real(law: str, rows: int, slow: np.ndarray) -> simulator.Scenario:
-    """A scenario of the simulator that meets `slow` [steps, nodes] on equal nodes, with the middle of the overheads and
-    the communication that its clusters are drawn with, and their jitter."""
-    nodes = slow.shape[1]
-    iterations = len(slow) // (simulator.LAPS * simulator.STEPS)
-    speed = np.full((1, nodes), rows / nodes / ITERATION)
-    jitter = np.random.default_rng(0).lognormal(-0.5 * 0.05**2, 0.05, (iterations, 1, nodes))
-    parts = [np.full((1, nodes), share * ITERATION) for share in (0.1, 0.03)]
-    cluster = Cluster.of(np.array([rows]), speed)
-    noise = np.full((iterations, 1), float(rows))
-    step = np.array([ITERATION / simulator.STEPS])
-    return simulator.Scenario(law, cluster, parts[0], speed, parts[1], slow[:, None], jitter, noise, step)
-
-
 PARTS = {
-    "clock_periodic": partial(by_clock, "clock periodic", 12),
-    "clock_bursty": partial(by_clock, "clock bursty", 6),
     "unequal_2048": partial(unequal, 2048),
     "unequal_8192": partial(unequal, 8192),
     "target_loss": target_loss,
-    "first_of": first_of,
 }
 
 
@@ -236,8 +159,7 @@ def measured(name: str, options: argparse.Namespace) -> Any:
     """A part's figures, printed."""
     found = PARTS[name](options.short)
     print(name)
-    for row in found if isinstance(found, list) else [found]:
-        print_table(["figure", "value"], [(key, str(value)[:90]) for key, value in row.items()])
+    print_table(["figure", "value"], [(key, str(value)[:90]) for key, value in found.items()])
     return found
 
 

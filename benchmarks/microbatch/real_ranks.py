@@ -5,15 +5,11 @@ python -m benchmarks.microbatch.real_ranks CASE; each node runs within its share
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import sys
-import threading
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +17,11 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from benchmarks.microbatch.simulator import STEPS
 from benchmarks.microbatch.work import (
     SPEC,
     Transitions,
     batch_of,
     config_of,
-    exponential_times,
-    law_of,
     lessons_of,
 )
 from ddrl.balance import Balancer
@@ -38,7 +31,6 @@ from ddrl.balance.nodes import serve
 from ddrl.balance.sizes import proportional_sizes
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config
-from ddrl.core.specs import Floats
 from ddrl.learner import Learner
 from ddrl.pool.devices import CpuController, QuotaGroup
 
@@ -152,89 +144,7 @@ def target(leader: Leader, learner: Learner, config: Config, groups: list[QuotaG
     return {"seconds": time.perf_counter() - begin, "updates": update, "loss": loss}
 
 
-def waits(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Seconds until the first K gradients, K from 1 to N, where each node sleeps for an exponential time: by K, then by
-    update. Every other update is one without sleep."""
-    batch = batch_of(SPEC, config.learner.batch_size)
-    collection = leader.parts["value"].collection
-    waited: list[list[float]] = []
-    for first in range(1, NODES + 1):
-        collection.settings = replace(collection.settings, first=first)
-        seconds: list[float] = []
-        for _ in range(2 * options["iterations"]):
-            seconds.append(iterate(leader, learner, batch, None)["waited"])
-            leader._wait(lambda: len(leader._free_nodes()) == NODES)
-        waited.append(seconds[1::2])
-    return waited
-
-
-class Load:
-    """A law of the simulator on the nodes' quotas: within the context each node is slowed as it says at that time.
-
-    slow [G, N]: of steps of `step` seconds from the beginning, after which it begins again."""
-
-    def __init__(self, groups: list[QuotaGroup], shares: list[float], slow: Floats, step: float) -> None:
-        self._groups = groups
-        self._shares = shares
-        self._slow = slow
-        self._step = step
-        self._over = threading.Event()
-        self._pool = ThreadPoolExecutor(1, "load")
-
-    def __enter__(self) -> None:
-        self._applied = self._pool.submit(self._apply)
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._pool.shutdown()
-        set_shares(self._groups, self._shares)
-        self._applied.result()  # raises where the load could not be applied: what was measured meanwhile is void
-
-    def _apply(self) -> None:
-        begin = time.perf_counter()
-        held = np.ones(len(self._shares))
-        for at in itertools.count():
-            slow = self._slow[at % len(self._slow)]
-            for node in np.flatnonzero(slow != held):
-                group = self._groups[node]
-                QuotaGroup(group.controller, group.path.name, self._shares[node] / slow[node])
-            held = slow
-            if self._over.wait(max(0.0, begin + (at + 1) * self._step - time.perf_counter())):
-                return
-
-
-def clock(leader: Leader, learner: Learner, config: Config, groups: list[QuotaGroup], options: dict[str, Any]) -> Any:
-    """Seconds of `iterations` iterations by each sizer in turn, which all meet the same load by the clock: `law` of the
-    simulator, drawn by `seed`, in which an iteration at full speed takes `iteration` seconds."""
-    rows = config.learner.batch_size
-    batch = batch_of(SPEC, rows)
-    slow = law_of(options["law"], options["seed"], options["iterations"], options["shares"])
-    found: dict[str, list[float]] = {}
-    for _ in range(4):
-        iterate(leader, learner, batch, Balancer(rows, NODES, "equal").sizes)
-    for name in options["sizers"]:
-        balancer = Balancer(rows, NODES, name)
-        with Load(groups, options["shares"], slow, options["iteration"] / STEPS):
-            for _ in range(options["iterations"]):
-                row = iterate(leader, learner, batch, balancer.sizes)
-                balancer.update(row["nodes"])
-                found.setdefault(name, []).append(row["seconds"])
-    return found
-
-
-CASES = {"unequal": unequal, "waits": waits, "target": target, "clock": clock}
-
-
-def sleeper(learner: Learner, times: list[float]) -> None:
-    """Make the algorithm sleep before every second gradient, for the next of these times."""
-    seconds = itertools.cycle([value for one in times for value in (0.0, one)])
-    evaluations = learner.algorithm.evaluations
-
-    def wait(batch: Any, part: str) -> Any:
-        time.sleep(next(seconds))
-        return evaluations(batch, part)
-
-    learner.algorithm.evaluations = wait
+CASES = {"unequal": unequal, "target": target}
 
 
 def main() -> None:
@@ -242,17 +152,13 @@ def main() -> None:
     case = sys.argv[1]
     options = json.loads(sys.argv[2])
     config = config_of(options["rows"], options["hidden"], NODES, **options.get("balance", {}))
-    groups = enter(options["shares"]) if options.get("shares") else []
+    groups = enter(options["shares"])
     try:
         if WORLD.rank:
 
             def make() -> Exchange:
                 torch.set_flush_denormal(True)
-                learner = Learner.of(config, SPEC)
-                if case == "waits":
-                    times = exponential_times(options["iterations"], NODES, options["mean"])
-                    sleeper(learner, times[:, WORLD.rank - 1].tolist())
-                return Exchange(learner)
+                return Exchange(Learner.of(config, SPEC))
 
             serve(WORLD, make, None, lambda: True)
         else:
@@ -273,7 +179,7 @@ def main() -> None:
         traceback.print_exc()
         WORLD.Abort(1)
     finally:
-        if groups:
+        if not WORLD.rank:
             groups[-1].leave()  # before the last message: the kernel needs a moment until a group is empty
         WORLD.barrier()
         for group in groups:

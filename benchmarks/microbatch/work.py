@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.microbatch.simulator import BY_CLOCK, LAPS, STEPS
 from ddrl.balance.settings import BalanceConfig
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
-from ddrl.pool.devices import MIN_QUOTA_US, PERIOD_US
 
 SPEC = EnvSpec("Made-up", ArraySpec((64,), "float32"), 4)
 
@@ -47,28 +45,6 @@ def lessons_of(spec: EnvSpec, rows: int, count: int = 8) -> list[Transitions]:
         reward = np.tanh(2.0 * (batch.s_tm1 * directions[batch.a_tm1]).sum(1)).astype(np.float32)
         found.append(batch._replace(r_t=reward, discount_t=np.zeros(rows, np.float32)))
     return found
-
-
-def expected_first_of(first: int, nodes: int, mean: float) -> float:
-    """Mean time [s] of the K-th of N exponential times of `mean` [s]: (H_N - H_(N-K)) / mu (Renyi 1953)."""
-    return mean * sum(1.0 / place for place in range(nodes - first + 1, nodes + 1))
-
-
-def exponential_times(iterations: int, nodes: int, mean: float, seed: int = 0) -> NDArray[np.float64]:
-    """Exponential times [iterations, nodes] of that mean. The k-th shortest of N is a sum of independent exponential
-    spacings of means mean / N, mean / (N - 1), ... (Renyi 1953), in any order of the nodes. Each spacing is drawn once
-    from each of `iterations` strata of equal probability: the means of so few come closer to the law's."""
-    draw = np.random.default_rng(seed)
-    strata = draw.permuted(np.tile(np.arange(iterations), (nodes, 1)), axis=1).T
-    spacings = -np.log1p(-(strata + draw.random((iterations, nodes))) / iterations) / np.arange(nodes, 0, -1)
-    return draw.permuted(mean * spacings.cumsum(1), axis=1)
-
-
-def law_of(law: str, seed: int, iterations: int, shares: list[float]) -> NDArray[np.float64]:
-    """How slow nodes of these shares of a core are by a law of the simulator [steps of its clock, nodes], and no slower
-    than the least quota of the kernel allows."""
-    drawn = BY_CLOCK[law](np.random.default_rng(seed), (LAPS * STEPS * iterations, 1, len(shares)))[:, 0]
-    return np.minimum(drawn, np.array(shares) * PERIOD_US / MIN_QUOTA_US)
 
 
 def fit(trace: list[dict[str, Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:

@@ -2,10 +2,8 @@
 cpprb|rlox|sb3|tianshou|torchrl`.
 
 Reads a line, answers a line: "version"; "has CASE" -> yes or no (and makes it ready); "run CASE" -> the seconds one
-call took. Cases: "windows EPISODES STEPS COUNT LENGTH" (state float32[4]), "uniform B", "prioritized B" (sample and
-update), "add 1", "add 256" (float32[8], 1 M rows), "record 100" (single appends, float32[4], 2^23 rows), "atari SIZE
-B", "atari-prioritized SIZE B" (84 x 84, stack 4). A library without a sampler of windows draws the indices outside and
-fetches them with its own method."""
+call took. Cases: "uniform B", "prioritized B" (sample and update), "add 1", "add 256" (float32[8], 1 M rows), "atari
+SIZE B", "atari-prioritized SIZE B" (84 x 84, stack 4)."""
 
 import importlib.metadata
 import sys
@@ -19,11 +17,6 @@ rng = np.random.default_rng(0)
 
 def priorities(count):
     return rng.exponential(size=count).astype(np.float32) + 1e-3
-
-
-def window_indices(episodes, steps, count, length):
-    first = rng.integers(episodes, size=count) * steps + rng.integers(steps - length, size=count)
-    return (first[:, None] + np.arange(length)).ravel()
 
 
 class Cpprb:
@@ -48,11 +41,6 @@ class Cpprb:
             buffer.add(obs=block, next_obs=block, act=np.zeros(steps), rew=np.ones(steps), done=np.zeros(steps))
             buffer.on_episode_end()
 
-    def windows(self, episodes, steps, count, length):
-        buffer = self.make("", episodes * steps, (4,), np.float32)
-        self.fill(buffer, episodes * steps, (4,), np.float32, steps)
-        return lambda: buffer._encode_sample(window_indices(episodes, steps, count, length))
-
     def uniform(self, size):
         buffer = self.make("", ROWS, (8,), np.float32)
         self.fill(buffer, ROWS, (8,), np.float32)
@@ -71,10 +59,10 @@ class Cpprb:
 
         return call
 
-    def add(self, count, rows=ROWS, dim=8):
-        buffer = self.make("", rows, (dim,), np.float32)
-        self.fill(buffer, rows, (dim,), np.float32)
-        states = np.ones((count, dim), np.float32)
+    def add(self, count):
+        buffer = self.make("", ROWS, (8,), np.float32)
+        self.fill(buffer, ROWS, (8,), np.float32)
+        states = np.ones((count, 8), np.float32)
         zeros = np.zeros(count, np.float32)
         return lambda: buffer.add(obs=states, next_obs=states, act=zeros, rew=zeros, done=zeros)
 
@@ -109,16 +97,6 @@ class Rlox:
             buffer.push_batch(*rows)
         return buffer
 
-    def windows(self, episodes, steps, count, length):
-        import rlox
-
-        buffer = rlox.SequenceReplayBuffer(episodes * steps, 4, 1)
-        state = np.ones(4, np.float32)
-        action = np.zeros(1, np.float32)
-        for row in range(episodes * steps):
-            buffer.push(state, state, action, 1.0, row % steps == steps - 1, False)
-        return lambda: buffer.sample_sequences(count, length, self.seed())
-
     def uniform(self, size):
         buffer = self.make(ROWS, 8)
         return lambda: buffer.sample(size, self.seed())
@@ -138,12 +116,12 @@ class Rlox:
 
         return call
 
-    def add(self, count, rows=ROWS, dim=8):
-        buffer = self.make(rows, dim)
+    def add(self, count):
+        buffer = self.make(ROWS, 8)
         if count > 1:
-            block = self.rows(count, dim)
+            block = self.rows(count, 8)
             return lambda: buffer.push_batch(*block)
-        state = np.ones(dim, np.float32)
+        state = np.ones(8, np.float32)
         action = np.zeros(1, np.float32)
         return lambda: buffer.push(state, action, 1.0, False, False, state)
 
@@ -169,17 +147,13 @@ class Sb3:
         buffer.full = True
         return buffer
 
-    def windows(self, episodes, steps, count, length):
-        buffer = self.make(episodes * steps, (4,), np.float32)
-        return lambda: buffer._get_samples(window_indices(episodes, steps, count, length))
-
     def uniform(self, size):
         buffer = self.make(ROWS, (8,), np.float32)
         return lambda: buffer.sample(size)
 
-    def add(self, count, rows=ROWS, dim=8):
-        buffer = self.make(rows, (dim,), np.float32)
-        state = np.ones((1, dim), np.float32)
+    def add(self, count):
+        buffer = self.make(ROWS, (8,), np.float32)
+        state = np.ones((1, 8), np.float32)
         action = np.zeros(1, np.int64)
         reward = np.ones(1, np.float32)
         done = np.zeros(1, np.float32)
@@ -220,10 +194,6 @@ class Tianshou:
             buffer.update_weight(np.arange(size), priorities(size))
         return buffer
 
-    def windows(self, episodes, steps, count, length):
-        buffer = self.make(episodes * steps, (4,), np.float32)
-        return lambda: buffer[window_indices(episodes, steps, count, length)]
-
     def uniform(self, size):
         buffer = self.make(ROWS, (8,), np.float32)
         return lambda: buffer.sample(size)
@@ -237,11 +207,11 @@ class Tianshou:
 
         return call
 
-    def add(self, count, rows=ROWS, dim=8):
+    def add(self, count):
         from tianshou.data import Batch
 
-        buffer = self.make(rows, (dim,), np.float32)
-        state = np.ones(dim, np.float32)
+        buffer = self.make(ROWS, (8,), np.float32)
+        state = np.ones(8, np.float32)
         row = Batch(obs=state, act=0, rew=1.0, terminated=False, truncated=False, done=False, obs_next=state)
 
         def call():
@@ -258,52 +228,38 @@ class Tianshou:
 class TorchRL:
     """TensorDicts in a lazy tensor storage; no prioritized replay where its extension does not load."""
 
-    def make(self, size, shape, dtype, batch=None, sampler=None, steps=1000):
+    def make(self, size, shape, dtype, batch=None, steps=1000):
         import torch
         from tensordict import TensorDict
         from torchrl.data import LazyTensorStorage, ReplayBuffer
 
         torch.set_num_threads(1)
-        buffer = ReplayBuffer(storage=LazyTensorStorage(size), batch_size=batch, sampler=sampler)
-        for episode in range(size // steps):
-            buffer.extend(self.rows(torch, TensorDict, steps, shape, dtype, episode))
+        buffer = ReplayBuffer(storage=LazyTensorStorage(size), batch_size=batch)
+        for _ in range(size // steps):
+            buffer.extend(self.rows(torch, TensorDict, steps, shape, dtype))
         return buffer
 
-    def rows(self, torch, tensordict, count, shape, dtype, episode=0):
+    def rows(self, torch, tensordict, count, shape, dtype):
         state = torch.ones((count, *shape), dtype=getattr(torch, np.dtype(dtype).name))
         return tensordict(
             {
                 "obs": state,
                 "action": torch.zeros(count, dtype=torch.int64),
-                "episode": torch.full((count,), episode),
                 "next": tensordict({"obs": state, "reward": torch.ones(count)}, [count]),
             },
             [count],
         )
 
-    def windows(self, episodes, steps, count, length):
-        from torchrl.data import SliceSampler
-
-        buffer = self.make(
-            episodes * steps,
-            (4,),
-            np.float32,
-            batch=count * length,
-            steps=steps,
-            sampler=SliceSampler(slice_len=length, traj_key="episode", cache_values=True),
-        )
-        return buffer.sample
-
     def uniform(self, size):
         buffer = self.make(ROWS, (8,), np.float32, batch=size)
         return buffer.sample
 
-    def add(self, count, rows=ROWS, dim=8):
+    def add(self, count):
         import torch
         from tensordict import TensorDict
 
-        buffer = self.make(rows, (dim,), np.float32)
-        data = self.rows(torch, TensorDict, count, (dim,), np.float32)
+        buffer = self.make(ROWS, (8,), np.float32)
+        data = self.rows(torch, TensorDict, count, (8,), np.float32)
         return (lambda: buffer.add(data[0])) if count == 1 else (lambda: buffer.extend(data))
 
     def atari(self, frames, size):
@@ -323,14 +279,6 @@ LIBRARIES = {
 def prepare(library, case):
     name, *numbers = case.split()
     numbers = [int(number) for number in numbers]
-    if name == "record":
-        call = library.add(1, 2**23, 4)
-
-        def record():
-            for _ in range(numbers[0]):
-                call()
-
-        return record
     if name == "atari-prioritized":
         return library.atari(*numbers, prioritized=True)
     return getattr(library, name)(*numbers)

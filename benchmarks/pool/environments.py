@@ -13,22 +13,19 @@ class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Takes `startup` seconds to make and `step` seconds a step, as a simulator elsewhere would: no processor time.
 
     The start-up varies by `variation` (std / mean, normal), by chance; the seconds of a step by as much from seed to
-    seed, or exponentially, so that rounds vary that begin with seeds of their own."""
+    seed, so that rounds vary that begin with seeds of their own."""
 
-    def __init__(self, startup: float, step: float, variation: float, exponential: bool) -> None:
+    def __init__(self, startup: float, step: float, variation: float) -> None:
         super().__init__(gymnasium.make("CartPole-v1"))
         self._mean = step
         self._variation = variation
-        self._exponential = exponential
         self._step = step
         time.sleep(max(0.0, startup * np.random.default_rng().normal(1.0, variation)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As CartPole's; a seed sets the pace."""
         if seed is not None:
-            generator = np.random.default_rng(seed)
-            factor = generator.exponential() if self._exponential else generator.normal(1.0, self._variation)
-            self._step = self._mean * max(0.0, factor)
+            self._step = self._mean * max(0.0, np.random.default_rng(seed).normal(1.0, self._variation))
         else:
             time.sleep(self._step)  # a reset takes the place of a step
         return self.env.reset(seed=seed, options=options)
@@ -39,6 +36,6 @@ class Paced(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.step(action)
 
 
-def paced(startup: float = 0.0, step: float = 0.0, variation: float = 0.0, exponential: bool = False) -> Paced:
+def paced(startup: float = 0.0, step: float = 0.0, variation: float = 0.0) -> Paced:
     """See `Paced`."""
-    return Paced(startup, step, variation, exponential)
+    return Paced(startup, step, variation)

@@ -9,45 +9,7 @@ using u8 = std::uint8_t;
 using u32 = std::uint32_t;
 using u64 = std::uint64_t;
 
-namespace {
-
-template <std::size_t L, std::size_t S>
-void windows_fixed(const u8* state, const u64* action, const float* reward, const u32* first, u32 count, u32 ahead,
-                   u8* s, u64* a, float* r, u8* n) {
-    for (u32 i = 0; i < count; ++i) {
-        if (ahead && i + ahead < count) {
-            const u64 at = first[i + ahead];
-            for (std::size_t line = 0; line < (L + 1) * S; line += 64) __builtin_prefetch(state + at * S + line);
-            __builtin_prefetch(state + (at + L + 1) * S - 1);
-            __builtin_prefetch(action + at), __builtin_prefetch(action + at + L - 1);
-            __builtin_prefetch(reward + at), __builtin_prefetch(reward + at + L - 1);
-        }
-        const u64 at = first[i];
-        std::memcpy(s + i * L * S, state + at * S, L * S);
-        std::memcpy(n + i * L * S, state + (at + 1) * S, L * S);
-        std::memcpy(a + i * L, action + at, L * 8);
-        std::memcpy(r + i * L, reward + at, L * 4);
-    }
-}
-
-}  // namespace
-
 extern "C" {
-
-// Windows of 8 records: states, next states, actions (8 bytes), rewards.
-void windows(const u8* state, const u64* action, const float* reward, u32 state_bytes, const u32* first, u32 count,
-             u32 ahead, u8* s, u64* a, float* r, u8* n) {
-    if (state_bytes == 16) return windows_fixed<8, 16>(state, action, reward, first, count, ahead, s, a, r, n);
-    if (state_bytes == 336) return windows_fixed<8, 336>(state, action, reward, first, count, ahead, s, a, r, n);
-    const u64 L = 8, S = state_bytes;
-    for (u32 i = 0; i < count; ++i) {
-        const u64 at = first[i];
-        std::memcpy(s + i * L * S, state + at * S, L * S);
-        std::memcpy(n + i * L * S, state + (at + 1) * S, L * S);
-        std::memcpy(a + i * L, action + at, L * 8);
-        std::memcpy(r + i * L, reward + at, L * 4);
-    }
-}
 
 // Single transitions: observations of `stack` frames that end at each index, actions, rewards, and observations one
 // step on.

@@ -55,21 +55,9 @@ class Limit:
         columns = [_address(column) for column in (self.state, self.action, self.reward)]
         self._columns = [*columns, ctypes.c_uint32(self.bytes)]
 
-    def windows(self, count: int, *, prefetch: bool) -> Callable[[], None]:
-        """Copy `count` windows of 8."""
-        kept, rest = self._outputs(count, 8, 1, prefetch)
-        indices = self.rng.integers(0, max(1, self.size - 8), (DISTINCT // count, count), dtype=np.uint32)
-        addresses = itertools.cycle([_address(index) for index in indices])
-        kept.append(indices)
-
-        def call(keep: list[np.ndarray] = kept) -> None:
-            _LIBRARY.windows(*self._columns, next(addresses), *rest)
-
-        return call
-
-    def transitions(self, count: int, *, tree: bool = False, prefetch: bool = True) -> Callable[[], None]:
+    def transitions(self, count: int, *, tree: bool = False) -> Callable[[], None]:
         """Copy `count` transitions; with `tree` they are drawn from a binary sum tree, which is updated."""
-        kept, rest = self._outputs(count, 1, self.stack, prefetch)
+        kept, rest = self._outputs(count)
         fixed = [*self._columns, ctypes.c_uint32(self.stack)]
         sets = DISTINCT // count
         indices = self.rng.integers(self.stack, self.size - 1, (sets, count), dtype=np.uint32)
@@ -109,12 +97,11 @@ class Limit:
 
         return call
 
-    def _outputs(self, count: int, length: int, stack: int, prefetch: bool) -> tuple[list[np.ndarray], list[object]]:
-        """Arrays that `count` windows of `length` are copied to, and the C++ loop's last arguments."""
-        state, following = (np.ones((count, length, stack * self.bytes), np.uint8) for _ in range(2))
-        outs = [state, np.ones((count, length), np.uint64), np.ones((count, length), np.float32), following]
-        ahead = ctypes.c_uint32(AHEAD if prefetch else 0)
-        return outs, [ctypes.c_uint32(count), ahead, *map(_address, outs)]
+    def _outputs(self, count: int) -> tuple[list[np.ndarray], list[object]]:
+        """Arrays that `count` transitions are copied to, and the C++ loop's last arguments."""
+        state, following = (np.ones((count, 1, self.stack * self.bytes), np.uint8) for _ in range(2))
+        outs = [state, np.ones((count, 1), np.uint64), np.ones((count, 1), np.float32), following]
+        return outs, [ctypes.c_uint32(count), ctypes.c_uint32(AHEAD), *map(_address, outs)]
 
     def _tree(self, capacity: int) -> np.ndarray:
         """Sums of random priorities, the root at 1."""

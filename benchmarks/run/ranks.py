@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, arguments, print_table, save
+from benchmarks.harness import Timing, arguments, print_table, save, setting_words
 from benchmarks.run.starts import ROLLOUT, Marked, when_all_have_stepped
 from ddrl.channels.board import Counters
 from ddrl.channels.segment import segment_name
@@ -115,7 +115,7 @@ def measure(ranks: int, relays: int, settings: list[str]) -> dict[str, Any]:
         run = Path(folder) / "run"  # beside the trainer, the relays and the evaluator
         rollouts = ranks - 2 - relays
         settings = [f"run.dir={run}", f"cluster.relays={relays}", *settings]
-        command = [str(LAUNCHER), str(ranks), "cartpole", *(word for text in settings for word in ("--set", text))]
+        command = [str(LAUNCHER), str(ranks), "cartpole", *setting_words(*settings)]
         with Marked(command) as job:
             memory = Memory(job)
             loops = Loops(run, rollouts)

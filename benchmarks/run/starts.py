@@ -4,8 +4,6 @@
               MPI and meet in a barrier
     update    `mpi_launch/local 5` until the first update, with the processor time of all its processes until then
     shortest  the smallest local and serial runs as a whole, wall and processor time (beside another tree: `--against`)
-    files     calls that take a path (`strace -f -e trace=%file`), at two numbers of ranks and scaled linearly to N;
-              beside N imports of MPI
 
 Counters are read from the run's records; ratios are taken round by round."""
 
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -29,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import ddrl
-from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts
+from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts, setting_words
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
 from ddrl.telemetry import Processes, Run
@@ -41,8 +38,6 @@ TICKS = os.sysconf("SC_CLK_TCK")
 LIMIT = 600.0  # [s] for a job to come so far
 BARE = (sys.executable, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()")
 LOCAL_RANKS = 5
-FEW = (20, 40)  # ranks of the counts of calls
-SHORT_FEW = (4, 6)
 SHORTEST = (
     "run.max_env_steps=200",
     "run.max_seconds=60",
@@ -149,7 +144,7 @@ def when_updated(records: Processes) -> float | None:
 
 def job_of(ranks: int, run: Path, *settings: str) -> list[str]:
     """The command of a training of CartPole on so many ranks of plain mpirun."""
-    words = [word for text in (f"run.dir={run}", *settings) for word in ("--set", text)]
+    words = setting_words(f"run.dir={run}", *settings)
     return [*mpirun(ranks), sys.executable, "-m", "ddrl.run", "cartpole", *words]
 
 
@@ -185,7 +180,7 @@ def update() -> dict[str, float]:
 def shortest(*words: str) -> dict[str, float]:
     """A whole run that ends before it learns: what every run pays, wall and processor time of all its processes [s]."""
     with tempfile.TemporaryDirectory() as name:
-        settings = [word for text in (f"run.dir={name}/run", *SHORTEST) for word in ("--set", text)]
+        settings = setting_words(f"run.dir={name}/run", *SHORTEST)
         used = os.times()
         command = [sys.executable, "-m", "ddrl.run", *words, *settings]
         ended = subprocess.run(command, env=mpi_environment(PYTHONPATH=str(TREE)), capture_output=True, text=True)
@@ -194,28 +189,6 @@ def shortest(*words: str) -> dict[str, float]:
             raise SystemExit(ended.stderr)
         cpu = now.children_user + now.children_system - used.children_user - used.children_system
         return {"seconds": now.elapsed - used.elapsed, "cpu_seconds": cpu}
-
-
-def calls(command: Sequence[str], folder: Path, rollouts: int) -> int:
-    """Calls that take a path, until all rollouts have stepped; rollouts 0: until the command ends."""
-    trace = folder / "trace"
-    strace = ["strace", "-f", "-qq", "-e", "trace=%file", "-e", "signal=none", "-o", str(trace)]
-    with Marked([*strace, *command], folder) as job:
-        if rollouts:
-            job.until(lambda records: when_all_have_stepped(rollouts, records), folder / "run", 0.5)
-        else:
-            job.process.wait()
-        with trace.open(errors="replace") as lines:
-            return sum("resumed>" not in line for line in lines)
-
-
-def count_calls(ranks: int, *, bare: bool) -> int:
-    """Of a job of so many ranks; bare: of as many imports of MPI."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if bare:
-            return calls([*mpirun(ranks), *BARE], folder, 0)
-        return calls(job_of(ranks, folder / "run"), folder, ranks - 3)
 
 
 def ranks_of(options: argparse.Namespace) -> int:
@@ -260,28 +233,11 @@ def shortest_part(options: argparse.Namespace) -> dict[str, Any]:
     return in_turn(options, {"local": shortest, "serial": partial(shortest, "--serial")})
 
 
-def files_part(options: argparse.Namespace) -> dict[str, Any] | None:
-    """Calls that take a path, scaled to many ranks."""
-    if shutil.which("strace") is None:
-        print("calls are not counted: strace is not installed")
-        return None
-    few = SHORT_FEW if options.short else FEW
-    rows: list[dict[str, Any]] = []
-    for name in ("job", "barrier"):
-        counts = [count_calls(ranks, bare=name == "barrier") for ranks in few]
-        of_rank = (counts[1] - counts[0]) / (few[1] - few[0])
-        scaled = round(counts[0] + of_rank * (ranks_of(options) - few[0]))
-        rows.append({"case": name, "counts": counts, "of_a_rank": of_rank, "scaled": scaled})
-    print_rows(rows)
-    return {"ranks": ranks_of(options), "counted_at": few, "cases": rows}
-
-
 def main() -> None:
-    goals = {"update/medians/job/seconds": 0.6}
-    parser = arguments("starts", (__doc__ or "").split("\n", 1)[0], goals=goals)
+    parser = arguments("starts", (__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--ranks", type=int, default=0, help="ranks to start (300; --short: 8)")
     parser.add_argument("--rounds", type=int, default=0, help="of every part (3; --short: 1)")
-    parts = {"ranks": ranks_part, "update": update_part, "shortest": shortest_part, "files": files_part}
+    parts = {"ranks": ranks_part, "update": update_part, "shortest": shortest_part}
     run_parts(parser, parts)
 
 

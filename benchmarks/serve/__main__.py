@@ -5,7 +5,6 @@ inprocess  bytes to bytes on one thread: ours, ours with its log of decisions, t
 http       closed loop, servers on one core, the generator on another: ours, ours with its log, bare servers with the
            bare path and with a fixed answer, on uvicorn and (where it is installed) granian
 latency    open loop at 70 % of what `http` measured, a newer policy saved every second
-million    10^6 requests in process with a change every 1,000: each answered once, by the version in force
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -37,11 +35,10 @@ from ddrl.acting.policy_file import load_policy, load_trusted_policy, save_polic
 from ddrl.admix.environment import make_book
 from ddrl.admix.journal import Journal
 from ddrl.admix.load import Generator, bodies_of, run
-from ddrl.admix.mixer import Decision, DisplayRequest, ServedPolicy
+from ddrl.admix.mixer import DisplayRequest
 from ddrl.admix.serving import open_mixer
 
 CONNECTIONS = 16
-EVERY = 1000  # requests between two changes of the policy
 
 
 def bodies() -> list[bytes]:
@@ -195,48 +192,10 @@ def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def million(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """In process: the version of every answer is the one in force, its id that of the request."""
-    mixer = open_mixer(folder)
-    given = bodies()
-    count = 50_000 if options.short else 1_000_000
-    rest = [body[body.index(b",") :] for body in given]
-    decode = msgspec.json.Decoder(Decision).decode
-    versions = Counter[str]()
-    saved = load_policy(folder)
-    vector = saved.vector.copy()
-    answered = 0
-    begin = time.perf_counter()
-    bias = saved.model.layout.views(vector)["net.4.bias"]
-    for number in range(count):
-        if number % EVERY == 0:
-            bias += 1e-4
-            mixer.use(ServedPolicy(saved.model, vector.copy(), shared=mixer.policy))
-            in_force = mixer.policy.version
-        answer = decode(mixer.decide(b'{"request_id":%d%s' % (number, rest[number % len(rest)])))
-        assert answer.request_id == number
-        assert answer.version == in_force
-        versions[answer.version] += 1
-        answered += 1
-    seconds = time.perf_counter() - begin
-    assert mixer.requests == answered == count
-    figures = {
-        "requests": count,
-        "answered": answered,
-        "versions": len(versions),
-        "seconds": seconds,
-        "per_second": count / seconds,
-        "answers_a_version": sorted(set(versions.values())),
-    }
-    print(json.dumps(figures))
-    return figures
-
-
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
     "inprocess": inprocess,
     "http": http,
     "latency": latency,
-    "million": million,
 }
 
 

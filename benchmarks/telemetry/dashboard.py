@@ -1,5 +1,5 @@
-"""How quick the dashboard is: page load on a run of 10^7 stored points, event to pixel, the server's processor time
-with one viewer, and its memory while one watches.
+"""How quick the dashboard is: page load on a run of 10^7 stored points, event to pixel, and the server's processor time
+with one viewer.
 
 Needs Debian's chromium and chromium-driver. One recorder writes a pretend cluster of 300 ranks in real time while one
 page is open."""
@@ -122,46 +122,18 @@ def server_load(browser: Browser, folder: Path, seconds: float) -> dict[str, flo
         return {"core_share": (sum(server.cpu_times()[:2]) - used) / (time.perf_counter() - begin)}
 
 
-def memory(browser: Browser, folder: Path, seconds: float) -> dict[str, float]:
-    """Memory of the server while a viewer watches five pages of a live run in turn: in the second tenth of the time, at
-    its end [MB], and by how much it grows over the second half [MB an hour] (least squares)."""
-    pages = ("", "distribution", "ranks", "replay", "runs")
-    times: list[float] = []
-    sizes: list[float] = []
-    with live_run(folder / "live", 1.0) as _, dashboard(folder, 1.0) as (url, server):
-        begin = time.perf_counter()
-        while time.perf_counter() - begin < seconds:
-            browser.open(f"{url}/{pages[len(times) % len(pages)]}")
-            browser.wait_for("live", "running")
-            time.sleep(seconds / 60)
-            times.append(time.perf_counter() - begin)
-            sizes.append(server.memory_info().rss / 1e6)
-    half = len(times) // 2
-    slope, _ = np.polyfit(times[half:], sizes[half:], 1)
-    tenth = max(len(times) // 10, 1)
-    return {
-        "seconds": times[-1],
-        "early_mb": statistics.median(sizes[tenth : 2 * tenth]),
-        "late_mb": statistics.median(sizes[-tenth:]),
-        "largest_mb": max(sizes),
-        "mb_an_hour": float(slope) * 3600,
-    }
-
-
 PARTS = {
     "freshness": lambda browser, folder, options: freshness(browser, folder, 8 if options.short else 30),
     "server_load": lambda browser, folder, options: server_load(browser, folder, 10 if options.short else 40),
     "page_load": lambda browser, folder, options: page_load(
         browser, options.huge or folder, 10**6 if options.short else 10**7, 3 if options.short else 7
     ),
-    "memory": lambda browser, folder, options: memory(browser, folder, 20 if options.short else options.seconds),
 }
 
 
 def main() -> None:
     parser = arguments("dashboard", __doc__ or "")
     parser.add_argument("--huge", type=Path, metavar="FOLDER", help="that holds the huge run, or keeps it once made")
-    parser.add_argument("--seconds", type=float, default=600.0, help="that memory is watched for (%(default)g)")
     if missing_browser():
         raise SystemExit(f"benchmarks.telemetry.dashboard {missing_browser()}")
     port = free_port()

@@ -1,16 +1,12 @@
 """What telemetry costs (a counter in the hot loop: benchmarks.run.channels): the recorder with 300 ranks at 10 Hz,
-reading 10^7 stored points, a table of 2,000 runs, and a whole run with everything on."""
+and a whole run with everything on."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import ROOT, Timing, arguments, interleave, print_table, ratios, run_parts
+from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
 from benchmarks.learning.loop import run_loop
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
-from ddrl.core.settings import config_to_toml
-from ddrl.telemetry import Record, Recorder, Run
+from ddrl.telemetry import Record, Recorder
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
 from tests.dashboard.webdriver import free_port
@@ -78,94 +73,6 @@ def fill(folder: Path, points: int, processes: int = 12) -> int:
     return ticks
 
 
-def reading_cost(points: int, huge: Path | None = None, writing: int = 100_000) -> dict[str, float]:
-    """Milliseconds to read what a page shows of a run of so many stored values (that in `huge`, if given), and what
-    writing a record takes."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = huge or Path(name)
-        (Path(name) / "written").mkdir()
-        begin = time.perf_counter()
-        written = fill(Path(name) / "written", writing)
-        filled = time.perf_counter() - begin
-        if huge is None:
-            fill(folder, points)
-        with Run(folder) as run:
-            ticks = run.cursor
-
-        def median(read: object) -> float:
-            taken = []
-            for _ in range(9):
-                begin = time.perf_counter()
-                with Run(folder) as run:
-                    read(run)  # type: ignore[operator]
-                taken.append(time.perf_counter() - begin)
-            return statistics.median(taken) * 1e3
-
-        reads = {
-            "series_400_points_ms": lambda run: run.series(points=400),
-            "processes_60_frames_ms": lambda run: run.processes(points=60),
-            "newest_record_ms": lambda run: run.series(since=run.cursor - 1),
-            "whole_loss_curve_ms": lambda run: run.series(["loss"]),
-        }
-        return {
-            "records": ticks,
-            "file_mb": (Path(folder) / "telemetry.sqlite").stat().st_size / 1e6,
-            "microseconds_per_record": filled / written * 1e6,
-            **{name: median(read) for name, read in reads.items()},
-        }
-
-
-LOOKS = """
-import sys, time
-from pathlib import Path
-from ddrl.telemetry import summary
-for _ in range(2):
-    begin = time.perf_counter()
-    used = time.process_time()
-    found = summary.list_facts(Path(sys.argv[1]), summary.BRIEF)
-    print(len(found), sum(one.env_steps > 0 for one in found), time.perf_counter() - begin, time.process_time() - used)
-"""
-
-
-def table_cost(count: int, records: int = 200) -> dict[str, float]:
-    """Seconds that the figures of `count` runs that are over take to read, at a first look and a second one of the
-    same process: of runs of this version, which left them beside their stores, and of older ones, which did not."""
-    found: dict[str, float] = {"runs": count}
-    with tempfile.TemporaryDirectory() as name:
-        first = Path(name) / "first"
-        first.mkdir()
-        (first / "config.toml").write_text(config_to_toml(Config()))
-        cluster = FakeCluster()
-        ended = threading.Event()
-        left = iter(range(records))
-
-        def tables() -> np.ndarray:
-            if next(left, None) is None:
-                ended.set()
-            else:
-                cluster.advance(1.0)
-            return cluster.table()
-
-        config = Config(telemetry=TelemetryConfig(period=0.001, live=False))
-        with Recorder(first, tables, config, clock=lambda: cluster.now, monotonic=lambda: cluster.now):
-            ended.wait()
-        text = (first / "config.toml").read_text()
-        status = json.loads((first / "status.json").read_text())
-        for kind, figures in (("with_figures", status["figures"]), ("older", {})):
-            for number in range(count):
-                run = Path(name) / kind / f"run-{number}"
-                shutil.copytree(first, run)
-                (run / "config.toml").write_text(text.replace("seed = 1", f"seed = {number + 1}", 1))
-                (run / "status.json").write_text(json.dumps({**status, "figures": figures}))
-            command = [sys.executable, "-c", LOOKS, str(Path(name) / kind)]
-            said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.splitlines()
-            for look, line in zip(("first", "second"), said, strict=True):
-                runs, read, seconds, used = map(float, line.split())
-                assert runs == read == count
-                found |= {f"{kind}_{look}_s": seconds, f"{kind}_{look}_cpu_s": used}
-    return found
-
-
 CASES = {
     "least": ["telemetry.period=1e9", "telemetry.live=false"],
     "everything on": ["telemetry.tensorboard=true", "telemetry.prometheus_port={port}"],
@@ -200,16 +107,13 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
 
 def main() -> None:
     parser = arguments("telemetry", __doc__ or "")
-    parser.add_argument("--huge", type=Path, metavar="RUN", help="a run of 10^7 stored points (default: made anew)")
 
     def run(options: argparse.Namespace) -> dict[str, Any]:
         return run_cost(1 if options.short else 7, 1_000 if options.short else 6_000)
 
     parts: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "recorder": lambda options: recorder_cost(5 if options.short else 20),
-        "reading": lambda options: reading_cost(10**6 if options.short else 10**7, options.huge),
         "whole_run": run,
-        "table": lambda options: table_cost(50 if options.short else 2000),
     }
 
     def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:

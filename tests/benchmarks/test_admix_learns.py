@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.admix.__main__ import SMALL, cases, interval
 from benchmarks.admix.learned import Learned
+from benchmarks.admix.rooms import SMALL, cases, interval
 from ddrl.acting.policy_file import save_policy
 from ddrl.admix import AdmixVectorEnv
 from ddrl.admix.baselines import load

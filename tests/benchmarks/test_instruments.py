@@ -17,19 +17,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from benchmarks.admix import __main__ as admix
-from benchmarks.admix import informed, trained
+from benchmarks.admix import informed, rooms
 from benchmarks.harness import Timing, interleave, ratios
-from benchmarks.microbatch import real, simulator
-from benchmarks.microbatch.simulator import LAPS, STEPS
-from benchmarks.microbatch.work import law_of
-from benchmarks.pool import bounds
-from benchmarks.pool.bounds import repairman_share
-from benchmarks.run import deaths, starts
+from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
-from benchmarks.telemetry import causes
 from ddrl.admix.load import Generator
-from tests.pool.recorded import write_pool
 from tests.waiting import wait_until
 
 
@@ -100,13 +92,6 @@ def test_no_run_of_a_load_asks_what_an_earlier_one_has_asked_which_is_answered_f
     assert len(set(Slow.ids)) == 9
 
 
-def test_the_busy_share_of_exponential_rounds_is_that_of_the_textbook() -> None:
-    assert repairman_share(1, 1, 0.2) == pytest.approx(0.2)
-    assert repairman_share(3, 3, 0.2) == pytest.approx(0.2)  # a device each: nobody waits
-    assert repairman_share(2, 1, 0.5) == pytest.approx(0.8)  # weights 1, 2, 2
-    assert repairman_share(50, 1, 0.5) == pytest.approx(1.0)
-
-
 def test_the_limit_of_replay_does_the_whole_work_of_a_draw() -> None:
     from benchmarks.replay.limit import Limit  # compiles it on first use
 
@@ -137,165 +122,46 @@ class Days:
 
     def __init__(self, first: int, count: int, played: list[Any]) -> None:
         self.days = range(first, first + count)
-        self.optima = [SimpleNamespace(gap=0.0)]
         self._played = played
 
     def play(self, rule: Any, settings: Any, delay: float, own_counts: bool, period: int) -> list[float]:
         self._played.append((rule, self.days, delay, own_counts, period))
-        return [0.5] * len(self.days)
+        return [0.5 if str(rule) == "good" else 0.4 for _ in self.days]
 
     def normalised(self, outcome: list[float]) -> np.ndarray:
         return np.array(outcome)
 
 
-@pytest.fixture
-def played(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Plays and tunings in order: (rule, days, delay, own counts, period)."""
-    made: list[Any] = []
+def test_rules_of_ad_mixing_are_tuned_on_other_days_than_reported_and_told_as_late(monkeypatch) -> None:
+    played: list[Any] = []
 
     def tune(rule: Any, case: Days, delay: float, own_counts: bool, period: int) -> NoSettings:
         case.play(f"tuned {rule}", NoSettings(), delay, own_counts, period)
         return NoSettings()
 
-    for module in (admix, trained):
-        monkeypatch.setattr(module, "cases", lambda config, first, count: [Days(first, count, made)])
-        monkeypatch.setattr(module, "tune", tune)
-    monkeypatch.setattr(admix, "load", lambda name: name)
-    monkeypatch.setattr(admix, "save", lambda *_: None)
-    return made
+    class Rule(str):
+        """A rule of this name."""
 
+        @property
+        def name(self) -> str:
+            return str(self)
 
-def test_rules_of_ad_mixing_are_tuned_on_other_days_than_reported_and_told_as_late(played, tmp_path) -> None:
-    setup = admix.Setup(days=20, tuning_days=5, period=3, own_counts=True)
-    admix.run_cells("grid", True, setup, ["pid"], "", {}, tmp_path / "admix.json")
-    (_, tuned, *told), (_, reported, *told_reported) = played
-    assert (len(tuned), len(reported)) == (5, 20)
-    assert not set(tuned) & set(reported)
-    assert told == told_reported
-
-
-def test_a_trained_policy_is_told_as_late_as_the_rules_beside_it_and_plays_their_days(
-    played, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "policy.safetensors").touch()
-    monkeypatch.setattr(trained, "train", lambda *_: (tmp_path, 1.0))
-    monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.admix.trained")
-    monkeypatch.setattr("sys.argv", ["trained", "--days", "6", "--json", str(tmp_path / "grid.json")])
-    trained.main()
-    tuned = [play for play in played if str(play[0]).startswith("tuned")]
-    reported = [play for play in played if play not in tuned]
-    assert {days for _, days, *_ in reported} == {range(6)}
-    assert not {day for _, days, *_ in tuned for day in days} & set(range(6))
-    cells = len(list(trained.cells(forecast=False)))
-    place = len(reported) // cells
-    for cell in range(cells):
-        own = reported[cell * place : (cell + 1) * place]
-        assert trained.Learned in [rule for rule, *_ in own]
-        assert len({delay for _, _, delay, *_ in own}) == 1
-    figures = json.loads((tmp_path / "grid.json").read_text())
-    assert {cell["over_best"] for cell in figures["cells"].values()} == {0.0}
-
-
-def test_a_policy_is_compared_with_the_best_rule_that_does_not_know_the_future() -> None:
-    scores = {"good": [0.9, 0.8], "bad": [0.1, 0.2], trained.ORACLE: [1.0, 1.0]}
-    row = trained.compare(scores, [[0.95, 0.8], [0.95, 0.9]], [0.9, 0.9])
-    assert row["best_baseline"] == "good"
-    assert row["over_best"] == pytest.approx(0.05)
-    assert row["over_prior"] == pytest.approx(0.0)
-    assert row["learned"] == pytest.approx(0.9)
-    assert row["over_best_worst_seed_bound"] < 0.025
-
-
-@pytest.mark.parametrize(("reason", "steps"), [("run.target_return reached", 1230.0), ("run.max_env_steps", np.inf)])
-def test_steps_to_a_target_count_those_that_were_lost(reason: str, steps: float, tmp_path: Path) -> None:
-    job = deaths.Job.__new__(deaths.Job)  # of a run that has ended
-    job.path = tmp_path
-    (tmp_path / "summary.json").write_text(json.dumps({"env_steps": 1000, "steps_lost": 230, "reason": reason}))
-    assert job.steps_to_target() == steps
-
-
-def test_both_sides_of_a_pair_run_at_the_same_time_and_swap_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deaths.os, "sched_getaffinity", lambda _: {4, 7, 9})
-    met = threading.Barrier(2, timeout=60.0)
-
-    def learn(side: str, core: int, turn: int) -> tuple[float, int]:
-        met.wait()
-        return float(core), turn
-
-    assert list(deaths._at_once(learn, 2)) == [
-        (0, {"kills": (4.0, 0), "without": (7.0, 0)}),
-        (1, {"kills": (7.0, 1), "without": (4.0, 1)}),
-    ]
-
-
-def test_the_ratio_of_steps_is_that_with_kills_over_that_without() -> None:
-    low, high = deaths.interval([30.0, 30.0, 30.0], [10.0, 10.0, 10.0])
-    assert (low, high) == (3.0, 3.0)
-
-
-class Group:
-    """Stands for a group of processes with a quota: keeps each share that its node was given."""
-
-    given: ClassVar[list[tuple[str, float]]] = []
-
-    def __init__(self, controller: object, name: str, share: float) -> None:
-        self.controller = controller
-        self.path = Path(name)
-        self.given.append((name, share))
-
-
-def test_a_load_by_the_clock_gives_each_node_the_share_that_its_law_says_and_its_own_back(monkeypatch) -> None:
-    pytest.importorskip("mpi4py", reason="needs mpi4py")
-    from benchmarks.microbatch import real_ranks
-
-    monkeypatch.setattr(real_ranks, "QuotaGroup", Group)
-    monkeypatch.setattr(Group, "given", [])
-    groups: list[Any] = [Group(None, name, share) for name, share in (("a", 0.4), ("b", 0.2), ("leader", 2.0))]
-    Group.given.clear()
-    slow = np.array([[1.0, 2.0], [4.0, 2.0], [1.0, 1.0]])
-    load = real_ranks.Load(groups, [0.4, 0.2], slow, 0.01)
-    steps = iter([False] * 4)
-    monkeypatch.setattr(load._over, "wait", lambda seconds: next(steps, True))
-    with load:
-        load._applied.result()
-    assert Group.given[:5] == [("b", 0.1), ("a", 0.1), ("a", 0.4), ("b", 0.2), ("b", 0.1)]  # the law begins again
-    assert Group.given[-2:] == [("a", 0.4), ("b", 0.2)]
-
-
-def test_a_load_that_cannot_be_applied_voids_what_was_measured(monkeypatch) -> None:
-    pytest.importorskip("mpi4py", reason="needs mpi4py")
-    from benchmarks.microbatch import real_ranks
-
-    groups: list[Any] = [Group(None, name, 0.4) for name in ("a", "leader")]
-    load = real_ranks.Load(groups, [0.4], np.full((4, 1), 2.0), 0.01)
-    refused = iter([OSError("no quota")])
-
-    def group(controller: object, name: str, share: float) -> Group:
-        if error := next(refused, None):
-            raise error
-        return Group(controller, name, share)
-
-    monkeypatch.setattr(real_ranks, "QuotaGroup", group)
-    with pytest.raises(OSError, match="no quota"), load:
-        pass
-
-
-def test_no_node_is_slowed_below_the_least_quota_of_the_kernel() -> None:
-    for law, shares in (("clock periodic", [0.4, 0.15]), ("clock bursty", [0.4, 0.15])):
-        laws = [law_of(law, seed, 40, shares) for seed in range(20)]
-        assert {each.shape for each in laws} == {(LAPS * STEPS * 40, 2)}
-        assert min(float(each.min()) for each in laws) == 1.0
-        most = np.max([each.max(0) for each in laws], 0)
-        assert most[1] == pytest.approx(0.15 / 0.1)
-        assert 2 < most[0] <= 4.0
-
-
-def test_the_simulator_meets_real_nodes_load_with_the_times_of_nodes_that_are_measured() -> None:
-    scenario = real.like_real("clock periodic", 400, np.ones((LAPS * STEPS * 40, 4)))
-    sizer = simulator.make_sizer("equal", scenario.cluster, {})
-    seconds = simulator.simulate(scenario, sizer).seconds
-    # An iteration at full speed, its overhead and communication, and the slowest of four nodes' jitter of 5 %.
-    assert seconds.mean() == pytest.approx(real.ITERATION * (1.13 + 1.1 * 1.03 * 0.05), rel=0.02)
+    monkeypatch.setattr(rooms, "cases", lambda config, first, count, batch=0: [Days(first, count, played)])
+    monkeypatch.setattr(rooms, "joined", lambda pasts: None)
+    monkeypatch.setattr(Days, "past", lambda days: days.days, raising=False)
+    monkeypatch.setattr(rooms, "replace", lambda case, **_: case)
+    monkeypatch.setattr(Days, "outlook", None, raising=False)
+    monkeypatch.setattr(rooms, "tune", tune)
+    monkeypatch.setattr(rooms, "load", Rule)
+    found = rooms.room(rooms.SMALL, 0.05, True, 20, 5, 30, ("bad", "good"))
+    for rule in ("bad", "good", "hindsight"):
+        (_, tuned, *told), (_, reported, *told_reported) = (play for play in played if rule in str(play[0]))
+        assert (len(tuned), len(reported)) == (5, 20)
+        assert not set(tuned) & set(reported)
+        assert not (set(tuned) | set(reported)) & set(range(rooms.PAST_SEED, rooms.PAST_SEED + 30))
+        assert told == told_reported
+    assert found["best"] == "good"  # hindsight is no rule
+    assert found["room"]["mean"] == pytest.approx(-0.1)
 
 
 def test_an_interval_over_days_and_seeds_holds_19_of_20_means() -> None:
@@ -312,46 +178,6 @@ def test_the_time_of_a_job_counts_children_that_have_ended_in_user_and_kernel_mo
     with starts.Marked(["sh", "-c", script]) as job:
         wait_until((tmp_path / "burned").exists, "the children did not end")
         assert job.cpu_seconds() >= 0.5
-
-
-@dataclass
-class Saying:
-    """Stands for a run whose terminal says one cause more each time that it is looked at."""
-
-    causes: list[str]
-    path: Path = Path()
-    looks: int = 0
-
-    def said(self) -> list[str]:
-        self.looks += 1
-        return self.causes[: self.looks]
-
-
-def test_only_what_the_terminal_names_after_the_fault_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = {"kind": "learner", "remedy": "a smaller network", "rank": 3}
-    monkeypatch.setattr(causes, "named_in_json", lambda path: {**right, "all": ["Learner: ..."]})
-    monkeypatch.setattr(causes, "Page", lambda path: SimpleNamespace(text=lambda: "Learner: ..."))
-    monkeypatch.setattr(causes.time, "sleep", lambda seconds: None)
-    found: dict[str, Any] = {"json": None, "page": None, "terminal": None}
-    run = Saying(["Learner: before the fault", "Replay: drawing", "Learner: since the fault"])
-    causes.watch(run, {"cause": "learner"}, found, 3)
-    assert found["said"] == "Replay: drawing | Learner: since the fault"
-    assert None not in (found["json"], found["page"], found["terminal"])
-    assert found["kept"] == 1.0
-
-
-def test_the_error_of_the_simulator_is_that_of_its_makespan_against_the_measured_one(tmp_path: Path) -> None:
-    write_pool(tmp_path / "runs" / "pool", tasks=1, devices=("cpu:0",), rounds=4)
-    file = tmp_path / "runs" / "pool" / "pool" / "leases.jsonl"
-    rows = file.read_text().splitlines()
-    last = json.loads(rows[-1])
-    late = {**last, "granted": last["granted"] + 5.0, "released": last["released"] + 5.0}  # which nothing explains
-    file.write_text("\n".join([*rows[:-1], json.dumps(late)]) + "\n")
-    (row,) = bounds.replay(tmp_path)
-    assert (row["tasks"], row["rounds"]) == (1, 4)
-    assert row["error"] == pytest.approx(row["simulated"] / row["measured"] - 1)
-    assert row["measured"] - row["simulated"] == pytest.approx(5.0)
-    assert row["waited"] - row["waited_simulated"] == pytest.approx(5.0)
 
 
 def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -18,8 +19,8 @@ TIMEOUT = 1200  # [s]; the smallest forms take at most about a minute each on tw
 
 # What programs are asked for beside --short and --json, one run each; the others need nothing.
 FORMS = {
-    "benchmarks.distribution": ["schemes", "scale", "tuned"],
-    "benchmarks.learning.device": ["--device cpu --part publish"],
+    "benchmarks.distribution": ["tuned"],
+    "benchmarks.learning.device": ["--device cpu --part updates publish --cases 'dqn 64' 'plain loss 64' 'pqn 256'"],
     "benchmarks.learning.solve": ["cartpole"],
     "benchmarks.pool": ["--tasks 3"],
     "tests.mutations": ["--random 1 --only balance/sizes.py"],
@@ -65,7 +66,7 @@ def test_the_programs_are_found():
 def test_the_smallest_form_of_a_program_ends_and_saves_its_figures(command, tmp_path):
     program, words = command
     figures = tmp_path / "figures.json"
-    run(program, *words.split(), "--short", "--json", str(figures))
+    run(program, *shlex.split(words), "--short", "--json", str(figures))
     assert json.loads(figures.read_text())
 
 
