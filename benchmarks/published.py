@@ -24,9 +24,10 @@ from gymnasium import spaces
 from ddrl.acting.choosers import chooser_class
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, user_error
+from ddrl.core.forks import seed_generators
 from ddrl.core.plugins import code_name
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ACTION_MASK, Array, EnvSpec, seed_generators
+from ddrl.core.specs import ACTION_MASK, Array, EnvSpec
 from ddrl.envs.making import make_vector_env, probe_spec
 from ddrl.envs.vectors import environment_seeds, seed_spaces
 from ddrl.learner.algorithm import describe, with_algorithm

@@ -38,10 +38,9 @@ from ddrl.core.errors import (
     user_frame,
 )
 from ddrl.core.files import MAX_ARRAYS, read_regular, replacement
-from ddrl.core.forks import checked_output, end_process, keep_streams, note_work, watched
+from ddrl.core.forks import checked_output, end_process, keep_streams, note_work, seed_generators, watched
 from ddrl.core.plugins import code_name, import_code
 from ddrl.core.settings import apply_overrides
-from ddrl.core.specs import seed_generators
 from ddrl.envs import make_vector_env
 from ddrl.envs.making import load_states
 from ddrl.rollout.evaluation import EvaluationResult, evaluation_envs, play_episodes

@@ -1,4 +1,5 @@
-"""Which rank does what: a pure function of world size, hosts and config.
+"""Which rank does what: a pure function of world size, hosts and config; and what they send each other beside a vector
+of parameters.
 
 On every host (a real one, or a group of ranks treated as one: `cluster.relays`) the first rank is the relay. On the
 first host, that of rank 0, the next one is the trainer, and then the evaluator, where evaluation is on. Then hosts give
@@ -8,10 +9,12 @@ rolls out: collectors are processes beside the ranks, and have their places afte
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, NamedTuple
 
 from ddrl.core.errors import ConfigError
 
@@ -119,3 +122,76 @@ def assign_roles(hosts: Sequence[int], *, evaluator: bool, nodes: int = 0, colle
         Assignment(rank, role, host, next(index[role]))
         for rank, (role, host) in enumerate(zip(roles, places, strict=True))
     ]
+
+
+# -- what is sent beside a parameter vector ----------------------------------------------------------------------------
+# The values in a mailbox's slot, up to eight float64, by name. A `VersionStamp` goes from the trainer to rollouts with
+# each version; an `Evaluation` goes back from the evaluator with the version it judged.
+
+
+class VersionStamp(NamedTuple):
+    """What rollouts and evaluators know of a version beside its parameters."""
+
+    env_steps: float  # of all rollouts together, when it was published
+    epsilon: float  # exploration of all rollouts: a chooser's schedule, or what was set live
+    updates: float  # that made it
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> VersionStamp:
+        """Read a slot's values."""
+        return cls(*values[:3])
+
+
+class Returns(NamedTuple):
+    """Raw returns of some greedy episodes."""
+
+    mean: float
+    std: float
+    episodes: int
+
+    @classmethod
+    def read(cls, mean: float, std: float, episodes: float) -> Returns:
+        """The same from numbers of any kind."""
+        return cls(float(mean), float(std), int(episodes))
+
+    @classmethod
+    def from_json(cls, document: Any) -> Returns:
+        """Read what a document has by their names; KeyError, TypeError or ValueError for anything else."""
+        return cls.read(*(document[name] for name in cls._fields))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Greedy episodes played with one version, and further ones that confirm it where run.target_return was reached."""
+
+    policy_version: int
+    env_steps: int
+    played: Returns
+    confirmed: Returns | None = None
+
+    @property
+    def best(self) -> Returns:
+        """The most reliable returns of this version: its confirmation where there was one."""
+        return self.confirmed or self.played
+
+    def values(self) -> tuple[float, ...]:
+        """As the values of a mailbox's slot."""
+        return (float(self.env_steps), *self.played, *(self.confirmed or (math.nan, math.nan, 0)))
+
+    @classmethod
+    def of(cls, policy_version: int, values: Sequence[float]) -> Evaluation:
+        """Read a slot's values."""
+        second = Returns.read(*values[4:7])
+        return cls(policy_version, int(values[0]), Returns.read(*values[1:4]), second if second.episodes else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the policy file and checkpoints keep it."""
+        document = {"policy_version": self.policy_version, "env_steps": self.env_steps, **self.played._asdict()}
+        return document if self.confirmed is None else {**document, "confirmed": self.confirmed._asdict()}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Evaluation:
+        """Read what `to_json` made; KeyError, TypeError or ValueError for anything else."""
+        second = document.get("confirmed")
+        confirmed = Returns.from_json(second) if second else None
+        return cls(int(document["policy_version"]), int(document["env_steps"]), Returns.from_json(document), confirmed)

@@ -1,5 +1,4 @@
-"""Rows of experience and vectors of parameters: where each named array lies; n-step transitions made of rows; and what
-is sent beside a vector.
+"""Rows of experience and vectors of parameters: where each named array lies; and n-step transitions made of rows.
 
 A row is one step of one episode (written by rollouts, moved by lanes and relays as bytes, read by replay). Its columns
 are data: from a `RowSchema` follow the numpy dtype, the byte offsets, and the table that the C++ kernel takes. A new
@@ -13,12 +12,11 @@ other message.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -320,76 +318,3 @@ class TransitionBuilder:
         for column in self._schema.of(ColumnRole.STATE):
             given[f"{column.name}_next"] = rows[column.name][final]
         return given
-
-
-# -- what is sent beside a parameter vector ----------------------------------------------------------------------------
-# The values in a mailbox's slot, up to eight float64, by name. A `VersionStamp` goes from the trainer to rollouts with
-# each version; an `Evaluation` goes back from the evaluator with the version it judged.
-
-
-class VersionStamp(NamedTuple):
-    """What rollouts and evaluators know of a version beside its parameters."""
-
-    env_steps: float  # of all rollouts together, when it was published
-    epsilon: float  # exploration of all rollouts: a chooser's schedule, or what was set live
-    updates: float  # that made it
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> VersionStamp:
-        """Read a slot's values."""
-        return cls(*values[:3])
-
-
-class Returns(NamedTuple):
-    """Raw returns of some greedy episodes."""
-
-    mean: float
-    std: float
-    episodes: int
-
-    @classmethod
-    def read(cls, mean: float, std: float, episodes: float) -> Returns:
-        """The same from numbers of any kind."""
-        return cls(float(mean), float(std), int(episodes))
-
-    @classmethod
-    def from_json(cls, document: Any) -> Returns:
-        """Read what a document has by their names; KeyError, TypeError or ValueError for anything else."""
-        return cls.read(*(document[name] for name in cls._fields))
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Greedy episodes played with one version, and further ones that confirm it where run.target_return was reached."""
-
-    policy_version: int
-    env_steps: int
-    played: Returns
-    confirmed: Returns | None = None
-
-    @property
-    def best(self) -> Returns:
-        """The most reliable returns of this version: its confirmation where there was one."""
-        return self.confirmed or self.played
-
-    def values(self) -> tuple[float, ...]:
-        """As the values of a mailbox's slot."""
-        return (float(self.env_steps), *self.played, *(self.confirmed or (math.nan, math.nan, 0)))
-
-    @classmethod
-    def of(cls, policy_version: int, values: Sequence[float]) -> Evaluation:
-        """Read a slot's values."""
-        second = Returns.read(*values[4:7])
-        return cls(policy_version, int(values[0]), Returns.read(*values[1:4]), second if second.episodes else None)
-
-    def to_json(self) -> dict[str, Any]:
-        """As the policy file and checkpoints keep it."""
-        document = {"policy_version": self.policy_version, "env_steps": self.env_steps, **self.played._asdict()}
-        return document if self.confirmed is None else {**document, "confirmed": self.confirmed._asdict()}
-
-    @classmethod
-    def from_json(cls, document: dict[str, Any]) -> Evaluation:
-        """Read what `to_json` made; KeyError, TypeError or ValueError for anything else."""
-        second = document.get("confirmed")
-        confirmed = Returns.from_json(second) if second else None
-        return cls(int(document["policy_version"]), int(document["env_steps"]), Returns.from_json(document), confirmed)

@@ -1,5 +1,5 @@
-"""What an environment gives and takes, the protocol every environment of ddrl speaks, the random generators that it may
-draw from, and what an algorithm declares.
+"""What an environment gives and takes, the protocol every environment of ddrl speaks, and what an algorithm
+declares.
 
 Written by `envs`, read by every stage: lanes, replay and networks take their shapes from an `EnvSpec`.
 """
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 import re
-import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -378,50 +375,3 @@ class Declaration:
     inputs: tuple[ActingInput, ...] = ()  # of the acting model, beside the observation
     settings: dict[str, Any] = field(default_factory=dict[str, Any])  # of the chooser; opaque to everybody else
     unread: tuple[str, ...] = ()  # settings that are not at their defaults though nothing reads them; by the library
-
-
-# -- random generators -------------------------------------------------------------------------------------------------
-# Those that a whole process shares (numpy's, Python's, torch's where it is loaded): environments may draw from them, so
-# rollouts and evaluations seed them where episodes begin, and evaluations leave them as they were. ddrl itself draws
-# from generators of its own. Setting them costs some 90 us: never once a step.
-
-
-def seed_generators(seed: int) -> None:
-    """Let them draw what follows from `seed`."""
-    words = np.random.SeedSequence([seed, 2]).generate_state(4)
-    np.random.seed(words)
-    random.seed(words.tobytes())
-    if torch := _torch():
-        torch.default_generator.manual_seed(int(words[0]))
-
-
-class Generators:
-    """What they would draw next, at the time when this was made."""
-
-    def __init__(self) -> None:
-        self._numpy = np.random.get_state()
-        self._python = random.getstate()
-        torch = _torch()
-        self._torch: Any = torch.default_generator.get_state() if torch else None
-
-    def restore(self) -> None:
-        """Let them draw that."""
-        np.random.set_state(self._numpy)
-        random.setstate(self._python)
-        if self._torch is not None:
-            _torch().default_generator.set_state(self._torch)
-
-
-@contextmanager
-def generators_kept() -> Generator[None]:
-    """They are afterwards as before."""
-    before = Generators()
-    try:
-        yield
-    finally:
-        before.restore()
-
-
-def _torch() -> Any:
-    """torch, where something has loaded it; never loaded here."""
-    return sys.modules.get("torch")

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import DdrlError, EnvError, ForeignError, ProcessEnded, error_of, user_error
-from ddrl.core.forks import die_with, ignore_interrupts
-from ddrl.core.specs import Array, EnvSpec, EnvStep, VectorEnv, seed_generators
+from ddrl.core.forks import die_with, ignore_interrupts, seed_generators
+from ddrl.core.specs import Array, EnvSpec, EnvStep, VectorEnv
 from ddrl.envs.making import load_states, read_states
 from ddrl.envs.spaces import environment_seeds
 

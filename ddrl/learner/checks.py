@@ -21,9 +21,10 @@ from torch import nn
 from ddrl.acting.choosers import chooser_class
 from ddrl.core.config import Config
 from ddrl.core.errors import ConfigError, DdrlError, user_error, user_frame
+from ddrl.core.forks import generators_kept
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.settings import plugin_settings
-from ddrl.core.specs import Array, ColumnRole, Declaration, EnvSpec, generators_kept
+from ddrl.core.specs import Array, ColumnRole, Declaration, EnvSpec
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Acting, Algorithm, Evaluation, Loss, algorithm_class, describe
 from ddrl.learner.export import random_inputs, random_observations

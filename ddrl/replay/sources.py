@@ -46,7 +46,7 @@ UNLIMITED = 1 << 40
 class Pacing(Protocol):
     """The rates of recording and drawing that a source of experience allows.
 
-    May be left out: missing() -> int, how many rows at least must be recorded before `ready` says yes."""
+    May be left out: missing() -> int, how many rows to record before `ready` is asked again."""
 
     def insertable(self) -> int:
         """Rows that may be recorded now; UNLIMITED where nothing limits."""

@@ -16,7 +16,8 @@ import numpy as np
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.config import EnvConfig, EvaluationConfig
 from ddrl.core.errors import EnvError
-from ddrl.core.specs import Array, Bytes, Flags, Floats, Ints, VectorEnv, generators_kept, seed_generators
+from ddrl.core.forks import generators_kept, seed_generators
+from ddrl.core.specs import Array, Bytes, Flags, Floats, Ints, VectorEnv
 
 
 @dataclass(frozen=True)

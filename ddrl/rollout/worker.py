@@ -23,9 +23,9 @@ from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Pin
 from ddrl.core.config import RolloutConfig
 from ddrl.core.errors import ConfigError, EnvError
-from ddrl.core.forks import forbid_torch
+from ddrl.core.forks import forbid_torch, seed_generators
 from ddrl.core.metrics import Phase
-from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions, seed_generators
+from ddrl.core.specs import ACTION_MASK, EnvStep, VectorEnv, allowed_actions
 
 STATE_PERIOD = 1.0  # [s] between copies of what the environments keep between episodes
 REPORT_PERIOD = 0.1  # [s] between stores of the counters

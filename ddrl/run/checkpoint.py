@@ -45,7 +45,7 @@ from ddrl.core.files import (
     write_json,
 )
 from ddrl.core.metrics import Phase
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.run.directory import Disk, RunDirectory, sweep_unfinished
 from ddrl.telemetry.store import run_id_of

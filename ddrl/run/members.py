@@ -25,11 +25,10 @@ from ddrl.channels.lane import StepWriter
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, ProcessEnded
-from ddrl.core.forks import forbid_torch
+from ddrl.core.forks import forbid_torch, generators_kept, seed_generators
 from ddrl.core.metrics import Phase
-from ddrl.core.roles import Assignment, Role
-from ddrl.core.rows import Evaluation, Returns, VersionStamp
-from ddrl.core.specs import VectorEnv, generators_kept, seed_generators
+from ddrl.core.roles import Assignment, Evaluation, Returns, Role, VersionStamp
+from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
 from ddrl.envs.making import load_states, read_states
 from ddrl.rollout.evaluation import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes

@@ -28,8 +28,7 @@ from ddrl.core import plugins
 from ddrl.core.errors import ConfigError, DdrlError, JobFailed, RunDirError
 from ddrl.core.files import write_json
 from ddrl.core.plugins import is_trusted
-from ddrl.core.roles import Role
-from ddrl.core.rows import Evaluation
+from ddrl.core.roles import Evaluation, Role
 from ddrl.core.settings import plugin_settings
 from ddrl.distribution.membership import PLANS, PlanInForce, SchemeWish
 from ddrl.distribution.schemes import Situation, load_scheme, usual_network

@@ -23,7 +23,8 @@ from ddrl.channels.lane import LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config
 from ddrl.core.metrics import SUPPORT_ENDS, Phase
-from ddrl.core.rows import RowKind, VersionStamp
+from ddrl.core.roles import VersionStamp
+from ddrl.core.rows import RowKind
 from ddrl.learner.algorithm import Regressions
 from ddrl.run.checkpoint import LiveSettings, TrainingState
 from ddrl.run.lag import LagBound, LagMeter

@@ -33,8 +33,8 @@ from ddrl.core import plugins
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, Guard, plain_text
 from ddrl.core.metrics import FIGURES, MAX_GPUS, Metric, run_metrics
+from ddrl.core.roles import Evaluation as Judged
 from ddrl.core.roles import Role
-from ddrl.core.rows import Evaluation as Judged
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import IDLE, CauseWatch
 from ddrl.telemetry.control import LiveStream

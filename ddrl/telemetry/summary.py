@@ -17,8 +17,7 @@ import msgspec
 import numpy as np
 
 from ddrl.core.errors import DdrlError, plain_line, shortened
-from ddrl.core.roles import Role
-from ddrl.core.rows import Returns
+from ddrl.core.roles import Returns, Role
 from ddrl.core.specs import Floats
 from ddrl.telemetry.causes import causes_of
 from ddrl.telemetry.directory import Status, find_runs, read_notes, read_summary, run_status

@@ -30,10 +30,10 @@ from ddrl.acting.choosers import chooser_class
 from ddrl.channels.lane import Lane, StepWriter
 from ddrl.core.config import Config
 from ddrl.core.errors import DdrlError, EnvError, user_error
-from ddrl.core.forks import checked_output, end_process, keep_streams, note_work, watched
+from ddrl.core.forks import checked_output, end_process, keep_streams, note_work, seed_generators, watched
 from ddrl.core.rows import RowKind, row_schema
 from ddrl.core.settings import load_config
-from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec, VectorEnv, seed_generators
+from ddrl.core.specs import ACTION_MASK, Array, ArraySpec, EnvSpec, VectorEnv
 from ddrl.envs.making import ENV_INDEX, every_id, find_env, make_vector_env
 from ddrl.envs.spaces import doubts, environment_seeds, seed_spaces
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv

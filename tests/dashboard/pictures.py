@@ -25,8 +25,8 @@ from PIL import Image
 import ddrl
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, RunConfig, TelemetryConfig
-from ddrl.core.rows import Evaluation as Judged
-from ddrl.core.rows import Returns
+from ddrl.core.roles import Evaluation as Judged
+from ddrl.core.roles import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from tests.dashboard.webdriver import Browser, dashboard_of, free_port, missing_browser, serving

@@ -8,7 +8,7 @@ pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 
 from ddrl.admix.account import NAME, write_account
 from ddrl.core.config import EnvConfig
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from tests.dashboard.test_accessibility import OURS, axe
 from tests.dashboard.test_dashboard import LiveRun, go_to

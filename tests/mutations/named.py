@@ -255,8 +255,8 @@ _NAMED = {
     "learner/algorithms/pqn.py": (
         (
             "every minibatch is the same",
-            "return np.random.default_rng((self._seed, epoch)).permutation(steps)",
-            "return np.zeros(steps, np.int64)",
+            "order = np.random.default_rng((self._seed, epoch)).permutation(steps)",
+            "order = np.zeros(steps, np.int64)",
         ),
         (
             "a terminal state bootstraps",

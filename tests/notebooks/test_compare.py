@@ -11,7 +11,7 @@ import ddrl
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, RunDirError
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.plots.runs import interval_of_mean
 from ddrl.telemetry import Recorder, Table

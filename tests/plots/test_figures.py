@@ -13,9 +13,8 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.metrics import COLUMNS
-from ddrl.core.roles import Role
-from ddrl.core.rows import Evaluation as Judged
-from ddrl.core.rows import Returns
+from ddrl.core.roles import Evaluation as Judged
+from ddrl.core.roles import Returns, Role
 from ddrl.plots.frame import COLORS, json_of, lines_over_time, rates
 from ddrl.plots.runs import differing_labels
 from ddrl.telemetry import Recorder, Run

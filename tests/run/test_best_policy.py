@@ -10,7 +10,7 @@ import numpy as np
 
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.config import Config, EnvConfig, RunConfig
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.core.specs import ArraySpec, EnvSpec
 from ddrl.run.checkpoint import BestPolicy
 from ddrl.run.directory import Disk, RunDirectory

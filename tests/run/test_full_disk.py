@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddrl.core.errors import RunDirError
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.run import directory as disk
 from ddrl.run.checkpoint import newest_checkpoint, write_checkpoint
 from ddrl.run.directory import RunDirectory, sweep_unfinished

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddrl.core.specs import Generators, generators_kept, seed_generators
+from ddrl.core.forks import Generators, generators_kept, seed_generators
 from ddrl.envs.spaces import environment_seeds
 from ddrl.envs.vectors import LoopVectorEnv
 from ddrl.run.cli import parse

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.notebook import learning_rate
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation

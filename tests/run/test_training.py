@@ -14,7 +14,8 @@ from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox
 from ddrl.core.config import Config, LearnerConfig, RolloutConfig, RunConfig
 from ddrl.core.metrics import Metric, columns
-from ddrl.core.rows import VersionStamp, row_schema
+from ddrl.core.roles import VersionStamp
+from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
 from ddrl.learner.algorithm import Regressions
 from ddrl.replay.sources import Used

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddrl.core.specs import Generators
+from ddrl.core.forks import Generators
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from ddrl.run.process import fix_order_of_sums, flush_denormals

@@ -17,9 +17,8 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__, runs
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
 from ddrl.core.metrics import COLUMNS
-from ddrl.core.roles import Role
-from ddrl.core.rows import Evaluation as Judged
-from ddrl.core.rows import Returns
+from ddrl.core.roles import Evaluation as Judged
+from ddrl.core.roles import Returns, Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import parse
 from ddrl.telemetry import Recorder, Run, reading

@@ -18,7 +18,7 @@ pytest.importorskip("plotly", reason="needs the extra [plots]")
 from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
-from ddrl.core.rows import Evaluation, Returns
+from ddrl.core.roles import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.core.specs import ArraySpec
 from ddrl.notebook import (

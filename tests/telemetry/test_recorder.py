@@ -18,8 +18,8 @@ from ddrl import runs
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.metrics import COLUMNS
-from ddrl.core.rows import Evaluation as Judged
-from ddrl.core.rows import Returns
+from ddrl.core.roles import Evaluation as Judged
+from ddrl.core.roles import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import panel_html
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status

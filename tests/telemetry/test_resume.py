@@ -10,8 +10,8 @@ from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
-from ddrl.core.rows import Evaluation as Judged
-from ddrl.core.rows import Returns
+from ddrl.core.roles import Evaluation as Judged
+from ddrl.core.roles import Returns
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from tests.telemetry.feeding import CONFIG, Feed, record_run
