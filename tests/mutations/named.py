@@ -255,8 +255,8 @@ _NAMED = {
     "learner/algorithms/pqn.py": (
         (
             "every minibatch is the same",
-            "order = np.random.default_rng((self._seed, epoch)).permutation(steps)",
-            "order = np.zeros(steps, np.int64)",
+            "np.random.default_rng((self._seed, epoch)).permutation(steps) for epoch",
+            "np.zeros(steps, np.int64) for epoch",
         ),
         (
             "a terminal state bootstraps",
