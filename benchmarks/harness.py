@@ -299,7 +299,9 @@ def mpirun(ranks: int) -> list[str]:
     """The start of a command that runs a program on so many ranks of this machine, under the interpreter's MPI."""
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else "mpirun"
-    return [launcher, "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks)]
+    version = subprocess.run([launcher, "--version"], capture_output=True, text=True).stdout
+    placing = [] if "HYDRA" in version else ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]  # MPICH's asks nothing
+    return [launcher, *placing, "-n", str(ranks)]
 
 
 def mpi_environment(**variables: str) -> dict[str, str]:

@@ -52,9 +52,8 @@ inline float lane_sum(int64_t count, F f) {
         for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += f(i + lane);
     float whole = 0;
     for (; i < count; ++i) whole += f(i);
-    for (int64_t half = LANES / 2; half; half /= 2)
-        for (int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
-    return whole + sums[0];
+    for (const float sum : sums) whole += sum;
+    return whole;
 }
 
 // tanh: a rational function (that of Eigen's ptanh, error below 4e-7), which vectorizes; NaN stays.
@@ -176,48 +175,6 @@ DDRL_WIDEST inline void dueling_slope(const float* __restrict q, float* __restri
         for (int64_t i = 0; i < atoms; ++i) advantage[a * atoms + i] = q[a * atoms + i] - v[i] * share;
 }
 
-// Products of which one side is as short as observations and actions of small tasks are: a BLAS, which packs its
-// matrices first, takes several times as long. Row-major; `add`: to what is there.
-constexpr int64_t THIN = 8;
-
-// c [rows, width] = a [rows, thin] b [thin, width].
-DDRL_WIDEST inline void thin_sum(const float* __restrict a, const float* __restrict b, int64_t rows, int64_t thin,
-                                 int64_t width, bool add, float* __restrict c) {
-    for (int64_t row = 0; row < rows; ++row) {
-        float* out = c + row * width;
-        if (!add) std::fill_n(out, width, 0.0f);
-        for (int64_t t = 0; t < thin; ++t)
-            for (int64_t i = 0; i < width; ++i) out[i] += a[row * thin + t] * b[t * width + i];
-    }
-}
-
-// c [rows, thin] = a [rows, width] b^T, b [thin, width].
-DDRL_WIDEST inline void thin_dot(const float* __restrict a, const float* __restrict b, int64_t rows, int64_t thin,
-                                 int64_t width, bool add, float* __restrict c) {
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t t = 0; t < thin; ++t) {
-            const float* x = a + row * width;
-            const float* y = b + t * width;
-            const float sum = lane_sum(width, [x, y](int64_t i) { return x[i] * y[i]; });
-            c[row * thin + t] = add ? c[row * thin + t] + sum : sum;
-        }
-}
-
-// c [thin, width] = a^T b, a [rows, thin], b [rows, width].
-DDRL_WIDEST inline void thin_outer(const float* __restrict a, const float* __restrict b, int64_t rows, int64_t thin,
-                                   int64_t width, bool add, float* __restrict c) {
-    if (!add) std::fill_n(c, thin * width, 0.0f);
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t t = 0; t < thin; ++t)
-            for (int64_t i = 0; i < width; ++i) c[t * width + i] += a[row * thin + t] * b[row * width + i];
-}
-
-// to [columns, rows] = from [rows, columns] transposed.
-inline void transpose(const float* __restrict from, int64_t rows, int64_t columns, float* __restrict to) {
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t column = 0; column < columns; ++column) to[column * rows + row] = from[row * columns + column];
-}
-
 // ---- operations
 // ------------------------------------------------------------------------------------------------------
 
@@ -228,59 +185,24 @@ struct Linear {
     bool relu;
     bool add_below = false;  // as `Weight::add`, where several operations read `below`
 
-    std::vector<float> across{};  // weight, or the derivative by it, transposed
-
-    void forward(Gemm gemm) {
-        const int64_t rows = out.rows;
-        if (below.width <= THIN)
-            thin_sum(below.value, transposed(), rows, below.width, out.width, false, out.value);
-        else if (out.width <= THIN)
-            thin_dot(below.value, weight.value, rows, out.width, below.width, false, out.value);
-        else
-            product(gemm, 'T', 'N', out.width, rows, below.width, weight.value, below.width, below.value, below.width,
-                    false, out.value);
+    void forward(Gemm gemm) const {
+        product(gemm, 'T', 'N', out.width, out.rows, below.width, weight.value, below.width, below.value, below.width,
+                false, out.value);
         finish_layer(out, bias.value, relu);
     }
 
-    void backward(Gemm gemm) {
+    void backward(Gemm gemm) const {
         if (relu) relu_slope(out.value, out.slope, out.slope, out.back * out.width);
-        if (weight.slope) backward_weight(gemm);
-        if (bias.slope) sum_rows(out.slope, out.back, out.width, bias.add, bias.slope);
-        if (below.slope) backward_below(gemm);
-    }
-
-private:
-    void backward_weight(Gemm gemm) {
-        const int64_t rows = out.back;
-        if (below.width <= THIN) {
-            across.resize(static_cast<size_t>(below.width * out.width));
-            if (weight.add) transpose(weight.slope, out.width, below.width, across.data());
-            thin_outer(below.value, out.slope, rows, below.width, out.width, weight.add, across.data());
-            transpose(across.data(), below.width, out.width, weight.slope);
-        } else if (out.width <= THIN)
-            thin_outer(out.slope, below.value, rows, out.width, below.width, weight.add, weight.slope);
-        else
-            product(gemm, 'N', 'T', below.width, out.width, rows, below.value, below.width, out.slope, out.width,
+        if (weight.slope)
+            product(gemm, 'N', 'T', below.width, out.width, out.back, below.value, below.width, out.slope, out.width,
                     weight.add, weight.slope);
-    }
-
-    void backward_below(Gemm gemm) {
-        const int64_t rows = out.back;
-        if (below.width <= THIN)
-            thin_dot(out.slope, transposed(), rows, below.width, out.width, add_below, below.slope);
-        else if (out.width <= THIN)
-            thin_sum(out.slope, weight.value, rows, out.width, below.width, add_below, below.slope);
-        else
-            product(gemm, 'N', 'N', below.width, rows, out.width, weight.value, below.width, out.slope, out.width,
+        if (bias.slope) sum_rows(out.slope, out.back, out.width, bias.add, bias.slope);
+        if (below.slope)
+            product(gemm, 'N', 'N', below.width, out.back, out.width, weight.value, below.width, out.slope, out.width,
                     add_below, below.slope);
     }
 
-    const float* transposed() {
-        across.resize(static_cast<size_t>(below.width * out.width));
-        transpose(weight.value, out.width, below.width, across.data());
-        return across.data();
-    }
-
+private:
     static void product(Gemm gemm, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
                         const float* b, int64_t ldb, bool add, float* c) {
         const float alpha = 1;

@@ -121,8 +121,11 @@ class SerialRun:
                 break
 
     def _room(self) -> int:
-        """Vector steps whose rows the lanes have room for: a step that ends an episode makes two rows."""
+        """Vector steps whose rows the lanes have room for: a step that ends an episode makes two rows. Sample areas are
+        no lanes, and always take them."""
         lanes = self.task.training.ends.lanes
+        if not lanes.lanes:
+            return self._left
         return (lanes.capacity - lanes.pending) // (2 * self.task.config.env.num_envs)
 
     def _steps_at_once(self) -> int:
@@ -184,9 +187,11 @@ class SerialRun:
 
 
 def with_long_lane(topology: Topology) -> Topology:
-    """The topology with a lane that holds many vector steps, unless the settings say how many rows. Rows never wait in
-    it: all are recorded before a draw."""
+    """The topology with a lane that holds many vector steps, unless the settings say how many rows, where experience is
+    trajectories: their rows never wait in it, for all are recorded before a draw."""
     channels = topology.config.channels
+    if topology.declaration.experience.source != "trajectories":
+        return topology
     rows = channels.lane_rows or LANE_BYTES // topology.schema.dtype.itemsize
     return replace(topology, config=replace(topology.config, channels=replace(channels, lane_rows=rows)))
 

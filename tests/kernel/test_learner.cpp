@@ -49,55 +49,6 @@ struct Numbers {
     ddrl::Rows constant() { return {value.data(), nullptr, rows, 0, width}; }
 };
 
-static int products = 0;  // that the BLAS was asked for
-
-static void counted_gemm(const char* op_a, const char* op_b, const int64_t* m, const int64_t* n, const int64_t* k,
-                         const float* alpha, const float* a, const int64_t* lda, const float* b, const int64_t* ldb,
-                         const float* beta, float* c, const int64_t* ldc) {
-    ++products;
-    plain_gemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-}
-
-// Products with a short side are loops of the kernel's own, others the BLAS's; each writes, or adds to what is there.
-static void products_of_every_shape_are_those_of_their_equations() {
-    const size_t rows = 5;
-    for (const size_t in : {1, 3, 8, 9, 33})
-        for (const size_t out : {1, 4, 8, 9, 40})
-            for (const bool add : {false, true}) {
-                Numbers x(rows, static_cast<int64_t>(in), 11), y(rows, static_cast<int64_t>(out), 12);
-                const Floats w = random_floats(out * in, 13), x_slope = x.slope;
-                Floats w_slope = random_floats(out * in, 14);
-                const Floats w_before = w_slope;
-                ddrl::Linear linear{x.all(), y.all(), {w.data(), w_slope.data(), add}, {nullptr, nullptr}, false};
-                linear.add_below = add;
-                products = 0;
-                linear.forward(counted_gemm);
-                linear.backward(counted_gemm);
-                EXPECT(products == (in > 8 && out > 8 ? 3 : 0));
-                for (size_t j = 0; j < out; ++j)
-                    for (size_t i = 0; i < in; ++i) {
-                        double sum = add ? w_before[j * in + i] : 0.0;
-                        for (size_t row = 0; row < rows; ++row)
-                            sum += static_cast<double>(y.slope[row * out + j]) * x.value[row * in + i];
-                        EXPECT(near(w_slope[j * in + i], sum));
-                    }
-                for (size_t row = 0; row < rows; ++row) {
-                    for (size_t j = 0; j < out; ++j) {
-                        double sum = 0;
-                        for (size_t i = 0; i < in; ++i)
-                            sum += static_cast<double>(x.value[row * in + i]) * w[j * in + i];
-                        EXPECT(near(y.value[row * out + j], sum));
-                    }
-                    for (size_t i = 0; i < in; ++i) {
-                        double sum = add ? x_slope[row * in + i] : 0.0;
-                        for (size_t j = 0; j < out; ++j)
-                            sum += static_cast<double>(y.slope[row * out + j]) * w[j * in + i];
-                        EXPECT(near(x.slope[row * in + i], sum));
-                    }
-                }
-            }
-}
-
 static void passes_of_two_layers_are_those_of_their_equations() {
     Numbers x(5, 3, 1), h(5, 4, 7), y(5, 2, 8);
     const Floats w1 = random_floats(12, 2), b1 = random_floats(4, 3), w2 = random_floats(8, 4),
@@ -420,7 +371,6 @@ static void figures_of_updates_in_one_call_are_those_of_their_steps() {
 
 int main() {
     RUN(passes_of_two_layers_are_those_of_their_equations);
-    RUN(products_of_every_shape_are_those_of_their_equations);
     RUN(derivatives_of_every_layer_are_its_differences);
     RUN(derivatives_of_a_layer_norm_s_weights_are_sums_over_rows_and_may_be_added);
     RUN(operations_with_the_same_parameter_or_input_add_their_derivatives);
