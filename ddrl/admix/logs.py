@@ -561,8 +561,7 @@ def open_log(folder: Path, bids: int = 24, on_error: str = "raise") -> LogDay:
     `bids`: bid slots of a queue; `on_error`: raise or drop (counted) broken rows."""
     if bids < 0:
         raise EnvError(f"bids ({bids}) must be at least 0")
-    if on_error not in ("raise", "drop"):
-        raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
+    check_on_error(on_error)
     path = folder / "contracts.json"
     record = read_record(path)
     forecast = np.array(record.forecast) if record.forecast else None
@@ -576,6 +575,12 @@ def open_log(folder: Path, bids: int = 24, on_error: str = "raise") -> LogDay:
         drops=on_error == "drop",
         counts=Counter(),
     )
+
+
+def check_on_error(on_error: str) -> None:
+    """EnvError unless it says what to do with broken rows."""
+    if on_error not in ("raise", "drop"):
+        raise EnvError(f"on_error ({on_error!r}) must be raise or drop")
 
 
 # ---- writing a log ---------------------------------------------------------------------------------------------------
