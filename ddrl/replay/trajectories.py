@@ -98,8 +98,8 @@ class TrajectorySource(Experience):
         return max(0, QUEUED_DRAWS * self._draw - self._waiting)
 
     def missing(self) -> int:
-        """Rows by which the queue is short of a draw. Those of trajectories that have begun may make one of fewer, but
-        then each row would have to be looked at."""
+        """Steps by which the queue is short of a draw. Fewer rows may do, where they end trajectories that have begun:
+        to notice that, the caller would have to ask after each of them."""
         return max(0, self._draw - self._waiting)
 
     def record(self, rows: NDArray[Any], newest_version: int) -> int:
@@ -261,9 +261,8 @@ class TrajectorySource(Experience):
 
     def _assemble(self, chosen: list[NDArray[Any]]) -> Trajectories:
         length = np.array([len(one) - 1 for one in chosen], np.uint32)
-        rows = np.concatenate([one.view(np.uint8) for one in chosen]).view(
-            self._schema.dtype
-        )  # as bytes: 7 times faster
+        joined = np.concatenate([one.view(np.uint8) for one in chosen])  # numpy takes 7 times as long to join structs
+        rows = joined.view(self._schema.dtype)
         ends = np.cumsum(length + 1, dtype=np.int64) - 1  # the rows that hold the states after the trajectories' steps
         made = {column.name: self._column(column, rows[column.name], length, ends) for column in self._schema.stored}
         return Trajectories(

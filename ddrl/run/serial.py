@@ -30,7 +30,7 @@ from ddrl.run.task import LOOK_PERIOD, Outcome, Reason, Task, assemble
 from ddrl.run.topology import HostChannels, Topology, board_name
 
 ACT_SECONDS = 0.02  # of vector steps without a look at commands and signals; no bit depends on it
-LANE_BYTES = 1 << 18  # of rows between two drains
+LANE_BYTES = 1 << 18  # of a lane for trajectories: rows that are drained at once
 RANKS = (Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0))
 
 
@@ -68,7 +68,8 @@ class SerialRun:
 
     def turn(self) -> Outcome:
         """A vector step, or several before the next draw is looked for, all that can be learned after them, and what is
-        due: an evaluation, a checkpoint, the end. Only the time that these steps take ends a turn between them."""
+        due: an evaluation, a checkpoint, the end. Steps that take long are spread over several turns, so that commands
+        are heard; nothing is learned before the last of them."""
         task = self.task
         training = self.task.training
         moved = False

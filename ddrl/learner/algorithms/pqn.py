@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 
-BLOCK = 512  # of a multiple of it states are values computed: the memory of as many is kept
+# States of a draw are filled up to a multiple of so many, so that the kernel keeps its memory for the next draw.
+BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,9 @@ class PQN(ValueAlgorithm):
         own = ":" in config.learner.network
         self.network = make_network(config.learner, spec) if own else NormalizedMLP(spec, config.learner.hidden)
         self._infer = Inference(self.network)
-        self._order: list[NDArray[np.int64]] = []  # of the last draw: the next one has as many steps
+        self._order: list[
+            NDArray[np.int64]
+        ] = []  # of the last draw; the next one has as many steps, and so the same order
 
     def prepare(self, source: Any) -> Iterable[Any]:
         """The minibatches of every epoch over one draw."""
