@@ -89,7 +89,7 @@ def begun(command, folder):
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long), signal.SIGKILL]
+    "number", [signal.SIGTERM, *(pytest.param(one, marks=pytest.mark.long) for one in (signal.SIGHUP, signal.SIGKILL))]
 )
 def test_the_runs_of_a_sweep_that_is_ended_save_and_end_too(tmp_path, number):
     command, folder = endless(tmp_path)

@@ -121,6 +121,7 @@ def test_a_node_that_hangs_ends_the_job_at_the_limit_and_is_named(tmp_path, job_
     assert any((run / "checkpoints").glob("0*"))
 
 
+@pytest.mark.long
 def test_without_its_trainer_the_job_ends_with_one_message(tmp_path, job_of):
     run, job = tmp_path / "run", job_of()
     wait_for_checkpoint(run, job)

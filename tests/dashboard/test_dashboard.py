@@ -181,7 +181,7 @@ def test_a_comparison_stays_when_a_new_run_starts_and_stands_in_the_address(tmp_
             assert "run=alpha&run=beta&x=updates&smoothing=0.5" in address
 
 
-@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("ended", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_click_on_the_map_opens_a_host_which_stands_in_the_address(tmp_path, dashboard, browser, ended):
     with contextlib.ExitStack() as stack:
         run = stack.enter_context(LiveRun(tmp_path / "runs" / "alpha"))
@@ -208,6 +208,7 @@ def test_a_click_on_the_map_opens_a_host_which_stands_in_the_address(tmp_path, d
         wait_until(lambda: browser.find("[data-testid=stDataFrame] canvas"), "the ranks of the host")
 
 
+@pytest.mark.long
 def test_a_run_that_was_paused_and_then_failed_says_so(tmp_path, dashboard, browser):
     with LiveRun(tmp_path / "runs" / "alpha") as run:
         browser.open(dashboard)
@@ -353,6 +354,7 @@ def test_a_run_whose_process_was_killed_is_called_so(tmp_path, dashboard, browse
     browser.wait_for("dead", "is gone and never said why")
 
 
+@pytest.mark.long
 def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path, driver):
     runs = tmp_path / "runs"
     with dashboard_of(tmp_path) as dashboard, LiveRun(runs / "alpha"), LiveRun(runs / "beta"):
@@ -370,6 +372,7 @@ def test_a_link_to_a_page_works_even_on_a_server_that_has_just_started(tmp_path,
             window.close()
 
 
+@pytest.mark.long
 def test_pages_follow_the_dark_theme(tmp_path, dashboard, driver):
     with LiveRun(tmp_path / "runs" / "alpha"):
         window = Browser(driver, dark=True)

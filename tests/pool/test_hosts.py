@@ -138,7 +138,7 @@ def keeper_elsewhere(job: subprocess.Popen) -> psutil.Process | None:
     ("who", "words"),
     [
         ("keeper", "was killed by SIGKILL, and with it the host's rollouts"),
-        ("relay", "signal 9"),
+        pytest.param("relay", "signal 9", marks=pytest.mark.long),
     ],
 )
 def test_the_death_of_another_hosts_relay_or_keeper_ends_the_job_and_leaves_nothing(who, words, tmp_path):

@@ -28,8 +28,8 @@ from ddrl.run.task import Outcome
 from ddrl.run.training import Move
 from tests.pool.alternate import Alternate
 from tests.pool.conftest import Lending
-from tests.run.launch import TINY, ddrl, segments_of, settings, summary
-from tests.run.preloaded import serial
+from tests.run.launch import TINY, segments_of, settings, summary
+from tests.run.preloaded import forked, serial
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
 from tests.sources import environment
@@ -101,10 +101,11 @@ def test_three_tasks_on_two_slots_that_change_every_round_equal_their_runs_alone
     assert figures["held_seconds"] <= 2 * figures["makespan_seconds"]
 
 
+@pytest.mark.long
 def test_tasks_with_rollouts_of_their_own_share_a_device(tmp_path):
     pool, files = tmp_path / "pool", [task_file(tmp_path, name) for name in ("one", "two")]
     more = settings(ONE, f"run.dir={pool}", "run.processes=1", "evaluation.period=0")
-    done = ddrl("--tasks", *files, *TINY, *SHORT, *more)
+    done = forked("--tasks", *files, *TINY, *SHORT, *more)
     assert done.returncode == 0, done.stderr
     for name in ("one", "two"):
         assert summary(pool / name)["updates"] > 20
@@ -238,7 +239,7 @@ def test_a_task_that_is_broken_diverges_or_is_killed_ends_alone_and_the_pool_goe
     assert "Traceback" not in err
     before = newest(pool / "victim").name
     task_file(tmp_path, "mistyped", "[learner]\nbatch_size = 16\n")  # mended
-    again = ddrl("--resume", str(pool), *settings(f"run.max_env_steps={int(before) + 600}"))
+    again = forked("--resume", str(pool), *settings(f"run.max_env_steps={int(before) + 600}"))
     assert again.returncode == 1, "the one without an environment fails again"
     ends = summary(pool)["tasks"]
     assert ends["victim"]["ok"]
@@ -257,7 +258,7 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
             lambda: (tasks := status(pool, capsys)) and all(task["rounds"] > 5 for task in tasks.values()),
             "the tasks do not get along",
         )
-        assert ddrl("--resume", str(pool)).stderr.startswith(f"ddrl: the pool {pool} still runs")
+        assert forked("--resume", str(pool)).stderr.startswith(f"ddrl: the pool {pool} still runs")
         assert pool_main([str(pool), "--reweight", "first", "2.5"]) == 0
         assert status(pool, capsys)["first"]["weight"] == 2.5
         for wrong in (["--reweight", "first", "-1"], ["--reweight", "first", "much"], ["--cancel", "third"]):
@@ -286,14 +287,14 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
     assert pool_main([str(pool), "--cancel", "first"]) == 1
     assert "does not run: it has ended; go on with" in capsys.readouterr().err
     steps = summary(pool / "second")["env_steps"] + 400
-    again = ddrl("--resume", str(pool), *settings(f"run.max_env_steps={steps}"))
+    again = forked("--resume", str(pool), *settings(f"run.max_env_steps={steps}"))
     assert again.returncode == 0, again.stderr
     ends = summary(pool)["tasks"]
     assert {name: end["reason"] for name, end in ends.items()} == {
         "first": "cancelled",
         "second": "run.max_env_steps reached",
     }
-    once_more = ddrl("--resume", str(pool))
+    once_more = forked("--resume", str(pool))
     assert once_more.returncode == 1
     assert "start a new pool" in once_more.stderr
 

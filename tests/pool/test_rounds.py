@@ -37,7 +37,8 @@ from ddrl.run.task import Task
 from ddrl.telemetry import Run
 from ddrl.testing.chaos import processes_of
 from tests.pool.conftest import Lending
-from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
+from tests.run.launch import TINY, balances, segments_of, settings, summary
+from tests.run.preloaded import forked
 from tests.run.test_serial import learned, newest, recorded
 from tests.sources import ROOT
 from tests.waiting import PATIENCE
@@ -83,7 +84,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("cold", "prewarm"):
         (folder / f"{name}.toml").write_text(f'[run]\nseed = 7\n[pool]\ncollectors = "{name}"\n')
     files = [str(folder / f"{name}.toml") for name in ("cold", "prewarm")]
-    done = ddrl("--tasks", *files, *TINY, *ROUNDS, *BY_WORKER, *settings(ONE, f"run.dir={folder / 'pool'}"))
+    done = forked("--tasks", *files, *TINY, *ROUNDS, *BY_WORKER, *settings(ONE, f"run.dir={folder / 'pool'}"))
     assert done.returncode == 0, done.stderr
     return folder / "pool"
 
@@ -182,6 +183,7 @@ def test_collectors_that_end_are_new_processes_each_round_and_start_with_their_p
     assert figures["collector_cpu_seconds"] > 0
 
 
+@pytest.mark.long
 def test_while_a_task_learns_its_collectors_are_gone_from_the_process_table(tmp_path):
     """One that stays alive is there."""
     left: dict[str, set[int]] = {"cold": set(), "alive": set()}
@@ -351,7 +353,7 @@ def test_a_collector_whose_environment_does_not_start_ends_its_task_alone_with_i
         f'[run]\nseed = 1\n[env]\nid = "tests.run.environments:brittle"\nkwargs = {{ probed = "{tmp_path}/probed" }}\n'
     )
     files, pool = [str(tmp_path / "good.toml"), str(tmp_path / "bad.toml")], tmp_path / "pool"
-    done = ddrl("--tasks", *files, *TINY, *ROUNDS, *COLD, *settings(ONE, f"run.dir={pool}"))
+    done = forked("--tasks", *files, *TINY, *ROUNDS, *COLD, *settings(ONE, f"run.dir={pool}"))
     assert done.returncode == 1
     tasks = summary(pool)["tasks"]
     assert tasks["good"]["ok"]
@@ -365,7 +367,7 @@ def test_a_collector_that_hangs_is_named_with_its_stacks_and_replaced(tmp_path):
     hangs = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.silence_limit=6")
     hangs += settings(f'env.kwargs={{hang_at = 30, hung = "{hung}", pause = 0.05}}', "pool.collect_steps=40")
     more = settings(f"run.dir={folder}", "run.max_env_steps=80", "replay.min_size=20", "run.processes=1")
-    done = ddrl(*TINY, *ROUNDS, *COLD, *hangs, *more)
+    done = forked(*TINY, *ROUNDS, *COLD, *hangs, *more)
     assert done.returncode == 0, done.stderr
     assert hung.exists(), "no collector hung"
     with Run(folder) as finished:

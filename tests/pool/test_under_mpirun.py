@@ -167,6 +167,7 @@ def add(pool: Path, file: Path) -> str:
     return done.stdout if done.returncode == 0 else done.stderr
 
 
+@pytest.mark.long
 def test_a_task_that_is_added_takes_a_free_place_and_is_refused_where_none_is(pool):
     _, said, (without, late, late2) = pool
     assert "1 task(s) more can be added" in said

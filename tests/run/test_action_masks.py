@@ -118,8 +118,14 @@ def test_no_forbidden_action_is_taken_whoever_names_them(settings: list[str], fo
     assert fields == ["x" if form == "named" else "observation", ACTION_MASK]
 
 
-@pytest.mark.parametrize("algorithm", ["c51", "qrdqn", "iqn", "r2d2", "dqn"])
-@pytest.mark.parametrize("chooser", ["epsilon_greedy", "ez_greedy", "boltzmann"])
+@pytest.mark.parametrize(
+    ("algorithm", "chooser"),
+    [
+        pytest.param(algorithm, chooser, marks=() if algorithm == "dqn" or chooser == "boltzmann" else pytest.mark.long)
+        for algorithm in ("c51", "qrdqn", "iqn", "r2d2", "dqn")
+        for chooser in ("epsilon_greedy", "ez_greedy", "boltzmann")
+    ],
+)
 def test_every_algorithm_and_chooser_keeps_to_the_mask(algorithm: str, chooser: str, tmp_path: Path) -> None:
     Ordered.forbidden.clear()
     settings = [f"learner.algorithm={algorithm}", f"rollout.chooser={chooser}", "evaluation.period=0"]

@@ -6,22 +6,23 @@ import pytest
 
 from ddrl.acting.policy_file import load_policy
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, settings, summary
-from tests.run.preloaded import serial
+from tests.run.launch import TINY, mpirun, settings, summary
+from tests.run.preloaded import forked, serial
 
 USERS = "tests.learner.user_algorithms"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["local", pytest.param("mpirun", marks=pytest.mark.long)])
 def test_c51_runs_with_its_own_table_and_its_figures_are_recorded(mode: str, tmp_path: Path) -> None:
     wanted = settings("learner.algorithm=c51", "learner.c51.atoms=11", f"run.dir={tmp_path / 'run'}")
-    done = ddrl(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
+    done = forked(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["updates"] > 50
     with Run(tmp_path / "run") as run:
         values = run.series(["q_mean"])["q_mean"]
         assert (values == values).any()
-    resumed = ddrl("--resume", str(tmp_path / "run"), *settings("run.max_env_steps=3500"))
+    resumed = forked("--resume", str(tmp_path / "run"), *settings("run.max_env_steps=3500"))
     assert resumed.returncode == 0, resumed.stderr
     other = serial("--resume", str(tmp_path / "run"), *settings("learner.algorithm=dqn"))
     assert other.returncode != 0
@@ -36,7 +37,7 @@ def test_an_algorithm_of_the_users_own_brings_columns_figures_and_a_chooser(mode
         f"learner.algorithm={USERS}:Regression", f"rollout.chooser={USERS}:Counting", "run.processes=2",
         f"run.dir={tmp_path / 'run'}",
     )  # fmt: skip
-    done = ddrl(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
+    done = forked(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["updates"] > 50
     with Run(tmp_path / "run") as run:
@@ -49,7 +50,7 @@ def test_an_algorithm_of_two_parts_acts_continuously(tmp_path: Path) -> None:
         f"learner.algorithm={USERS}:ActorCritic", "learner.actor_critic.delay=3", "env.id=Pendulum-v1",
         f"run.dir={tmp_path / 'run'}", "run.max_env_steps=1500", "run.target_return=0.0",
     )  # fmt: skip
-    done = ddrl(*TINY, *wanted)
+    done = forked(*TINY, *wanted)
     assert done.returncode == 0, done.stderr
     written = summary(tmp_path / "run")
     assert -2000 < written["evaluation"]["mean"] < 0
@@ -108,7 +109,7 @@ def test_an_algorithm_on_trajectories_solves_what_it_is_given(task: str, mode: s
         "learner.lr=1e-2", "learner.batch_size=32", "run.max_env_steps=12000", "run.target_return=1.0",
         "evaluation.episodes=20", "rollout.warmup_steps=0", f"run.dir={tmp_path / 'run'}",
     )  # fmt: skip
-    start = serial if mode == "serial" else ddrl
+    start = serial if mode == "serial" else forked
     done = start("cartpole", *TINY, *wanted, *settings("run.processes=2"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["evaluation"]["mean"] == 1.0

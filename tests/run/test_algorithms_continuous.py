@@ -7,7 +7,7 @@ import pytest
 
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, settings, summary
-from tests.run.preloaded import serial
+from tests.run.preloaded import forked, serial
 
 PENDULUM = settings(
     "env.id=Pendulum-v1", "run.max_env_steps=1200", "run.target_return=0.0", "rollout.epsilon_start=0.2",
@@ -29,11 +29,11 @@ CASES = {
 
 @pytest.mark.parametrize("mode", [pytest.param("serial", marks=pytest.mark.long), "local"])
 @pytest.mark.parametrize(
-    "case", ["td3", "pqn", *(pytest.param(case, marks=pytest.mark.long) for case in ("categorical", "quantile"))]
+    "case", ["td3", *(pytest.param(case, marks=pytest.mark.long) for case in ("pqn", "categorical", "quantile"))]
 )
 def test_it_runs_is_evaluated_and_goes_on(case: str, mode: str, tmp_path: Path) -> None:
     how = ["--serial"] if mode == "serial" else settings("run.processes=2")
-    done = ddrl(*how, *TINY, *CASES[case], *settings(f"run.dir={tmp_path / 'run'}"))
+    done = forked(*how, *TINY, *CASES[case], *settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode == 0, done.stderr
     first = summary(tmp_path / "run")
     assert first["updates"] > 40
@@ -44,7 +44,7 @@ def test_it_runs_is_evaluated_and_goes_on(case: str, mode: str, tmp_path: Path) 
         assert (values == values).any()
     more = 2000 if case == "pqn" else 1500
     resume = ["--serial"] if mode == "serial" else []
-    resumed = ddrl(*resume, "--resume", str(tmp_path / "run"), *settings(f"run.max_env_steps={more}"))
+    resumed = forked(*resume, "--resume", str(tmp_path / "run"), *settings(f"run.max_env_steps={more}"))
     assert resumed.returncode == 0, resumed.stderr
     again = summary(tmp_path / "run")
     assert again["env_steps"] >= more

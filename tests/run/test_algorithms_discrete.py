@@ -9,7 +9,7 @@ from ddrl.acting.policy_file import load_policy
 from ddrl.core.settings import load_config
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, ddrl, settings, summary
-from tests.run.preloaded import serial
+from tests.run.preloaded import forked, serial
 
 CHOSEN = {
     "qrdqn": settings("learner.algorithm=qrdqn", "learner.qrdqn.quantiles=8"),
@@ -30,7 +30,7 @@ CHOSEN = {
 def test_it_runs_is_evaluated_and_goes_on(name: str, mode: str, tmp_path: Path) -> None:
     run, how = tmp_path / "run", ["--serial"] if mode == "serial" else []
     shorter = settings("run.max_env_steps=2000", "run.checkpoint_period=500", f"run.dir={run}")
-    done = ddrl(*how, *TINY, *CHOSEN[name], *shorter)
+    done = forked(*how, *TINY, *CHOSEN[name], *shorter)
     assert done.returncode == 0, done.stderr
     first = summary(run)
     assert first["updates"] > 50
@@ -41,12 +41,13 @@ def test_it_runs_is_evaluated_and_goes_on(name: str, mode: str, tmp_path: Path) 
             assert (values == values).any()
     inputs = {declared.name: declared.kind for declared in load_policy(run).model.inputs}
     assert inputs == {"qrdqn": {}, "iqn": {"fraction": "noise"}, "rainbow": {"noise": "noise"}}[name]
-    again = ddrl(*how, "--resume", str(run), *settings("run.max_env_steps=2400"))
+    again = forked(*how, "--resume", str(run), *settings("run.max_env_steps=2400"))
     assert again.returncode == 0, again.stderr
     assert summary(run)["updates"] > first["updates"]
 
 
-@pytest.mark.parametrize("name", ["iqn", pytest.param("rainbow", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["iqn", "rainbow"])
 def test_serial_runs_with_noise_are_the_same_bits_by_seed(name: str, tmp_path: Path) -> None:
     vectors = []
     apart = partial(ddrl, "--serial")  # with another seed of hashes

@@ -9,7 +9,7 @@ from ddrl.core.errors import MissingExtraError
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
 from tests.run.launch import TINY, ddrl, mpirun, settings
-from tests.run.preloaded import serial
+from tests.run.preloaded import forked, serial
 
 
 def refused(done, *words: str) -> None:
@@ -41,7 +41,7 @@ REFUSALS = {
 def test_it_is_refused_in_one_line(refusal, mode, tmp_path):
     arguments, words = REFUSALS[refusal]
     where = [] if refusal in ("directory", "resume") else ["--set", f"run.dir={tmp_path / 'run'}"]
-    refused(ddrl(*mode, *arguments, *where), *words)
+    refused(forked(*mode, *arguments, *where), *words)
 
 
 def test_a_traceback_is_shown_when_asked_for():
@@ -75,7 +75,7 @@ def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):
     checkpoint = max((run / "checkpoints").iterdir())
     whole = (checkpoint / "replay.snapshot").read_bytes()
     (checkpoint / "replay.snapshot").write_bytes(whole[:-7])
-    refused(ddrl("--resume", str(run)), "replay.snapshot", "delete")
+    refused(forked("--resume", str(run)), "replay.snapshot", "delete")
     (checkpoint / "replay.snapshot").write_bytes(whole)
     state = json.loads((checkpoint / "state.json").read_text())
     (checkpoint / "state.json").write_text(json.dumps({**state, "format": 99}))

@@ -32,7 +32,6 @@ from tests.run.launch import (
     TINY,
     UNTIL_STOPPED,
     balances,
-    ddrl,
     mpirun,
     mpirun_command,
     processes_of,
@@ -41,6 +40,7 @@ from tests.run.launch import (
     summary,
     wait_for_checkpoint,
 )
+from tests.run.preloaded import forked
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -82,10 +82,12 @@ def went_well(run: Path, said: str, output: str, signals: Sequence[int], reason:
     balances(run)
 
 
-@pytest.mark.parametrize("signals", [ALL, (ERROR, ERROR)], ids=["signals", "exceptions"])
+@pytest.mark.parametrize(
+    "signals", [ALL, pytest.param((ERROR, ERROR), marks=pytest.mark.long)], ids=["signals", "exceptions"]
+)
 def test_a_local_rollout_that_dies_is_started_again_with_other_episodes(signals: Sequence[int], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = ddrl(*dying(run, "rollout", signals, *(() if signals is ALL else ("rollout.on_error=restart",))))
+    done = forked(*dying(run, "rollout", signals, *(() if signals is ALL else ("rollout.on_error=restart",))))
     assert done.returncode == 0, done.stderr
     went_well(run, alarms(run), done.stdout, signals, "run.max_env_steps reached")
     assert summary(run)["env_steps"] == 3000
@@ -96,7 +98,7 @@ def test_a_local_rollout_that_dies_is_started_again_with_other_episodes(signals:
 def test_a_local_evaluator_that_dies_is_started_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     endless = ("run.max_env_steps=100000000", "run.patience=2", "evaluation.period=200")
-    done = ddrl(*dying(run, "evaluato", ALL, *endless, at=2))
+    done = forked(*dying(run, "evaluato", ALL, *endless, at=2))
     assert done.returncode == 0, done.stderr
     went_well(run, done.stderr, done.stdout, ALL, "run.patience evaluations without a better one")
 
@@ -112,11 +114,12 @@ def test_under_mpirun_members_are_started_again_too(who: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("number", "setting", "deaths"), [(CRASH, "rollout.restarts=3", 4), (KILL, "rollout.restarts=0", 1)]
+    ("number", "setting", "deaths"),
+    [pytest.param(CRASH, "rollout.restarts=3", 4, marks=pytest.mark.long), (KILL, "rollout.restarts=0", 1)],
 )
 def test_a_rollout_that_always_dies_ends_the_run_saved(number: int, setting: str, deaths: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = ddrl(*dying(run, "rollout", [number], setting, forever=True))
+    done = forked(*dying(run, "rollout", [number], setting, forever=True))
     assert done.returncode == 1
     assert len(list((tmp_path / "sent").glob("signal *"))) == deaths
     error = done.stderr[done.stderr.rindex("ddrl: rank") :]
@@ -128,7 +131,7 @@ def test_a_rollout_that_always_dies_ends_the_run_saved(number: int, setting: str
 
 
 def test_without_on_error_an_exception_of_an_environment_ends_the_run(tmp_path: Path) -> None:
-    done = ddrl(*dying(tmp_path / "run", "rollout", [ERROR]))
+    done = forked(*dying(tmp_path / "run", "rollout", [ERROR]))
     assert done.returncode == 1
     assert "RuntimeError: the corridor collapsed" in done.stderr
     assert "started again" not in done.stderr
@@ -349,6 +352,7 @@ def test_a_trainer_that_dies_is_started_again(moment: tuple[str, int, int], tmp_
     assert summary(run)["steps_lost"] > 0 or moment == MOMENTS[0]  # before the first version there may be none
 
 
+@pytest.mark.long
 def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = mpirun_command(5, *TINY, *settings(f"run.dir={run}", "cluster.relays=2", *LONGER))
@@ -360,6 +364,7 @@ def test_under_mpirun_a_trainer_that_dies_is_started_again_too(tmp_path: Path) -
     assert balances(run)["rows_lost"] > 0
 
 
+@pytest.mark.long
 def test_a_trainer_that_always_dies_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=1", "run.checkpoint_period=50")
@@ -374,12 +379,13 @@ def test_a_trainer_that_always_dies_ends_the_run_and_says_how_to_go_on(tmp_path:
     assert f"--resume {run}" in error
     assert "Segmentation fault" in error
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
-    went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={saved + 100}"))
+    went_on = forked("--resume", str(run), *settings(f"run.max_env_steps={saved + 100}"))
     assert went_on.returncode == 0, went_on.stderr
     assert summary(run)["env_steps"] == saved + 100
     assert segments_of(run) == []
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_killed_while_the_run_is_paused_stays_paused(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = settings(f"run.dir={run}", "run.processes=1", "run.checkpoint_period=0", "run.checkpoint_seconds=0.5")
@@ -488,6 +494,7 @@ def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path:
     balances(run)
 
 
+@pytest.mark.long
 def test_a_spare_removes_what_a_killed_keeper_and_its_killed_trainer_leave(tmp_path: Path) -> None:
     run = tmp_path / "run"
     names = {"ddrl 0 trainer", "ddrl spare"}
@@ -571,7 +578,7 @@ def test_the_ledger_of_a_run_whose_processes_were_all_killed_balances_once_it_is
         for pid in (run_status(run).pid, job.pid):
             os.kill(pid, signal.SIGKILL)
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
-    went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={saved + 1000}"))
+    went_on = forked("--resume", str(run), *settings(f"run.max_env_steps={saved + 1000}"))
     assert went_on.returncode == 0, went_on.stderr
     state = balances(run)
     assert state["env_steps"] == saved + 1000

@@ -160,7 +160,10 @@ def test_an_environment_s_own_handlers_do_not_make_a_run_unstoppable(text, mode,
     "stuck",
     [
         "\n                    ".join(("while True:", "    try: time.sleep(9)", "    except BaseException: pass")),
-        "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait()",
+        pytest.param(
+            "subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).wait()",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_second_interrupt_ends_a_serial_run_whose_environment_does_not_return(stuck, tmp_path):
@@ -194,7 +197,13 @@ def test_a_second_interrupt_ends_a_serial_run_whose_environment_does_not_return(
     ("where", "exists", "ends", "how"),
     [
         ("step", "checkpoints/0*", "os._exit(0)", "exited with status 0"),
-        ("reset", "checkpoints/0*", "signal.alarm(1); time.sleep(99)", "was killed by SIGALRM"),
+        pytest.param(
+            "reset",
+            "checkpoints/0*",
+            "signal.alarm(1); time.sleep(99)",
+            "was killed by SIGALRM",
+            marks=pytest.mark.long,
+        ),
         pytest.param("__init__", "config.toml", "os._exit(0)", "exited with status 0", marks=pytest.mark.long),
     ],
 )
@@ -222,7 +231,7 @@ def test_a_serial_run_whose_environment_ends_its_process_says_so_and_leaves_noth
     assert (facts.state, facts.reason) == ("failed", line.removeprefix("ddrl: "))
 
 
-@pytest.mark.parametrize("mode", [["--serial"], []])
+@pytest.mark.parametrize("mode", [["--serial"], pytest.param([], marks=pytest.mark.long)])
 def test_the_process_that_learns_closes_its_environments_when_the_summary_is_written(mode, tmp_path):
     """A close that nothing can leave ends the process."""
     job = start(

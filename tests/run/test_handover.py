@@ -12,7 +12,10 @@ from tests.waiting import PATIENCE, wait_until
 
 @pytest.mark.parametrize(
     "chosen",
-    [["cluster.closed_loop=true", "cluster.codec=int8"], ["cluster.codec=xor_zstd"]],
+    [
+        ["cluster.closed_loop=true", "cluster.codec=int8"],
+        pytest.param(["cluster.codec=xor_zstd"], marks=pytest.mark.long),
+    ],
     ids=["closed", "streaming"],
 )
 def test_every_rollout_of_every_host_reports_the_newest_version_within_one_closed_loop(chosen, tmp_path):

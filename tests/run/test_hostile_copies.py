@@ -121,7 +121,15 @@ def state_of(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("damage", [network, dashed, digit, two_colons, own_factory, live_scheme])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        network,
+        own_factory,
+        live_scheme,
+        *(pytest.param(one, marks=pytest.mark.long) for one in (dashed, digit, two_colons)),
+    ],
+)
 def test_no_command_imports_a_strangers_code_or_changes_his_files(
     damage: Callable[[Path], None], template: Path, tmp_path: Path
 ) -> None:

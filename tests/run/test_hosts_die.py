@@ -175,6 +175,7 @@ def test_a_host_that_is_silent_for_less_costs_itself_alone(tmp_path: Path) -> No
         job.stop()
 
 
+@pytest.mark.long
 def test_a_host_that_is_silent_is_left_out_and_ends_when_it_is_back(tmp_path: Path) -> None:
     with Job(tmp_path, "cluster.host_limit=2") as job:
         job.kill(OF_HOST_2, signal.SIGSTOP)

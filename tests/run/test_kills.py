@@ -18,7 +18,6 @@ from tests.run.launch import (
     MPI_ENVIRONMENT,
     TINY,
     UNTIL_STOPPED,
-    ddrl,
     mpirun_command,
     processes_of,
     segments_of,
@@ -26,6 +25,7 @@ from tests.run.launch import (
     summary,
     wait_for_checkpoint,
 )
+from tests.run.preloaded import forked
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -57,10 +57,10 @@ def kill(name: str, job: subprocess.Popen[bytes], run: Path, log: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("mpirun", SAVED),
+        pytest.param("mpirun", SAVED, marks=pytest.mark.long),
         ("ddrl keeper 0", None),
         ("slot 4", SAVED),
-        ("ddrl 3 relay", None),
+        pytest.param("ddrl 3 relay", None, marks=pytest.mark.long),
         pytest.param("ddrl 0 relay", SAVED, marks=pytest.mark.long),
     ],
 )
@@ -76,10 +76,11 @@ def test_a_process_that_is_killed_is_named_and_nothing_is_left(name: str, reason
         assert not [str(one) for one in accounts(entry, ended.latest().values[-1]) if one.missing]
     if reason is not None:
         assert summary(run)["reason"] == reason
-        went_on = ddrl("--resume", str(run), *settings(f"run.max_env_steps={summary(run)['env_steps'] + 300}"))
+        went_on = forked("--resume", str(run), *settings(f"run.max_env_steps={summary(run)['env_steps'] + 300}"))
         assert went_on.returncode == 0, went_on.stderr
 
 
+@pytest.mark.long
 def test_so_it_is_before_anything_is_learned(tmp_path: Path) -> None:
     """The trainer still imports torch."""
     run = tmp_path / "run"
@@ -90,7 +91,10 @@ def test_so_it_is_before_anything_is_learned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("program", "words"),
-    [("import os; os.kill(os.getpid(), 19)", "it is stopped"), ("import signal; signal.pause()", "has not loaded MPI")],
+    [
+        ("import os; os.kill(os.getpid(), 19)", "it is stopped"),
+        pytest.param("import signal; signal.pause()", "has not loaded MPI", marks=pytest.mark.long),
+    ],
     ids=["stopped", "without MPI"],
 )
 def test_a_rank_that_never_comes_is_named(program: str, words: str, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from ddrl.run.lag import PENDING, RECENT, LagBound, LagMeter, Recent
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, settings
+from tests.run.launch import TINY, settings
+from tests.run.preloaded import forked
 from tests.run.test_turns import prepare
 
 
@@ -203,9 +204,9 @@ def test_samples_beyond_the_bound_weigh_less() -> None:
     np.testing.assert_allclose(batch.weight, np.where(batch.policy_version == 0, 91 / 391, 1.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize("what", ["wait", "drop"])
+@pytest.mark.parametrize("what", ["wait", pytest.param("drop", marks=pytest.mark.long)])
 def test_no_row_is_learned_from_that_arrived_beyond_the_bound(what: str, tmp_path: Path) -> None:
-    done = ddrl(
+    done = forked(
         *TINY, *settings(f"run.dir={tmp_path / 'run'}", "rollout.max_policy_lag=2", f"rollout.at_max_lag={what}"),
         *settings("learner.publish_period=1", "run.processes=2", "replay.samples_per_insert=8"),
     )  # fmt: skip

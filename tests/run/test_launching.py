@@ -39,7 +39,7 @@ def start(tmp_path, variables, *, command=(sys.executable,), mode=("--serial",))
 @pytest.mark.parametrize(
     "left_over",
     [
-        {"PMI_SIZE": "1", "PMI_RANK": "0"},
+        pytest.param({"PMI_SIZE": "1", "PMI_RANK": "0"}, marks=pytest.mark.long),
         pytest.param({"PMI_SIZE": "4", "PMI_RANK": "0"}, marks=pytest.mark.long),
         {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "PMI_SIZE": "1", "PMI_RANK": "0"},
         {**STEP, "SLURM_PROCID": "0", "SLURM_TASK_PID": "4000000", "PMIX_RANK": "1"},  # of a step that has ended

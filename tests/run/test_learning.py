@@ -24,7 +24,7 @@ MODES = {
     "local": ddrl,
     "mpirun": partial(mpirun, 9, "--set", "cluster.relays=3"),
 }
-FIRST = {("chain", "serial"), ("bandit", "local"), ("bandit", "mpirun"), ("FrozenLake", "local")}
+FIRST = {("chain", "serial"), ("bandit", "mpirun"), ("FrozenLake", "local")}
 QUICK = settings(
     "run.max_env_steps=30000", "run.checkpoint_period=0", "run.seed=5", "env.num_envs=4", "replay.min_size=200",
     "replay.n_step=1", "rollout.warmup_steps=200", "rollout.epsilon_decay_steps=4000", "rollout.epsilon_end=0.1",

@@ -24,7 +24,7 @@ from tests.run.launch import (
     summary,
     wait_for_checkpoint,
 )
-from tests.run.preloaded import serial
+from tests.run.preloaded import forked, serial
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -74,7 +74,7 @@ def test_with_four_relays_the_root_sends_the_model_once_and_each_host_receives_i
     assert segments_of(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize("mode", ["local", "serial", "mpi"])
+@pytest.mark.parametrize("mode", [pytest.param("local", marks=pytest.mark.long), "serial", "mpi"])
 def test_an_exception_in_an_environment_ends_the_job_with_its_traceback_once(mode, tmp_path):
     arguments = [
         *TINY,
@@ -119,7 +119,7 @@ def test_under_nohup_a_closed_terminal_stops_nothing():
         pytest.param([], signal.SIGINT, marks=pytest.mark.long),  # a test below sends it while members start
         (["--serial"], signal.SIGINT),
         pytest.param([], signal.SIGHUP, marks=pytest.mark.long),
-        ([], signal.SIGTERM),
+        pytest.param([], signal.SIGTERM, marks=pytest.mark.long),
     ],
     ids=["local", "serial", "terminal closed", "terminated"],
 )
@@ -151,14 +151,16 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
     assert f"--resume {run}" in out + errors
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
-    done = ddrl(*mode, "--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
+    done = forked(*mode, "--resume", str(run), "--set", f"run.max_env_steps={stopped['env_steps'] + 500}")
     assert done.returncode == 0, done.stderr
     assert summary(run)["env_steps"] >= stopped["env_steps"] + 500
     assert summary(run)["updates"] > stopped["updates"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "number"), [("--serial", signal.SIGINT), ("", signal.SIGINT), ("", signal.SIGKILL)], ids=str
+    ("mode", "number"),
+    [pytest.param("--serial", signal.SIGINT, marks=pytest.mark.long), ("", signal.SIGINT), ("", signal.SIGKILL)],
+    ids=str,
 )
 def test_a_last_evaluation_without_an_end_is_ended_by_an_interrupt_and_by_the_keeper_s_death(mode, number, tmp_path):
     run = tmp_path / "run"
@@ -228,7 +230,7 @@ def test_a_trainer_that_is_killed_once_it_has_copied_itself_is_saved_by_the_copy
     stopped = summary(run)
     assert stopped["reason"] == "interrupted"
     assert max(int(path.name) for path in (run / "checkpoints").glob("0*")) == stopped["env_steps"]
-    done = ddrl("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 100}", "learner.nodes=0"))
+    done = forked("--resume", str(run), *settings(f"run.max_env_steps={stopped['env_steps'] + 100}", "learner.nodes=0"))
     assert done.returncode == 0, done.stderr
     assert segments_of(tmp_path / "run") == []
 
@@ -253,7 +255,7 @@ def test_ctrl_c_of_mpirun_loses_no_more_than_what_came_after_the_last_checkpoint
     assert process.wait(timeout=PATIENCE) != 0
     wait_until(lambda: not processes_of(run), "ranks stay behind")
     saved = max(int(path.name) for path in (run / "checkpoints").glob("0*"))
-    done = ddrl("--resume", str(run), "--set", f"run.max_env_steps={saved + 500}")
+    done = forked("--resume", str(run), "--set", f"run.max_env_steps={saved + 500}")
     assert done.returncode == 0, done.stderr
     assert summary(run)["env_steps"] >= saved
     assert segments_of(run) == []

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
 from ddrl.run.keeper import Silence, Silent
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings
+from tests.run.launch import TINY, mpirun, segments_of, settings
+from tests.run.preloaded import forked
 
 HANGS = settings("env.id=tests.run.environments:walk", "env.num_envs=1", "run.silence_limit=6")
 
@@ -109,7 +111,7 @@ def test_a_process_that_was_started_again_starts_anew() -> None:
 
 def test_a_local_rollout_that_hangs_is_started_again_and_the_run_ends_well(tmp_path: Path) -> None:
     kwargs = f"env.kwargs={{hang_at = 300, hung = '{tmp_path / 'hung'}'}}"
-    done = ddrl(*TINY, *HANGS, *settings(f"run.dir={tmp_path / 'run'}", kwargs, "run.processes=1"))
+    done = forked(*TINY, *HANGS, *settings(f"run.dir={tmp_path / 'run'}", kwargs, "run.processes=1"))
     assert done.returncode == 0, done.stderr
     assert "(1 of 3 times in a row)" in done.stderr
     assert "run.max_env_steps reached" in done.stdout
@@ -120,11 +122,12 @@ def test_a_local_rollout_that_hangs_is_started_again_and_the_run_ends_well(tmp_p
     assert segments_of(tmp_path / "run") == []
 
 
+@pytest.mark.long
 def test_under_mpirun_the_job_ends_saved_with_one_message(tmp_path: Path) -> None:
     hangs = (*HANGS, *settings("env.kwargs={hang_at = 400}", "rollout.restarts=0"))
     done = mpirun(4, *TINY, *hangs, *settings(f"run.dir={tmp_path / 'run'}"))
     assert done.returncode != 0
     assert done.stderr.count("(run.silence_limit)") == 1, done.stderr
     assert any((tmp_path / "run" / "checkpoints").glob("0*"))
-    went_on = ddrl("--resume", str(tmp_path / "run"), "--set", "env.kwargs={hang_at = -1}")
+    went_on = forked("--resume", str(tmp_path / "run"), "--set", "env.kwargs={hang_at = -1}")
     assert went_on.returncode == 0, went_on.stderr

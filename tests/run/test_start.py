@@ -44,7 +44,7 @@ def test_the_banner_stands_before_mpi_and_torch_are_loaded(
     assert max(map(len, said.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("ranks", [0, 4])
+@pytest.mark.parametrize("ranks", [0, pytest.param(4, marks=pytest.mark.long)])
 def test_the_directory_that_is_announced_is_the_one_of_the_run(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,8 @@ from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation, probe_in_fork
 from ddrl.run.serial import run_serial
 from tests.run.environments import Walk
-from tests.run.launch import TINY, ddrl, settings
+from tests.run.launch import TINY, settings
+from tests.run.preloaded import forked
 
 HERE = "tests.run.test_strange_environments"
 SHORT = [*TINY, "--serial", *settings("run.max_env_steps=400", "evaluation.period=0")]
@@ -118,7 +119,7 @@ def test_a_reset_without_a_seed_is_refused_by_what_to_define() -> None:
 
 
 def test_an_environment_that_exits_ends_the_run_with_its_line(tmp_path: Path) -> None:
-    done = ddrl(*SHORT, *settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:Leaves"))
+    done = forked(*SHORT, *settings(f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:Leaves"))
     assert done.returncode == 1
     assert "SystemExit: 3 (test_strange_environments.py, line" in done.stderr
 
@@ -137,10 +138,10 @@ def test_an_environment_whose_close_fails_ends_no_run(tmp_path: Path, capsys: py
     assert f"ddrl: env.id = {HERE}:ClosesOnce: {words}" in said
 
 
-@pytest.mark.parametrize("serial", [True, False])
+@pytest.mark.parametrize("serial", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_thread_that_an_environment_leaves_does_not_keep_the_process(serial: bool, tmp_path: Path) -> None:
     mode = ["--serial"] if serial else settings("run.processes=1")
     given = settings("run.max_env_steps=400", f"run.dir={tmp_path / 'run'}", f"env.id={HERE}:LeavesAThread")
-    done = ddrl(*TINY, *mode, *given, limit=120)
+    done = forked(*TINY, *mode, *given, limit=120)
     assert done.returncode == 0
     assert "threads of the environment still run, and end now: listener" in done.stderr

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, ddrl, mpirun, segments_of, settings, summary, wait_for_checkpoint
-from tests.run.preloaded import serial
+from tests.run.launch import TINY, mpirun, segments_of, settings, summary, wait_for_checkpoint
+from tests.run.preloaded import forked, serial
 from tests.run.test_serial import learned, newest
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -24,14 +24,14 @@ POOL = settings("replay.source=benchmarks.admix.sources:RandomPool", "replay.cap
 SHORT = settings("run.max_env_steps=1600", "run.checkpoint_period=800", "evaluation.period=800")
 
 
-@pytest.mark.parametrize("wiring", [AREAS, POOL], ids=["areas", "pool"])
+@pytest.mark.parametrize("wiring", [AREAS, pytest.param(POOL, marks=pytest.mark.long)], ids=["areas", "pool"])
 def test_a_serial_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(wiring: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     first = serial(*TINY, *SHORT, *wiring, *settings(f"run.dir={whole}"))
     assert first.returncode == 0, first.stderr
     shutil.copytree(whole, parts)
     shutil.rmtree(newest(parts))  # the end; an earlier checkpoint is left
-    resumed = ddrl("--serial", "--resume", str(parts), "--trust")
+    resumed = forked("--serial", "--resume", str(parts), "--trust")
     assert resumed.returncode == 0, resumed.stderr
     assert summary(whole)["updates"] > 50
     assert learned(newest(parts)) == learned(newest(whole))
@@ -41,7 +41,7 @@ def test_explorers_that_share_areas_teach_a_local_run_which_goes_on(tmp_path: Pa
     run = tmp_path / "run"
     uneven = settings("run.max_env_steps=1610")  # within a block
     more = settings("run.processes=2", "learner.publish_period=5", f"run.dir={run}")
-    done = ddrl(*TINY, *SHORT, *AREAS, *uneven, *more)
+    done = forked(*TINY, *SHORT, *AREAS, *uneven, *more)
     assert done.returncode == 0, done.stderr
     first = summary(run)
     assert first["env_steps"] == 1610
@@ -53,7 +53,7 @@ def test_explorers_that_share_areas_teach_a_local_run_which_goes_on(tmp_path: Pa
         assert np.nanmax(figures["replay_size"]) <= 2 * 3 * 50
         assert np.nanmax(figures["torn_batches"]) == 0
     assert not segments_of(run)
-    resumed = ddrl("--resume", str(run), *settings("run.max_env_steps=3000"))
+    resumed = forked("--resume", str(run), *settings("run.max_env_steps=3000"))
     assert resumed.returncode == 0, resumed.stderr
     assert summary(run)["updates"] > first["updates"]
 
@@ -68,6 +68,7 @@ def test_mpirun_on_one_host_shares_areas_and_several_hosts_are_refused(tmp_path:
     assert "shared memory of one host" in refused.stderr
 
 
+@pytest.mark.long
 def test_an_explorer_that_dies_once_too_often_ends_the_run_with_one_message_and_leaves_no_memory(
     tmp_path: Path,
 ) -> None:
