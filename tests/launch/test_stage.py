@@ -1,5 +1,6 @@
 """mpi_launch/stage: an environment comes to each node's own disk once, whole, and nothing else is touched."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -84,6 +85,23 @@ def test_a_copy_that_does_not_run_is_taken_away_and_the_former_one_stays(environ
     assert "not from here" in done.stdout
     assert staged_ddrl(folder).split()[1] == "1"
     assert [path.name for path in folder.parent.iterdir()] == ["environment"]
+
+
+def test_what_a_killed_copy_left_is_removed_by_the_next_and_a_living_one_is_waited_for(
+    environment: Path, tmp_path: Path
+) -> None:
+    folder, unfinished = tmp_path / "disk" / "environment", tmp_path / "disk" / ".environment.ddrl-staging"
+    (unfinished / "lib" / "half").mkdir(parents=True)
+    held = os.open(unfinished, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    beside = stage(environment, folder)
+    assert beside.returncode == 1
+    assert f"another mpi_launch/stage copies to {folder} now" in beside.stdout
+    assert (unfinished / "lib" / "half").exists()
+    os.close(held)  # as the kernel does where the copy's process is killed
+    assert stage(environment, folder).returncode == 0
+    assert [path.name for path in folder.parent.iterdir()] == ["environment"]
+    assert not (folder / "lib" / "half").exists()
 
 
 @pytest.mark.parametrize(
