@@ -17,12 +17,12 @@ import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
 from benchmarks.learning.loop import run_loop
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
 from tests.dashboard.webdriver import free_port
+from tests.telemetry.fake_cluster import FakeCluster
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:

@@ -207,7 +207,7 @@ def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(
 
 def test_the_picture_of_replay_shows_medians_in_each_of_its_panels(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     pytest.importorskip("plotly", reason="needs plotly")
-    from benchmarks.replay import picture
+    from tests.replay import picture
 
     def timed(median: float) -> dict[str, float]:
         return {"median": median, "low": median / 2, "high": 3 * median, "runs": 9}

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__, runs
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
 from ddrl.core.metrics import COLUMNS
@@ -25,6 +24,7 @@ from ddrl.telemetry import Recorder, Run, reading
 from ddrl.telemetry.directory import find_runs
 from ddrl.telemetry.summary import BRIEF, facts_at, facts_of
 from tests.sources import environment
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE, wait_until
 

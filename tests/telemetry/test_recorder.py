@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import zmq
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import runs
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
@@ -29,6 +28,7 @@ from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
 from ddrl.telemetry.series import Record
 from ddrl.telemetry.store import FILE_NAME, Store
 from ddrl.telemetry.summary import list_facts
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 
