@@ -252,13 +252,18 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"this": both[0], "other": both[1], "ratio": ratio.median, "low": ratio.low}
     row |= {"high": ratio.high, "pairs": ratio.runs, "mean": None, "mean_low": None, "mean_high": None}
     if len(pairs) > 1:
-        from scipy import stats
-
         logarithms = [math.log(this / other) for this, other in pairs]
         mean = statistics.mean(logarithms)
-        half = stats.t.ppf(0.975, len(pairs) - 1) * statistics.stdev(logarithms) / len(pairs) ** 0.5
+        half = half_width(logarithms)
         row |= {"mean": math.exp(mean), "mean_low": math.exp(mean - half), "mean_high": math.exp(mean + half)}
     return row
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95 % interval of the mean."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5)
 
 
 def named_figures(figures: Any, name: str = "") -> dict[str, list[float]]:

@@ -100,15 +100,13 @@ def learner_of(case: Case, device: str, *, captured: bool = True) -> Learner:
     return learner
 
 
-def batch_of(case: Case, device: str, seed: int = 0, *, locked: bool = True) -> Any:
-    """Random experience, where replay would have drawn it; `locked`: into memory from which it comes to the device
-    fastest."""
+def batch_of(case: Case, device: str, seed: int = 0) -> Any:
+    """Random experience, where replay would have drawn it: in memory from which it comes to the device fastest."""
     generator = np.random.default_rng(seed)
-    place = torch.device(device if locked else "cpu")
     spec, size = case.spec, case.batch
 
     def kept(array: np.ndarray) -> np.ndarray:
-        memory = devices.host_array(array.shape, array.dtype, place)
+        memory = devices.host_array(array.shape, array.dtype, torch.device(device))
         memory[...] = array
         return memory
 
@@ -192,10 +190,6 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
         for way in ways:
             learner = learner_of(case, options.device, captured=way == "ddrl captured")
             cases[way] = updates_of(learner, batches, case.updates, options.device)
-        if case.spec is IMAGE and options.device != "cpu":
-            staged = [batch_of(case, options.device, seed, locked=False) for seed in range(3)]
-            learner = learner_of(case, options.device)
-            cases["ddrl captured, staged"] = updates_of(learner, staged, case.updates, options.device)
         for (whose, words), peer in peers.items():
             if whose == name:
                 cases[words] = partial(peer.ask, str(case.updates))

@@ -194,11 +194,6 @@ def shortest(*words: str) -> dict[str, float]:
     return {"seconds": taken["wall_seconds"], "cpu_seconds": taken["processor_seconds"]}
 
 
-def ranks_of(options: argparse.Namespace) -> int:
-    """The number of ranks that figures are of."""
-    return options.ranks or (8 if options.short else 300)
-
-
 def compared(options: argparse.Namespace, cases: dict[str, Callable[[], dict[str, float]]]) -> dict[str, Any]:
     """All rounds of every case, their medians, and the median of the rounds' ratios to the last case."""
     found = in_turn(cases, options.rounds or (1 if options.short else 3))
@@ -215,7 +210,7 @@ def compared(options: argparse.Namespace, cases: dict[str, Callable[[], dict[str
 
 def ranks_part(options: argparse.Namespace) -> dict[str, Any]:
     """Start of many ranks, beside a bare barrier."""
-    ranks = ranks_of(options)
+    ranks = options.ranks or (8 if options.short else 300)
     return {"ranks": ranks, **compared(options, {"job": partial(start_ranks, ranks), "barrier": partial(meet, ranks)})}
 
 
