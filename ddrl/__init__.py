@@ -61,6 +61,8 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.core.algorithm": "ddrl.core.specs",
     "ddrl.telemetry.facts": "ddrl.telemetry.summary",
     "ddrl.pool." + "policy": "ddrl.pool.policies",
+    "ddrl.pool.settings": "ddrl.pool",
+    "ddrl.balance.settings": "ddrl.balance",
     **{
         f"ddrl.balance.{old}": f"ddrl.balance.{new}"
         for old, new in (("cluster", "sizes"), ("epochs", "collection"), ("sizer", "sizers"))
