@@ -56,6 +56,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.retrain": "ddrl.admix.retrain",
     "ddrl.envs.partial": "ddrl.envs.making",
     "ddrl.video": "ddrl.evaluate",
+    "ddrl.rollout.evaluation": "ddrl.evaluate",
     "ddrl.plan": "ddrl.pool.simulator",  # python -m ddrl.plan says where its predictions went
     "ddrl.distribution.simulator": "ddrl.distribution.plan",
     "ddrl.core.algorithm": "ddrl.core.specs",
