@@ -61,6 +61,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.distribution.simulator": "ddrl.distribution.plan",
     "ddrl.core.algorithm": "ddrl.core.specs",
     "ddrl.telemetry.facts": "ddrl.telemetry.summary",
+    "ddrl.learner.snapshot": "ddrl.learner.export",
     "ddrl.pool." + "policy": "ddrl.pool.policies",
     "ddrl.pool.settings": "ddrl.pool",
     "ddrl.balance.settings": "ddrl.balance",
