@@ -62,6 +62,7 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.core.algorithm": "ddrl.core.specs",
     "ddrl.telemetry.facts": "ddrl.telemetry.summary",
     "ddrl.learner.snapshot": "ddrl.learner.export",
+    "ddrl.runs": "ddrl.telemetry.summary",  # python -m ddrl.runs
     "ddrl.pool." + "policy": "ddrl.pool.policies",
     "ddrl.pool.settings": "ddrl.pool",
     "ddrl.balance.settings": "ddrl.balance",

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import zmq
 
-from ddrl import runs
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.metrics import COLUMNS
@@ -22,6 +21,7 @@ from ddrl.core.roles import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import panel_html
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
+from ddrl.telemetry import summary as runs
 from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
