@@ -10,7 +10,7 @@ settings and network, argmax, and nothing else: no exploration, nothing recorded
 Env steps exclude reset steps on both sides; Pong's frames are 4 for each env step.
 
 Rates are per second of processor time: both loops are one thread that never waits, so this is the wall time of a
-machine of their own, and neighbors on the machine disturb it little. The ratio by wall time is in the JSON too."""
+machine of their own, and neighbors on the machine disturb it little."""
 
 from __future__ import annotations
 
@@ -144,27 +144,19 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
         "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
     }
     taken: dict[str, list[int]] = {name: [] for name in players}
-    walls: dict[str, list[float]] = {name: [] for name in players}
 
     def play(name: str) -> None:
-        begin = time.perf_counter()
         taken[name].append(players[name].play(steps))
-        walls[name].append(time.perf_counter() - begin)
 
     seconds = harness.interleave({name: partial(play, name) for name in players}, rounds, clock=time.process_time)
-
-    def rates(spent: dict[str, list[float]]) -> dict[str, list[float]]:
-        return {
-            name: [count / second for count, second in zip(taken[name][-rounds:], spent[name][-rounds:], strict=True)]
-            for name in players
-        }
-
+    rates = {
+        name: [count / second for count, second in zip(taken[name][-rounds:], seconds[name], strict=True)]
+        for name in players
+    }
     found: dict[str, Any] = {"env": env_id, "num_envs": num_envs, "vector_steps": steps}
     found["network"] = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
-    for clock, by_clock in (("second", rates(seconds)), ("wall_second", rates(walls))):
-        found[f"env_steps_per_{clock}"] = {name: harness.Timing.of(values) for name, values in by_clock.items()}
-        end = "" if clock == "second" else "_by_wall"
-        found[f"rollout_to_bare{end}"] = harness.ratios(by_clock["rollout"], by_clock["bare"])
+    found["env_steps_per_second"] = {name: harness.Timing.of(values) for name, values in rates.items()}
+    found["rollout_to_bare"] = harness.ratios(rates["rollout"], rates["bare"])
     return found
 
 
