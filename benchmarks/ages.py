@@ -59,9 +59,9 @@ def _modules_in(path: Path, tree: ast.Module) -> Iterator[str]:
 
 
 def named_in(words: str, path: Path) -> list[str]:
-    """Modules that a string names: of a benchmark any, which it starts; in the library its plug-ins, or the package
-    that they are looked up in. What the core names of a slice runs only where somebody asks for it."""
-    if path.parts[0] == "benchmarks":
+    """Modules that a string names: of a benchmark or a check any, which it starts; in the library its plug-ins, or the
+    package that they are looked up in. What the core names of a slice runs only where somebody asks for it."""
+    if path.parts[0] != "ddrl":
         return [words] if MODULE.fullmatch(words) else []
     module = words.partition(":")[0]
     if not PLUGIN.fullmatch(words):

@@ -30,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PEER = "PYTHON_OF_THE_PEER"
+RESAMPLES = 10_000  # of a bootstrap
 ORIGIN = ("command", "date", "commit", "machine")  # how figures came about, in their file
 
 
@@ -70,9 +71,44 @@ def interleave(
     return seconds
 
 
+def in_turn(cases: Mapping[str, Callable[[], dict[str, Any]]], rounds: int) -> dict[str, list[dict[str, Any]]]:
+    """Run every case, which measures itself, once a round, in turn; the figures of each by round."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, case in cases.items():
+            found[name].append(case())
+            shown = {key: f"{value:.4g}" for key, value in found[name][-1].items() if isinstance(value, int | float)}
+            print(name, shown, flush=True)
+    return found
+
+
+def seconds_of(command: Sequence[str], env: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Of a process and children that it waited for, from its start to its end. CalledProcessError where it fails."""
+    begin = time.perf_counter()
+    used = children_seconds()
+    try:
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    except subprocess.CalledProcessError as error:
+        error.add_note(error.stderr)
+        raise
+    return {"processor_seconds": children_seconds() - used, "wall_seconds": time.perf_counter() - begin}
+
+
 def ratios(numerator: Sequence[float], denominator: Sequence[float]) -> Timing:
     """Ratio pair by pair: median and extremes."""
     return Timing.of([a / b for a, b in zip(numerator, denominator, strict=True)])
+
+
+def bootstrapped_mean(values: Any) -> dict[str, float]:
+    """Mean of [cases], or of [trainings, cases], and its 95 % interval by bootstrap: cases are drawn anew, and
+    trainings, each with all cases."""
+    import numpy as np
+
+    array = np.atleast_2d(values)
+    rng = np.random.default_rng(0)
+    trainings, cases = (rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in array.shape)
+    low, high = np.percentile(((trainings @ array) * cases).sum(-1), [2.5, 97.5])
+    return {"mean": float(array.mean()), "low": float(low), "high": float(high)}
 
 
 def machine() -> dict[str, Any]:
@@ -122,13 +158,16 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit
 
 
-def arguments(name: str, description: str, *, compared: str = "") -> Parser:
+def arguments(name: str, description: str, *, compared: str = "", peer: str = "") -> Parser:
     """The parser every benchmark starts from: --short, --json and --against.
 
-    compared: a regular expression for the names of the figures that --against shows (default: all)."""
+    compared: a regular expression for the names of the figures that --against shows (default: all). peer: the packages
+    of a peer, whose interpreter --peer-python gives."""
     parser = Parser(prog=f"python -m {module()}", description=description, parents=[comparing()])
     parser.compared = compared
     parser.add_argument("--short", action="store_true", help="a smaller form that ends in about a minute")
+    if peer:
+        parser.add_argument("--peer-python", help=f"interpreter of an environment with {peer} (default: ddrl alone)")
     parser.set_defaults(json=RESULTS / f"{name}.json")
     return parser
 
@@ -171,7 +210,7 @@ def compare(options: argparse.Namespace, words: Sequence[str], figures: str) -> 
                 file.unlink(missing_ok=True)
                 given = [word.replace("{pair}", str(pair)) for word in own_words]
                 begin = time.perf_counter()
-                used = _children_seconds()
+                used = children_seconds()
                 said = Path(folder) / "said"
                 with said.open("w") as output:  # no pipe: what a program leaves running would hold it open
                     status = subprocess.run(
@@ -185,7 +224,7 @@ def compare(options: argparse.Namespace, words: Sequence[str], figures: str) -> 
                 if status:
                     raise SystemExit(f"the program failed in {tree} ({status}):\n{said.read_text()[-2500:]}")
                 found[side] = {
-                    "processor seconds": [_children_seconds() - used],
+                    "processor seconds": [children_seconds() - used],
                     "wall seconds": [time.perf_counter() - begin],
                     **named_figures(json.loads(file.read_text())),
                 }
@@ -213,13 +252,18 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"this": both[0], "other": both[1], "ratio": ratio.median, "low": ratio.low}
     row |= {"high": ratio.high, "pairs": ratio.runs, "mean": None, "mean_low": None, "mean_high": None}
     if len(pairs) > 1:
-        from scipy import stats
-
         logarithms = [math.log(this / other) for this, other in pairs]
         mean = statistics.mean(logarithms)
-        half = stats.t.ppf(0.975, len(pairs) - 1) * statistics.stdev(logarithms) / len(pairs) ** 0.5
+        half = half_width(logarithms)
         row |= {"mean": math.exp(mean), "mean_low": math.exp(mean - half), "mean_high": math.exp(mean + half)}
     return row
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half of Student's 95 % interval of the mean."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5)
 
 
 def named_figures(figures: Any, name: str = "") -> dict[str, list[float]]:
@@ -252,7 +296,7 @@ def _entries(figures: Any) -> Iterator[tuple[str, Any]]:
         yield f"{words} {seen[words]}" if words and seen[words] > 1 else words, item
 
 
-def _children_seconds() -> float:
+def children_seconds() -> float:
     """What the children that have ended took of processors [s]."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -56,11 +56,16 @@ RENAMED = {  # modules of earlier versions, which programs, settings and saved r
     "ddrl.retrain": "ddrl.admix.retrain",
     "ddrl.envs.partial": "ddrl.envs.making",
     "ddrl.video": "ddrl.evaluate",
+    "ddrl.rollout.evaluation": "ddrl.evaluate",
     "ddrl.plan": "ddrl.pool.simulator",  # python -m ddrl.plan says where its predictions went
     "ddrl.distribution.simulator": "ddrl.distribution.plan",
     "ddrl.core.algorithm": "ddrl.core.specs",
     "ddrl.telemetry.facts": "ddrl.telemetry.summary",
+    "ddrl.learner.snapshot": "ddrl.learner.export",
+    "ddrl.runs": "ddrl.telemetry.summary",  # python -m ddrl.runs
     "ddrl.pool." + "policy": "ddrl.pool.policies",
+    "ddrl.pool.settings": "ddrl.pool",
+    "ddrl.balance.settings": "ddrl.balance",
     **{
         f"ddrl.balance.{old}": f"ddrl.balance.{new}"
         for old, new in (("cluster", "sizes"), ("epochs", "collection"), ("sizer", "sizers"))

@@ -46,8 +46,7 @@ if TYPE_CHECKING:
     import pandas
 
     from ddrl.acting.policy_file import SavedPolicy
-    from ddrl.evaluate import Film
-    from ddrl.rollout.evaluation import EvaluationResult
+    from ddrl.evaluate import EvaluationResult, Film
 
 
 _numbers = itertools.count(1)  # runs started in one second by one process need different names

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.admix.rooms import CELLS, room
 from benchmarks.admix.today import AlikeEnv, past_days
-from benchmarks.harness import arguments, continued, print_rows, save
+from benchmarks.harness import arguments, bootstrapped_mean, continued, print_rows, save
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix import Market, Problem, solve_dual
@@ -124,15 +124,6 @@ def scores_of(run: Path, name: str, seeds: Sequence[int]) -> Floats:
     return Cell(name, saved.env.kwargs["repeat"]).value(seeds, lambda state: policy.greedy(state, saved.vector).copy())
 
 
-def bootstrapped(differences: Floats, draws: int = 4000) -> dict[str, Any]:
-    """Mean of [seeds, days] with its 95 % interval over both."""
-    rng = np.random.default_rng(0)
-    seeds, days = differences.shape
-    means = [differences[rng.integers(0, seeds, seeds)][:, rng.integers(0, days, days)].mean() for _ in range(draws)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return {"mean": float(differences.mean()), "low": float(low), "high": float(high)}
-
-
 def main() -> None:
     parser = arguments("admix_informed", __doc__ or "")
     parser.add_argument("--cell", action="append", choices=list(PRIORS), help="only these")
@@ -173,7 +164,9 @@ def main() -> None:
             learned["d4pg"] = [(scores_of(run, name, seeds) / most).tolist() for run in options.run]
         rules = held["rules"]
         best = np.array(rules["scores"][rules["best"]]["days"])
-        held["over_best"] = {kind: bootstrapped(np.array(scores) - best) for kind, scores in learned.items() if scores}
+        held["over_best"] = {
+            kind: bootstrapped_mean(np.array(scores) - best) for kind, scores in learned.items() if scores
+        }
         save(options.json, found)
     print_rows(rows_of(found))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import arguments, print_rows, save
+from benchmarks.harness import arguments, half_width, print_rows, save
 from ddrl.admix import Market, MarketConfig
 from ddrl.admix.baselines import Case, Past, load, tune
 
@@ -63,13 +63,6 @@ def cases(config: MarketConfig, first_seed: int, count: int, batch: int = BATCH)
     ]
 
 
-def interval(scores: list[float]) -> float:
-    """Half of Student's 95 % interval of the mean."""
-    from scipy import stats
-
-    return float(stats.t.ppf(0.975, len(scores) - 1) * np.std(scores, ddof=1) / np.sqrt(len(scores)))
-
-
 def joined(pasts: Sequence[Past]) -> Past:
     return Past(*(np.concatenate([getattr(past, each.name) for past in pasts]) for each in fields(Past)))
 
@@ -107,7 +100,7 @@ def room(
         "scores": {name: {"mean": float(each.mean()), "days": each.tolist()} for name, each in scores.items()},
         "settings": settings,
         "best": best,
-        "room": {"mean": float(difference.mean()), "half_width": interval(difference.tolist())},
+        "room": {"mean": float(difference.mean()), "half_width": half_width(difference.tolist())},
     }
 
 

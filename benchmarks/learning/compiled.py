@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness import Timing, arguments, print_rows, ratios, save
+from benchmarks.harness import Timing, arguments, in_turn, print_rows, ratios, save
 from benchmarks.learning.loop import run_loop
 
 PEER = Path(__file__).parents[1] / "peers" / "jax_loops.py"
@@ -52,43 +55,43 @@ def ours(case: str, env_steps: int) -> dict[str, float]:
     return {kind: long[kind] - short[kind] for kind in KINDS}
 
 
+def theirs(python: str, case: str, env_steps: int, versions: dict[str, str]) -> dict[str, float]:
+    """The same of the peer's, whose packages go into `versions`."""
+    command = [python, "-W", "ignore", str(PEER), case.removesuffix(TWO_THREADS), str(env_steps)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    answer = json.loads(done.stdout.splitlines()[-1])
+    versions |= answer.pop("versions")
+    return answer
+
+
+def beside(
+    name: str, cases: Mapping[str, Callable[[], dict[str, float]]], rounds: int, scale: float = 1.0
+) -> dict[str, Any]:
+    """The sides "ddrl" and, where it is there, "peer" in turn: seconds times `scale`, by kind, and ours over the
+    peer's; printed under `name`."""
+    found = in_turn(cases, rounds)
+    seconds = {side: {kind: [scale * run[kind] for run in runs] for kind in KINDS} for side, runs in found.items()}
+    row = {side: {kind: Timing.of(each) for kind, each in kinds.items()} for side, kinds in seconds.items()}
+    if "peer" in seconds:
+        row["ddrl_over_peer"] = {kind: ratios(seconds["ddrl"][kind], seconds["peer"][kind]) for kind in KINDS}
+    print_rows([{"case": name, "side": side, **kinds} for side, kinds in row.items()])
+    return row
+
+
 def main() -> None:
-    parser = arguments("compiled", __doc__.splitlines()[0])
-    parser.add_argument(
-        "--peer-python", help="interpreter of an environment with sbx-rl and rejax (default: ddrl alone)"
-    )
-    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    parser = arguments("compiled", __doc__.splitlines()[0], peer="sbx-rl and rejax")
     parser.add_argument("--rounds", type=int, default=5, help="in turn (%(default)s)")
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
     options = parser.parse_args()
     figures = {}
     for case in options.cases:
         env_steps = 4_096 if options.short and case.startswith("pqn") else 300 if options.short else CASES[case][1]
-        found: dict[str, list[dict[str, float]]] = {"ddrl": [], "peer": []}
         versions: dict[str, str] = {}
-        for _ in range(1 if options.short else options.rounds):
-            found["ddrl"].append(ours(case, env_steps))
-            if options.peer_python:
-                command = [
-                    options.peer_python,
-                    "-W",
-                    "ignore",
-                    str(PEER),
-                    case.removesuffix(TWO_THREADS),
-                    str(env_steps),
-                ]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                found["peer"].append(json.loads(done.stdout.splitlines()[-1]))
-                versions = found["peer"][-1].pop("versions")
-        seconds = {
-            side: {kind: [1e6 * run[kind] / env_steps for run in runs] for kind in KINDS}
-            for side, runs in found.items()
-            if runs
-        }
-        row = {side: {kind: Timing.of(each) for kind, each in kinds.items()} for side, kinds in seconds.items()}
-        if "peer" in seconds:
-            row["ddrl_over_peer"] = {kind: ratios(seconds["ddrl"][kind], seconds["peer"][kind]) for kind in KINDS}
+        sides = {"ddrl": partial(ours, case, env_steps)}
+        if options.peer_python:
+            sides["peer"] = partial(theirs, options.peer_python, case, env_steps, versions)
+        row = beside(case, sides, 1 if options.short else options.rounds, 1e6 / env_steps)
         figures[case] = {"env_steps": env_steps, "microseconds_a_step": row, "versions": versions}
-        print_rows([{"case": case, "side": side, **kinds} for side, kinds in row.items()])
         save(options.json, figures)
 
 

@@ -1,7 +1,7 @@
 """What a trainer's device does: updates of every algorithm, launched one by one and captured as CUDA graphs, beside
-Stable-Baselines3 and TorchRL; equal bits; publishing meanwhile.
+Stable-Baselines3 and TorchRL; publishing meanwhile. Equal bits: tests/learner/device_cases.py.
 
-    python -m benchmarks.learning.device [--part updates same publish] [--peers-python PYTHON]
+    python -m benchmarks.learning.device [--part updates publish] [--peers-python PYTHON]
     python -m benchmarks.learning.device --device cpu --part updates --against TREE --pairs 11
 
 On the CPU nothing is captured, and seconds are the processor's where no peer takes part. "plain loss" is Q-learning by
@@ -100,15 +100,13 @@ def learner_of(case: Case, device: str, *, captured: bool = True) -> Learner:
     return learner
 
 
-def batch_of(case: Case, device: str, seed: int = 0, *, locked: bool = True) -> Any:
-    """Random experience, where replay would have drawn it; `locked`: into memory from which it comes to the device
-    fastest."""
+def batch_of(case: Case, device: str, seed: int = 0) -> Any:
+    """Random experience, where replay would have drawn it: in memory from which it comes to the device fastest."""
     generator = np.random.default_rng(seed)
-    place = torch.device(device if locked else "cpu")
     spec, size = case.spec, case.batch
 
     def kept(array: np.ndarray) -> np.ndarray:
-        memory = devices.host_array(array.shape, array.dtype, place)
+        memory = devices.host_array(array.shape, array.dtype, torch.device(device))
         memory[...] = array
         return memory
 
@@ -192,10 +190,6 @@ def measure_updates(options: argparse.Namespace) -> dict[str, Any]:
         for way in ways:
             learner = learner_of(case, options.device, captured=way == "ddrl captured")
             cases[way] = updates_of(learner, batches, case.updates, options.device)
-        if case.spec is IMAGE and options.device != "cpu":
-            staged = [batch_of(case, options.device, seed, locked=False) for seed in range(3)]
-            learner = learner_of(case, options.device)
-            cases["ddrl captured, staged"] = updates_of(learner, staged, case.updates, options.device)
         for (whose, words), peer in peers.items():
             if whose == name:
                 cases[words] = partial(peer.ask, str(case.updates))
@@ -222,49 +216,6 @@ def peer_of(words: str, case: Case, options: argparse.Namespace) -> Peer:
     network = "nature_cnn" if case.spec is IMAGE else "mlp"
     program = ("device_update.py", *words.split(), case.algorithm, network, str(case.batch), options.device)
     return Peer(words, options.peers_python, *program)
-
-
-def measure_same(options: argparse.Namespace) -> dict[str, Any]:
-    """Whether a run of updates gives the same bits twice, captured and launched, and how far it is from the CPU's;
-    "ordered": in the mode of runs that must be reproducible, which are never captured."""
-    found: dict[str, Any] = {}
-    for name, case in CASES.items():
-        if (case.spec is IMAGE and case.batch > 32) or case.batch > 512:
-            continue
-        count = 6 if case.spec is IMAGE else 40
-        batches = [batch_of(case, options.device, seed) for seed in range(5)]
-        runs = {}
-        for run, (device, captured) in {
-            "captured": (options.device, True),
-            "captured again": (options.device, True),
-            "launched": (options.device, False),
-            "launched again": (options.device, False),
-            "ordered": (options.device, False),
-            "ordered again": (options.device, False),
-            "cpu": ("cpu", False),
-        }.items():
-            if device != "cpu":
-                torch.set_deterministic_debug_mode("warn" if "ordered" in run else "default")
-            learner = learner_of(case, device, captured=captured)
-            losses = [learner.update(batches[index % 5]).figures["loss"] for index in range(count)]
-            vectors = np.concatenate([part.online.numpy() for part in learner.parts.values()])
-            runs[run] = (losses, vectors)
-        torch.set_deterministic_debug_mode("default")
-        vector = runs["captured"][1]
-        difference = np.abs(vector.view(np.float32) - runs["cpu"][1].view(np.float32))
-        found[name] = {
-            "updates": count,
-            "finite": bool(np.isfinite(runs["captured"][0]).all()),
-            "captured_twice": bool((vector == runs["captured again"][1]).all()),
-            "launched_twice": bool((runs["launched"][1] == runs["launched again"][1]).all()),
-            "ordered_twice": bool((runs["ordered"][1] == runs["ordered again"][1]).all()),
-            "captured_as_launched": bool((vector == runs["launched"][1]).all()),
-            "largest_from_cpu": float(difference.max()),
-            "last_loss": runs["captured"][0][-1],
-            "last_loss_cpu": runs["cpu"][0][-1],
-        }
-        print(name, found[name], flush=True)
-    return found
 
 
 def measure_publish(options: argparse.Namespace) -> dict[str, Any]:
@@ -311,7 +262,7 @@ def main() -> None:
     flush_denormals()
     if torch.cuda.is_available():
         print(torch.cuda.get_device_name(0), torch.__version__, flush=True)
-    run_parts(parser, {"updates": measure_updates, "same": measure_same, "publish": measure_publish})
+    run_parts(parser, {"updates": measure_updates, "publish": measure_publish})
 
 
 if __name__ == "__main__":

@@ -134,10 +134,7 @@ def measure(network: str, batch_size: int, rounds: int, updates: int, peer_pytho
 
 
 def main() -> None:
-    parser = arguments("learner", __doc__.splitlines()[0])
-    parser.add_argument(
-        "--peer-python", help="interpreter of an environment with stable-baselines3; without it ddrl runs alone"
-    )
+    parser = arguments("learner", __doc__.splitlines()[0], peer="stable-baselines3")
     options = parser.parse_args()
     rounds = 2 if options.short else 15
     figures: dict[str, Any] = {"clock": "processor time of one thread"}

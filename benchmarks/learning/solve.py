@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS, Timing, arguments, continued, print_table, ratios, save
+from benchmarks.harness import RESULTS, Timing, arguments, children_seconds, continued, print_table, ratios, save
 from ddrl.run.cli import tasks
 from ddrl.telemetry import Run
 
@@ -71,17 +70,9 @@ CASES = {
         200,
         230,
         ("dqn", "qrdqn", "c51", "iqn"),
-        {
-            "sb3": (SB3, "SEED", "lunarlander", "TARGET", "1"),
-            "sb3_qrdqn": (SB3, "SEED", "lunarlander_qrdqn", "TARGET", "1"),
-        },
+        {"sb3": (SB3, "SEED", "lunarlander", "TARGET", "1")},
     ),
-    "lunarlander_continuous": Case(
-        200,
-        230,
-        ("d4pg", "td3"),
-        {name: (SB3, "SEED", f"lunarlander_continuous_{name[4:]}", "TARGET", "1") for name in ("sb3_td3", "sb3_tqc")},
-    ),
+    "lunarlander_continuous": Case(200, 230, ("d4pg", "td3")),
     "pendulum": Case(-160, 0, ("d4pg", "td3"), {"sb3_td3": (SB3, "SEED", "pendulum_td3", "TARGET", "1")}),
     "acrobot": Case(-100, -90, ("dqn",)),
     "mountaincar": Case(-110, -105, ("dqn",)),
@@ -109,12 +100,12 @@ def run_ddrl(
         for setting in (f"run.target_return={target}", *overrides, f"run.seed={seed}", f"run.dir={run}"):
             command += [setting] if setting.startswith("--") else ["--set", setting]
         begin = time.perf_counter()
-        processor = _processor_seconds()
+        processor = children_seconds()
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
             evaluator = evaluator_seconds(process)
             seconds = time.perf_counter() - begin
-            processor = _processor_seconds() - processor
+            processor = children_seconds() - processor
             errors.seek(0)
             if process.returncode:
                 sys.exit(f"{' '.join(command)} failed:\n{errors.read()}")
@@ -174,12 +165,6 @@ def evaluator_seconds(process: subprocess.Popen[Any]) -> float:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_PERIOD)
             return sum(ticks.values()) / os.sysconf("SC_CLK_TCK")
-
-
-def _processor_seconds() -> float:
-    """What the children that have ended took of processors, in user and kernel mode."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def run_contender(

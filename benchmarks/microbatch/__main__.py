@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import RESULTS, arguments, continued, print_rows, save
+from benchmarks.harness import RESULTS, arguments, bootstrapped_mean, continued, print_rows, save
 from benchmarks.microbatch.simulator import (
     BY_CLOCK,
     Course,
@@ -40,7 +40,6 @@ FILTERS = ("ema", "last_value", "controller", "affine")
 RULES = (*FILTERS, "rhythm", "hedge", "both")
 PLAIN = ("equal", "static", *RULES, "clairvoyant")
 SKIP = 20  # iterations at the beginning that do not count
-RESAMPLES = 10_000
 
 
 def agent_path(seed: int) -> Path:
@@ -49,16 +48,6 @@ def agent_path(seed: int) -> Path:
 
 def run(name: str, scenario: Scenario, **settings: Any) -> Course:
     return simulate(scenario, make_sizer(name, scenario.cluster, settings))
-
-
-def interval(values: np.ndarray) -> dict[str, float]:
-    """Mean of [clusters], or of [trainings, clusters], and its 95 % interval by bootstrap: clusters are drawn anew, and
-    trainings, each with all clusters."""
-    values = np.atleast_2d(values)
-    rng = np.random.default_rng(0)
-    trainings, clusters = (rng.multinomial(n, np.full(n, 1 / n), RESAMPLES) / n for n in values.shape)
-    low, high = np.percentile(((trainings @ values) * clusters).sum(-1), [2.5, 97.5])
-    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
 def regrets(kind: str, clusters: int, iterations: int, agents: list[Path]) -> dict[str, np.ndarray]:
@@ -81,7 +70,7 @@ def row_of_regrets(kind: str, clusters: int, iterations: int, agents: list[Path]
     part = clusters // len(NODES)
     row: dict[str, Any] = {
         "unseen": kind in UNSEEN,
-        "regret": {name: interval(found) for name, found in values.items()},
+        "regret": {name: bootstrapped_mean(found) for name, found in values.items()},
         "rival": rival,
     }
     others = {"rival": rival, "both": "both", "affine": "affine"}
@@ -89,13 +78,12 @@ def row_of_regrets(kind: str, clusters: int, iterations: int, agents: list[Path]
         if one == other:
             continue
         difference = np.atleast_2d(values[one] - values[others[other]])
-        row[f"{one}_less_{other}"] = interval(difference)
+        row[f"{one}_less_{other}"] = bootstrapped_mean(difference)
         row[f"{one}_less_{other}_by_nodes"] = {
-            str(nodes): interval(difference[:, at * part : (at + 1) * part]) for at, nodes in enumerate(NODES)
+            str(nodes): bootstrapped_mean(difference[:, at * part : (at + 1) * part]) for at, nodes in enumerate(NODES)
         }
     row["ddqn_less_rival_by_seed"] = (values["ddqn"] - values[rival]).mean(1).tolist()
-    shown = ", ".join(f"{name} {100 * row['regret'][name]['mean']:.2f}" for name in (*RULES, "ddqn", "clairvoyant"))
-    print(f"{kind}: best rule {rival}; {shown}", flush=True)
+    print(f"{kind}: best rule {rival}", flush=True)
     return row
 
 

@@ -11,6 +11,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from benchmarks.harness import (
     Timing,
     arguments,
+    in_turn,
     mpi_environment,
     on_ranks,
     print_table,
@@ -115,14 +117,17 @@ def target_loss(short: bool) -> dict[str, Any]:
     """Seconds from fresh parameters, and sizes that know nothing, to a loss, by each sizer and by
     DistributedDataParallel, in turn."""
     rows = 2048
-    wanted = {"loss": LOSS, "most": 4 if short else 400}
-    found: dict[str, list[dict[str, float]]] = {}
-    for _ in range(1 if short else 4):
-        for sizer in ("equal", "affine", "ddqn"):
-            options = {"rows": rows, "hidden": HIDDEN, "shares": SHARES, "balance": {"sizer": sizer}, **wanted}
-            found.setdefault(sizer, []).append(ranks(5, "target", **options))
-        seconds = ddp(rows, wanted["most"], loss=LOSS)
-        found.setdefault("ddp", []).append({"seconds": sum(seconds), "updates": len(seconds)})
+    most = 4 if short else 400
+    options = {"rows": rows, "hidden": HIDDEN, "shares": SHARES, "loss": LOSS, "most": most}
+
+    def by_ddp() -> dict[str, float]:
+        seconds = ddp(rows, most, loss=LOSS)
+        return {"seconds": sum(seconds), "updates": len(seconds)}
+
+    cases: dict[str, Callable[[], dict[str, float]]] = {
+        sizer: partial(ranks, 5, "target", balance={"sizer": sizer}, **options) for sizer in ("equal", "affine", "ddqn")
+    }
+    found = in_turn(cases | {"ddp": by_ddp}, 1 if short else 4)
     times = {name: [one["seconds"] for one in runs] for name, runs in found.items()}
     return {
         **{f"{name}_s": Timing.of(values) for name, values in times.items()},

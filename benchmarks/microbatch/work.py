@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ddrl.balance.settings import BalanceConfig
+from ddrl.balance import BalanceConfig
 from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.specs import ArraySpec, EnvSpec
 

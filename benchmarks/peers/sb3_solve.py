@@ -1,11 +1,10 @@
 # type: ignore (the imports are those of the peer's own interpreter)
-"""Stable-Baselines3 and sb3-contrib on a task, with the settings of RL Baselines3 Zoo; prints one JSON line. Run by the
+"""Stable-Baselines3 on a task, with the settings of RL Baselines3 Zoo; prints one JSON line. Run by the
 peer's own interpreter: `python sb3_solve.py SEED TASK TARGET THREADS`, TASK being a name of TASKS.
 
 Stops by ddrl's rule: once 20 greedy episodes, played every so many steps, and then 100 further ones both reach the
 target. Those episodes' own time is reported apart, so that it can be left out of the comparison."""
 
-import importlib
 import json
 import sys
 import time
@@ -14,21 +13,15 @@ began = time.perf_counter()
 
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
+import stable_baselines3  # noqa: E402
 import torch  # noqa: E402
 from stable_baselines3.common.callbacks import BaseCallback  # noqa: E402
 from stable_baselines3.common.noise import NormalActionNoise  # noqa: E402
 from stable_baselines3.common.vec_env import DummyVecEnv  # noqa: E402
 
-
-def falling(rate):
-    """A step size that falls to 0 by the end of the run, the zoo's `lin_`."""
-    return lambda left: left * rate
-
-
-# package, algorithm, environment, env steps between evaluations, env steps at most, settings
+# algorithm, environment, env steps between evaluations, env steps at most, settings
 TASKS = {
     "cartpole": (
-        "stable_baselines3",
         "DQN",
         "CartPole-v1",
         1_000,  # as often as ddrl's task
@@ -48,7 +41,6 @@ TASKS = {
         },
     ),
     "lunarlander": (
-        "stable_baselines3",
         "DQN",
         "LunarLander-v3",
         5_000,
@@ -67,64 +59,7 @@ TASKS = {
             "policy_kwargs": {"net_arch": [256, 256]},
         },
     ),
-    "lunarlander_qrdqn": (
-        "sb3_contrib",
-        "QRDQN",
-        "LunarLander-v3",
-        5_000,
-        100_000,
-        {
-            "learning_rate": falling(1.5e-3),
-            "batch_size": 128,
-            "buffer_size": 100_000,
-            "learning_starts": 10_000,
-            "target_update_interval": 1,
-            "train_freq": 256,
-            "gradient_steps": -1,
-            "gamma": 0.995,
-            "exploration_fraction": 0.24,
-            "exploration_final_eps": 0.18,
-            "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 170},
-        },
-    ),
-    "lunarlander_continuous_td3": (
-        "stable_baselines3",
-        "TD3",
-        "LunarLanderContinuous-v3",
-        10_000,
-        300_000,
-        {
-            "learning_rate": 1e-3,
-            "buffer_size": 200_000,
-            "learning_starts": 10_000,
-            "train_freq": 1,
-            "gradient_steps": 1,
-            "gamma": 0.98,
-            "policy_kwargs": {"net_arch": [400, 300]},
-            "action_noise": NormalActionNoise(np.zeros(2), np.full(2, 0.1)),
-        },
-    ),
-    "lunarlander_continuous_tqc": (
-        "sb3_contrib",
-        "TQC",
-        "LunarLanderContinuous-v3",
-        10_000,
-        300_000,
-        {
-            "learning_rate": falling(7.3e-4),
-            "buffer_size": 300_000,
-            "batch_size": 256,
-            "learning_starts": 10_000,
-            "train_freq": 1,
-            "gradient_steps": 1,
-            "gamma": 0.99,
-            "tau": 0.01,
-            "ent_coef": "auto",
-            "policy_kwargs": {"net_arch": [400, 300]},
-        },
-    ),
     "pendulum_td3": (
-        "stable_baselines3",
         "TD3",
         "Pendulum-v1",
         2_000,
@@ -142,7 +77,7 @@ TASKS = {
     ),
 }
 seed = int(sys.argv[1])
-(PACKAGE, ALGORITHM, ENV, EVALUATION_PERIOD, MOST, SETTINGS) = TASKS[sys.argv[2]]
+(ALGORITHM, ENV, EVALUATION_PERIOD, MOST, SETTINGS) = TASKS[sys.argv[2]]
 TARGET = float(sys.argv[3])
 
 
@@ -187,7 +122,7 @@ class StopAtTarget(BaseCallback):
 
 torch.set_num_threads(int(sys.argv[4]))
 torch.set_flush_denormal(True)  # as ddrl's trainer does
-model = getattr(importlib.import_module(PACKAGE), ALGORITHM)("MlpPolicy", ENV, seed=seed, device="cpu", **SETTINGS)
+model = getattr(stable_baselines3, ALGORITHM)("MlpPolicy", ENV, seed=seed, device="cpu", **SETTINGS)
 callback = StopAtTarget()
 model.learn(MOST, callback=callback)
 inside, processor = now() - [began, 0.0]
@@ -195,7 +130,7 @@ confirmed = play(model, 100, 77_777 + seed)
 print(
     json.dumps(
         {
-            "versions": {name: importlib.import_module(name).__version__ for name in (PACKAGE, "torch", "gymnasium")},
+            "versions": {module.__name__: module.__version__ for module in (stable_baselines3, torch, gym)},
             "reached": callback.solved,
             "env_steps": model.num_timesteps,
             "evaluation_seconds": callback.seconds[0],

@@ -1,7 +1,6 @@
 """What the channels cost: each figure beside the physical limit it is compared with, measured in turn with it.
 
 lane              rows pushed and popped, against the two copies no lane can do without
-drain             many lanes emptied by one call
 seconds_per_call  counters, pins and the step writer
 
 What a mailbox takes to publish is measured by benchmarks.distribution.inside."""
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Timing, arguments, interleave, print_rows, ratios, run_parts
-from ddrl.channels import Counters, Lane, LaneSet, Mailbox, StepWriter
+from ddrl.channels import Counters, Lane, Mailbox, StepWriter
 from ddrl.core.rows import row_schema
 from ddrl.core.specs import ArraySpec, EnvSpec
 
@@ -56,28 +55,6 @@ def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
         "seconds": lane_time,
         "over_two_memcpy": ratios(seconds["lane"], seconds["memcpy"]),
     }
-
-
-def drain(lanes: int, rounds: int) -> dict[str, Any]:
-    """Drain `lanes` lanes of 64 CartPole rows each through a set, and look at them when they are empty."""
-    dtype = row_schema(CARTPOLE).dtype
-    made = [Lane.create(None, dtype, 64) for _ in range(lanes)]
-    lane_set = LaneSet(made)
-    rows = np.zeros(64, dtype)
-    out = np.zeros(64 * lanes, dtype)
-    full = []
-    empty = []
-    for _ in range(rounds):
-        for lane in made:
-            lane.push(rows)
-        begin = time.perf_counter()
-        moved = lane_set.drain(out)
-        middle = time.perf_counter()
-        lane_set.drain(out)
-        empty.append(time.perf_counter() - middle)
-        full.append(middle - begin)
-        assert moved == 64 * lanes
-    return {"lanes": lanes, "rows_per_second": 64 * lanes / Timing.of(full).median, "empty_seconds": Timing.of(empty)}
 
 
 def per_call(call: Callable[[], object], calls: int, rounds: int, reset: Callable[[], object] = lambda: None) -> Timing:
@@ -127,7 +104,6 @@ def calls(rounds: int) -> list[dict[str, Any]]:
 
 PARTS: dict[str, Callable[[int], list[dict[str, Any]]]] = {
     "lane": lanes,
-    "drain": lambda rounds: [drain(count, 5 * rounds) for count in (36, 300)],
     "seconds_per_call": calls,
 }
 

@@ -7,17 +7,15 @@ A rollout and a bare loop alternate in one process. The bare loop is the fastest
 form of CartPole, SyncVectorEnv for LunarLander, AtariPreprocessing and FrameStackObservation in a SyncVectorEnv for
 Pong, all without Gymnasium's checks of actions and of order, which ddrl leaves out too; the same ONNX Runtime session
 settings and network, argmax, and nothing else: no exploration, nothing recorded.
-The limit of both is the environment alone with actions that cost nothing. Env steps exclude reset steps on both sides;
-Pong's frames are 4 for each env step.
+Env steps exclude reset steps on both sides; Pong's frames are 4 for each env step.
 
 Rates are per second of processor time: both loops are one thread that never waits, so this is the wall time of a
-machine of their own, and neighbors on the machine disturb it little. The ratio by wall time is in the JSON too."""
+machine of their own, and neighbors on the machine disturb it little."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -105,27 +103,6 @@ class Bare:
         return taken
 
 
-class Alone:
-    """The environment with actions that cost nothing."""
-
-    def __init__(self, step: Callable[[np.ndarray], Any], num_envs: int, num_actions: int) -> None:
-        self.step = step
-        self.num_envs = num_envs
-        self.actions = list(np.random.default_rng(0).integers(num_actions, size=(1024, num_envs)))
-        self.resetting = 0
-
-    def play(self, steps: int) -> int:
-        """`steps` vector steps; env steps taken."""
-        taken = 0
-        resetting = self.resetting
-        for place in range(steps):
-            result = self.step(self.actions[place & 1023])
-            taken += self.num_envs - resetting
-            resetting = np.count_nonzero(result[2] | result[3])
-        self.resetting = resetting
-        return taken
-
-
 def atari(env_id: str) -> gymnasium.Env:
     import ale_py  # noqa: F401  registers the games
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
@@ -153,8 +130,8 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
     """Env steps/s of all cases, by rounds that alternate."""
     from ddrl.learner import Learner
 
-    envs = [make_vector_env(EnvConfig(id=env_id), num_envs) for _ in range(2)]
-    spec = envs[0].spec
+    env = make_vector_env(EnvConfig(id=env_id), num_envs)
+    spec = env.spec
     learner = Learner.of(Config(learner=LearnerConfig(hidden=hidden)), spec)
     model = learner.acting_model()
     onnx = model.onnx
@@ -162,39 +139,24 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
     vector = learner.parameters.vector.numpy()
     mailbox = Mailbox.create(None, layout.nbytes, 4, 1)
     mailbox.publish(vector, 1, (0.0, EPSILON))
-    envs[1].reset(1)
-    bare_alone = gymnasium_vector(env_id, num_envs)
-    bare_alone.reset(seed=1)
     players = {
-        "rollout": Rollout(envs[0], model, mailbox.reader(0)),
+        "rollout": Rollout(env, model, mailbox.reader(0)),
         "bare": Bare(gymnasium_vector(env_id, num_envs), onnx, layout, vector),
-        "our environments alone": Alone(envs[1].step, num_envs, spec.num_actions),
-        "gymnasium's environments alone": Alone(bare_alone.step, num_envs, spec.num_actions),
     }
     taken: dict[str, list[int]] = {name: [] for name in players}
-    walls: dict[str, list[float]] = {name: [] for name in players}
 
     def play(name: str) -> None:
-        begin = time.perf_counter()
         taken[name].append(players[name].play(steps))
-        walls[name].append(time.perf_counter() - begin)
 
     seconds = harness.interleave({name: partial(play, name) for name in players}, rounds, clock=time.process_time)
-
-    def rates(spent: dict[str, list[float]]) -> dict[str, list[float]]:
-        return {
-            name: [count / second for count, second in zip(taken[name][-rounds:], spent[name][-rounds:], strict=True)]
-            for name in players
-        }
-
+    rates = {
+        name: [count / second for count, second in zip(taken[name][-rounds:], seconds[name], strict=True)]
+        for name in players
+    }
     found: dict[str, Any] = {"env": env_id, "num_envs": num_envs, "vector_steps": steps}
     found["network"] = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
-    for clock, by_clock in (("second", rates(seconds)), ("wall_second", rates(walls))):
-        found[f"env_steps_per_{clock}"] = {name: harness.Timing.of(values) for name, values in by_clock.items()}
-        end = "" if clock == "second" else "_by_wall"
-        found[f"rollout_to_bare{end}"] = harness.ratios(by_clock["rollout"], by_clock["bare"])
-        alone = [by_clock[f"{whose} environments alone"] for whose in ("our", "gymnasium's")]
-        found[f"environments_to_gymnasium{end}"] = harness.ratios(*alone)
+    found["env_steps_per_second"] = {name: harness.Timing.of(values) for name, values in rates.items()}
+    found["rollout_to_bare"] = harness.ratios(rates["rollout"], rates["bare"])
     return found
 
 
@@ -212,8 +174,8 @@ def main() -> None:
     rows = []
     for result in results:
         rates = {name: f"{rate.median:,.0f}" for name, rate in result["env_steps_per_second"].items()}
-        compared = {name: result[name] for name in ("rollout_to_bare", "environments_to_gymnasium")}
-        rows.append({"env steps/s": f"{result['env']} x{result['num_envs']}", **rates, **compared})
+        name = f"{result['env']} x{result['num_envs']}"
+        rows.append({"env steps/s": name, **rates, "rollout over bare": result["rollout_to_bare"]})
     harness.print_rows(rows)
     pong = results[-1]["env_steps_per_second"]["rollout"].median * 4
     print(f"Pong: {pong:,.0f} frames/s in the rollout")

@@ -26,7 +26,16 @@ from typing import Any
 import numpy as np
 
 import ddrl
-from benchmarks.harness import arguments, mpi_environment, mpirun, print_rows, run_parts, setting_words
+from benchmarks.harness import (
+    arguments,
+    in_turn,
+    mpi_environment,
+    mpirun,
+    print_rows,
+    run_parts,
+    seconds_of,
+    setting_words,
+)
 from ddrl.core.errors import DdrlError
 from ddrl.core.roles import Role
 from ddrl.telemetry import Processes, Run
@@ -180,32 +189,14 @@ def update() -> dict[str, float]:
 def shortest(*words: str) -> dict[str, float]:
     """A whole run that ends before it learns: what every run pays, wall and processor time of all its processes [s]."""
     with tempfile.TemporaryDirectory() as name:
-        settings = setting_words(f"run.dir={name}/run", *SHORTEST)
-        used = os.times()
-        command = [sys.executable, "-m", "ddrl.run", *words, *settings]
-        ended = subprocess.run(command, env=mpi_environment(PYTHONPATH=str(TREE)), capture_output=True, text=True)
-        now = os.times()
-        if ended.returncode:
-            raise SystemExit(ended.stderr)
-        cpu = now.children_user + now.children_system - used.children_user - used.children_system
-        return {"seconds": now.elapsed - used.elapsed, "cpu_seconds": cpu}
+        command = [sys.executable, "-m", "ddrl.run", *words, *setting_words(f"run.dir={name}/run", *SHORTEST)]
+        taken = seconds_of(command, mpi_environment(PYTHONPATH=str(TREE)))
+    return {"seconds": taken["wall_seconds"], "cpu_seconds": taken["processor_seconds"]}
 
 
-def ranks_of(options: argparse.Namespace) -> int:
-    """The number of ranks that figures are of."""
-    return options.ranks or (8 if options.short else 300)
-
-
-Case = Callable[[], dict[str, float]]
-
-
-def in_turn(options: argparse.Namespace, cases: dict[str, Case]) -> dict[str, Any]:
+def compared(options: argparse.Namespace, cases: dict[str, Callable[[], dict[str, float]]]) -> dict[str, Any]:
     """All rounds of every case, their medians, and the median of the rounds' ratios to the last case."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for _ in range(options.rounds or (1 if options.short else 3)):
-        for name, case in cases.items():
-            found[name].append(case())
-            print(name, {key: round(value, 2) for key, value in found[name][-1].items()}, flush=True)
+    found = in_turn(cases, options.rounds or (1 if options.short else 3))
     *_, reference = found.values()
     rows: list[dict[str, Any]] = []
     for name, of_case in found.items():
@@ -219,18 +210,18 @@ def in_turn(options: argparse.Namespace, cases: dict[str, Case]) -> dict[str, An
 
 def ranks_part(options: argparse.Namespace) -> dict[str, Any]:
     """Start of many ranks, beside a bare barrier."""
-    ranks = ranks_of(options)
-    return {"ranks": ranks, **in_turn(options, {"job": partial(start_ranks, ranks), "barrier": partial(meet, ranks)})}
+    ranks = options.ranks or (8 if options.short else 300)
+    return {"ranks": ranks, **compared(options, {"job": partial(start_ranks, ranks), "barrier": partial(meet, ranks)})}
 
 
 def update_part(options: argparse.Namespace) -> dict[str, Any]:
     """From `mpi_launch/local 5` to the first update."""
-    return in_turn(options, {"job": update})
+    return compared(options, {"job": update})
 
 
 def shortest_part(options: argparse.Namespace) -> dict[str, Any]:
     """The smallest runs as a whole."""
-    return in_turn(options, {"local": shortest, "serial": partial(shortest, "--serial")})
+    return compared(options, {"local": shortest, "serial": partial(shortest, "--serial")})
 
 
 def main() -> None:

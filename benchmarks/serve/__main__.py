@@ -3,7 +3,7 @@
 inprocess  bytes to bytes on one thread: ours, ours with its log of decisions, the bare msgspec path, decoding alone
            [processor seconds]
 http       closed loop, servers on one core, the generator on another: ours, ours with its log, bare servers with the
-           bare path and with a fixed answer, on uvicorn and (where it is installed) granian
+           bare path and with a fixed answer, on uvicorn
 latency    open loop at 70 % of what `http` measured, a newer policy saved every second
 """
 
@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +122,8 @@ def http(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "--state",
         str(folder / "s.json"),
     ]
-    for name in ("uvicorn", "granian") if find_spec("granian") else ("uvicorn",):
-        for kind in ("path", "empty"):
-            commands[f"{name} {kind}"] = ["benchmarks.serve.bare", str(folder), name, kind]
+    for kind in ("path", "empty"):
+        commands[f"uvicorn {kind}"] = ["benchmarks.serve.bare", str(folder), kind]
     rates: dict[str, list[float]] = {name: [] for name in commands}
     processor: dict[str, list[float]] = {name: [] for name in commands}
     with ExitStack() as stack:

@@ -1,11 +1,10 @@
 """What serving is measured beside: the same bodies decoded, the same network, the same answer encoded, no more.
 
-`Bare.decide` is plain msgspec, numpy and ONNX Runtime. As a program it is a bare ASGI application on a bare server:
-`python -m benchmarks.serve.bare RUN uvicorn|granian path|empty`; "empty" reads the body and gives a fixed answer."""
+`Bare.decide` is plain msgspec, numpy and ONNX Runtime. As a program it is a bare ASGI application on uvicorn:
+`python -m benchmarks.serve.bare RUN path|empty`; "empty" reads the body and gives a fixed answer."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnxruntime
+import uvicorn
 
 from ddrl.admix.environment import Book
 from ddrl.admix.mixer import Decision, DisplayRequest, ServedPolicy
@@ -84,7 +84,7 @@ def application(decide: Any) -> Any:
     return app
 
 
-def main(run: Path, server: str, kind: str) -> None:
+def main(run: Path, kind: str) -> None:
     """Serve until killed; the first line names the port."""
     fixed = msgspec.json.encode(Decision(1, "bare", 900001, 1, 2, 5.0, 2.5, "x" * 90))
     if kind == "path":
@@ -92,34 +92,22 @@ def main(run: Path, server: str, kind: str) -> None:
         decide: Any = Bare(mixer.book, mixer.policy).decide
     else:
         decide = lambda body: fixed  # noqa: E731
-    app = application(decide)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    if server == "uvicorn":
-        import uvicorn
-
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            loop="uvloop",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-        )
-        print(f"bare server on http://127.0.0.1:{port}", flush=True)
-        uvicorn.Server(config).run(sockets=[listening])
-        return
-    import uvloop
-    from granian.server.embed import Server
-
-    listening.close()
-    uvloop.install()
+    config = uvicorn.Config(
+        application(decide),
+        http="httptools",
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+    )
     print(f"bare server on http://127.0.0.1:{port}", flush=True)
-    asyncio.run(Server(app, port=port, interface="asginl", http="1", websockets=False, log_enabled=False).serve())
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), sys.argv[2])

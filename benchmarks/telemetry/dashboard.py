@@ -22,12 +22,12 @@ import numpy as np
 import psutil
 
 from benchmarks.harness import ROOT, arguments, run_parts
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from benchmarks.telemetry.recorder import fill
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from tests.dashboard.webdriver import Browser, free_port, missing_browser, serving
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.waiting import wait_until
 
 

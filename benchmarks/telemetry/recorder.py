@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Timing, arguments, interleave, print_table, ratios, run_parts
+from benchmarks.harness import Timing, arguments, in_turn, print_table, ratios, run_parts
 from benchmarks.learning.loop import run_loop
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.telemetry import Record, Recorder
 from ddrl.telemetry.series import SERIES, SeriesWindow
 from ddrl.telemetry.store import Store
 from tests.dashboard.webdriver import free_port
+from tests.telemetry.fake_cluster import FakeCluster
 
 
 def recorder_cost(seconds: float, processes: int = 300, rate: float = 10.0) -> dict[str, float]:
@@ -90,15 +90,13 @@ def run_cost(rounds: int, env_steps: int) -> dict[str, object]:
 
     The work is the same bit for bit (a serial run with one seed), so the ratio is that of throughputs on a processor of
     one's own."""
-    spent: list[float] = []
 
-    def one(settings: list[str]) -> None:
-        given = [setting.format(port=free_port()) for setting in settings]
-        spent.append(run_loop("cartpole", env_steps, given)["processor_seconds"])
+    def one(settings: list[str]) -> dict[str, float]:
+        return run_loop("cartpole", env_steps, [setting.format(port=free_port()) for setting in settings])
 
-    seconds = interleave(
-        {name: partial(one, settings) for name, settings in CASES.items()}, rounds, clock=lambda: sum(spent)
-    )
+    found = in_turn({name: partial(one, settings) for name, settings in CASES.items()}, 1 + rounds)
+    # The first round warms up.
+    seconds = {name: [run["processor_seconds"] for run in runs[1:]] for name, runs in found.items()}
     ratio = {name: ratios(taken, seconds["least"]) for name, taken in seconds.items() if name != "least"}
     for name, found in ratio.items():
         print(f"a run's loop, {name} / least: {found}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ddrl.balance.settings import CollectionSettings
+from ddrl.balance import CollectionSettings
 from ddrl.core.errors import ConfigError
 from ddrl.core.specs import Ints
 

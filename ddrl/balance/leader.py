@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ddrl.balance import BalanceConfig
 from ddrl.balance.collection import Collection
 from ddrl.balance.messages import (
     Compute,
@@ -32,7 +33,6 @@ from ddrl.balance.messages import (
     join_rows,
     take_rows,
 )
-from ddrl.balance.settings import BalanceConfig
 from ddrl.balance.sizers import PACKAGE, NoiseScale, Sizer
 from ddrl.balance.sizes import Cluster, Observation, Sizes, proportional_sizes
 from ddrl.channels.board import CounterRow

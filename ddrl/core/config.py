@@ -1,7 +1,7 @@
 """Every setting of the core: one frozen dataclass per section, each field with its unit and meaning.
 
 `run` hands each stage its own section. Impossible values are refused here; `ddrl.core.settings` reads files and command
-lines. A slice (ddrl.pool, ddrl.balance, ...) has the same kind of dataclass in its own `settings.py`
+lines. A slice (ddrl.pool, ddrl.balance, ...) has the same kind of dataclass in its `__init__.py`
 (`plugins.slice_component`), and its section is kept in `Config.slices` until it is asked for.
 """
 

@@ -173,18 +173,18 @@ def slice_module(name: str, asked_by: str) -> ModuleType:
 
 @cache
 def slice_component(name: str) -> Any:
-    """The component of the slice `name`: the class with `section: ClassVar[str] = "NAME"` in ddrl/NAME/settings.py;
-    None where there is none. Imports the slice's settings alone."""
-    file = ROOT / name / "settings.py"
+    """The component of the slice `name`: the class with `section: ClassVar[str] = "NAME"` in ddrl/NAME/__init__.py;
+    None where there is none. Imports the package alone."""
+    file = ROOT / name / "__init__.py"
     if not name.isidentifier() or not file.exists() or f'section: ClassVar[str] = "{name}"' not in file.read_text():
         return None
-    module = importlib.import_module(f"ddrl.{name}.settings")
+    module = importlib.import_module(f"ddrl.{name}")
     return next(found for found in vars(module).values() if getattr(found, "section", None) == name)
 
 
 def installed_slices() -> list[str]:
     """The slices with a section of their own, by name."""
-    names = sorted(path.parent.name for path in ROOT.glob("*/settings.py"))
+    names = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     return [name for name in names if slice_component(name) is not None]
 
 

@@ -1,16 +1,21 @@
-"""The acting network for rollouts: a torch module becomes an ONNX graph whose parameters are inputs.
+"""What leaves a learner: the acting network as an ONNX graph whose parameters are inputs, and its state as a file.
 
-Written once by the trainer before training, read by rollouts, which run it with ONNX Runtime and feed parameters by
-manifest name straight from a mailbox's slot. The graph holds no parameter's value, so it never grows stale and weighs a
-few kilobytes. Every export is checked: ONNX Runtime must compute what torch computes."""
+The graph is written once by the trainer before training, read by rollouts, which run it with ONNX Runtime and feed
+parameters by manifest name straight from a mailbox's slot. It holds no parameter's value, so it never grows stale and
+weighs a few kilobytes. Every export is checked: ONNX Runtime must compute what torch computes.
+
+The state is one safetensors file whose header carries JSON that says what it is, and a checksum of the tensors, because
+safetensors itself notices a truncated file but not a flipped bit. No pickle is ever read."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import inspect
 import io
 import itertools
+import json
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,11 +27,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import save
 from torch import nn
 from torch.onnx import symbolic_helper
 
 from ddrl.acting.policy_file import ActingModel
-from ddrl.core.errors import MAX_WORDS, NetworkError, first_line, is_of_user, user_error
+from ddrl.core.errors import MAX_WORDS, CheckpointError, NetworkError, first_line, is_of_user, user_error
+from ddrl.core.files import DAMAGE, load_tensors, write_atomically
 from ddrl.core.rows import ParameterLayout
 from ddrl.core.specs import FORBIDDEN, ActingInput, Array, ArraySpec, Declaration, EnvSpec, Ints
 from ddrl.learner.algorithm import Acting
@@ -39,6 +47,8 @@ OTHER_THE_SECOND_TIME = (
     "gives other outputs for the same observations the second time: its forward must keep no state in attributes "
     "(register_buffer keeps it for rollouts too), nor draw random numbers in evaluation mode"
 )
+FORMAT = "ddrl.learner/2"
+SAME_NETWORK = "set learner and env as they were, or begin a new run"
 EPSILON = torch.finfo(torch.float32).eps  # of nn.RMSNorm where none is given
 
 
@@ -467,3 +477,76 @@ def _check(
             f"{what} cannot act on other numbers of observations than {TRACED_BATCH}, as an ONNX graph: its forward "
             f"must use x.shape[0] in place of len(x), and no loop over rows ({first_line(error)[-MAX_WORDS:]})"
         ) from error
+
+
+# -- the state ---------------------------------------------------------------------------------------------------------
+
+
+def write_state(path: Path, state: Mapping[str, Array], about: Mapping[str, Any]) -> None:
+    """Write `state` and `about` (JSON values) to `path`, whole or not at all."""
+    header = {"ddrl": json.dumps({"format": FORMAT, **about, "checksum": _checksum(state)})}
+    try:
+        write_atomically(path, save(dict(state), metadata=header))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write the learner's state to {path}: {error}") from None
+
+
+def read_state(path: Path, *, algorithm: str) -> dict[str, Array]:
+    """The state in `path`. CheckpointError where it is missing, truncated, altered, foreign, or of another
+    algorithm."""
+    try:
+        state, header = load_tensors(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no learner's state at {path}: name a checkpoint of ddrl") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors ({error}): it is corrupt or was not written by ddrl; use an older "
+            "checkpoint"
+        ) from None
+    try:
+        about = json.loads(header["ddrl"])
+        written = (about["format"], about["algorithm"], about["checksum"])
+    except (KeyError, TypeError, *DAMAGE):
+        raise CheckpointError(
+            f"{path} is a safetensors file that ddrl's learner did not write: name a checkpoint of ddrl"
+        ) from None
+    if written[0] != FORMAT or written[1] != algorithm:
+        raise CheckpointError(
+            f"{path} holds {written[1]} as {written[0]}, but this learner reads {algorithm} as {FORMAT}: name one of "
+            "the same algorithm, or use the ddrl that wrote it"
+        )
+    if written[2] != _checksum(state):
+        raise CheckpointError(f"{path} is corrupt: its checksum does not match; use an older checkpoint")
+    return state
+
+
+def check_fits(
+    state: Mapping[str, Array], wanted: Mapping[str, Array], *, optional: tuple[str, ...], source: str
+) -> None:
+    """Raise CheckpointError unless `state` has exactly the arrays of `wanted` (names, shapes, dtypes), `optional` ones
+    aside."""
+    for name, array in wanted.items():
+        if name in optional:
+            continue
+        if name not in state:
+            raise CheckpointError(f"{source} was written for another network (it lacks {name}): {SAME_NETWORK}")
+        found = np.asarray(state[name])
+        if found.shape != array.shape or found.dtype != array.dtype:
+            raise CheckpointError(
+                f"{source} was written for another network ({name} is {found.dtype} {list(found.shape)} there and "
+                f"{array.dtype} {list(array.shape)} here): {SAME_NETWORK}"
+            )
+    unknown = sorted(set(state) - set(wanted) - set(optional))
+    if unknown:
+        raise CheckpointError(
+            f"{source} was written for another network (it has {unknown[0]}, which this one lacks): {SAME_NETWORK}"
+        )
+
+
+def _checksum(state: Mapping[str, Array]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        array = np.ascontiguousarray(state[name])
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

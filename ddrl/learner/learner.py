@@ -26,7 +26,6 @@ from ddrl.core.config import Config
 from ddrl.core.errors import NetworkError, first_line
 from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import Declaration, EnvSpec
-from ddrl.learner import snapshot
 from ddrl.learner.algorithm import Algorithm, Regressions, algorithm_class, describe
 from ddrl.learner.devices import (
     BatchLoader,
@@ -42,7 +41,7 @@ from ddrl.learner.devices import (
     without_kernel,
 )
 from ddrl.learner.engine import REGRESSION_FIGURES, Engine, Kernel
-from ddrl.learner.export import check_acting, export_model
+from ddrl.learner.export import check_acting, check_fits, export_model, read_state, write_state
 from ddrl.learner.networks import as_tensors
 from ddrl.learner.own_networks import begin_means
 from ddrl.learner.part import FlatParameters, Gradient, GradientMean, Part
@@ -300,7 +299,7 @@ class Learner:
     def load_state(self, state: Mapping[str, NDArray[Any]], source: str = "the saved state") -> None:
         """Continue from `state()`. All of it or nothing: raises CheckpointError, naming `source`, where it is of
         another network."""
-        snapshot.check_fits(state, self.state(), optional=("cuda_rng",), source=source)
+        check_fits(state, self.state(), optional=("cuda_rng",), source=source)
         for part in self.parts.values():
             for kind, vector in part.vectors().items():
                 host = np.zeros(part.online.layout.nbytes, np.uint8)
@@ -319,14 +318,12 @@ class Learner:
             self._check_acting()
             self._saved = True
         layouts = {name: part.online.layout.digest for name, part in self.parts.items()}
-        snapshot.write(
-            path, self.state(), {"algorithm": self.algorithm.name, "updates": self.updates, "layouts": layouts}
-        )
+        write_state(path, self.state(), {"algorithm": self.algorithm.name, "updates": self.updates, "layouts": layouts})
 
     def load(self, path: Path) -> None:
         """Continue from a file that `save` wrote; CheckpointError where it is missing, corrupt, foreign, or of another
         network."""
-        self.load_state(snapshot.read(path, algorithm=self.algorithm.name), source=str(path))
+        self.load_state(read_state(path, algorithm=self.algorithm.name), source=str(path))
 
     def begin_from(self, path: Path) -> None:
         """Take networks and target copies, nothing else, from a file that `save` wrote; CheckpointError as `load`."""
@@ -335,8 +332,8 @@ class Learner:
             return {name: array for name, array in state.items() if name.split(".")[1:2] in (["online"], ["target"])}
 
         own = self.state()
-        theirs = networks(snapshot.read(path, algorithm=self.algorithm.name))
-        snapshot.check_fits(theirs, networks(own), optional=(), source=str(path))
+        theirs = networks(read_state(path, algorithm=self.algorithm.name))
+        check_fits(theirs, networks(own), optional=(), source=str(path))
         self.load_state({**own, **theirs})
 
     def check(self) -> None:

@@ -26,8 +26,8 @@ from ddrl.channels.wire import SocketEnd, Wire
 from ddrl.core.errors import JobFailed
 from ddrl.core.metrics import Phase
 from ddrl.core.roles import Assignment, Role
+from ddrl.pool import PoolConfig
 from ddrl.pool.prewarm import Corrected, Order, Schedule, Unsent
-from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import Child, Keeper, Place
 from ddrl.run.keeper import Ended as ProcessEnded
 from ddrl.run.members import GOING, exit_status, make_worker, member_seed

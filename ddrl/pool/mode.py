@@ -28,10 +28,10 @@ from ddrl.core.files import MAX_ARRAYS, open_to_append, read_regular, refuse_lin
 from ddrl.core.plugins import check_trust, foreign_code, remember_trust
 from ddrl.core.roles import Role
 from ddrl.core.settings import apply_overrides, config_tree, load_config
+from ddrl.pool import PoolConfig
 from ddrl.pool.devices import check_devices, group_name, make_group
 from ddrl.pool.leases import LeaseMaster
 from ddrl.pool.records import INTERRUPTED, OWN, Lease, PoolFigures, PoolSetup, PoolTask, TaskEnd, jain_index
-from ddrl.pool.settings import PoolConfig
 from ddrl.run.cli import Command
 from ddrl.run.directory import FOLDERS
 from ddrl.run.keeper import Child, Ended, Keeper, Place

@@ -38,9 +38,9 @@ from ddrl.core.files import open_to_append
 from ddrl.core.roles import Role
 from ddrl.core.specs import Array
 from ddrl.distribution.membership import Orders, Report
+from ddrl.pool import PoolConfig
 from ddrl.pool.collectors import COLLECTORS, Begin, Down, Ended, Sent, StarterLink, Up, earliest, host_clock
 from ddrl.pool.prewarm import Corrected, Order, Planner, Start
-from ddrl.pool.settings import PoolConfig
 from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.topology import HostChannels, read_failure
 from ddrl.run.training import STATISTICS_PERIOD, Move, Rows, Training

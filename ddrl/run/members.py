@@ -31,7 +31,7 @@ from ddrl.core.roles import Assignment, Evaluation, Returns, Role, VersionStamp
 from ddrl.core.specs import VectorEnv
 from ddrl.envs import make_vector_env
 from ddrl.envs.making import load_states, read_states
-from ddrl.rollout.evaluation import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes
+from ddrl.evaluate import MAX_EVALUATION_ENVS, MetStates, evaluation_envs, meet_states, play_episodes
 from ddrl.rollout.worker import Place, PolicyReader, RolloutWorker
 from ddrl.run.keeper import ENVIRONMENT_FAILED
 from ddrl.run.topology import START_TIMEOUT, HostChannels, describe, report_failure

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from ddrl.balance import BalanceConfig
 from ddrl.balance.exchange import Exchange
 from ddrl.balance.leader import Leader
 from ddrl.balance.messages import Rows, arrays_of
 from ddrl.balance.nodes import serve
-from ddrl.balance.settings import BalanceConfig
 from ddrl.channels.segment import Segment
 from ddrl.core.config import Config, EnvConfig, LearnerConfig, ReplayConfig, RunConfig
 from ddrl.core.errors import ChannelError, ConfigError, JobFailed

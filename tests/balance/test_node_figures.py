@@ -5,9 +5,9 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.telemetry.reading import Processes
+from tests.telemetry.fake_cluster import FakeCluster
 
 
 def processes(nodes: int, records: int = 6) -> Processes:

@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.harness import bootstrapped_mean
 from benchmarks.microbatch import simulator
-from benchmarks.microbatch.__main__ import interval
 from benchmarks.microbatch.simulator import (
     BY_CLOCK,
     KINDS,
@@ -134,10 +134,11 @@ def test_a_course_is_that_of_single_steps_and_asks_for_the_times_of_an_iteration
 
 def test_an_interval_is_over_clusters_and_over_trainings():
     values = np.random.default_rng(5).normal(size=400)
-    one = interval(values)
+    one = bootstrapped_mean(values)
     assert one["mean"] == pytest.approx(values.mean())
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * values.std() / 20, rel=0.05)
-    alike, apart = interval(np.tile(values, (4, 1))), interval(values + np.array([[-9.0], [-1.0], [1.0], [9.0]]))
+    alike = bootstrapped_mean(np.tile(values, (4, 1)))
+    apart = bootstrapped_mean(values + np.array([[-9.0], [-1.0], [1.0], [9.0]]))
     assert alike["high"] - alike["low"] == pytest.approx(one["high"] - one["low"], rel=0.05)
     assert apart["mean"] == pytest.approx(one["mean"])
     assert -7.5 < apart["low"] < -5.0

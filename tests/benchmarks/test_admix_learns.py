@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.admix.learned import Learned
-from benchmarks.admix.rooms import SMALL, cases, interval
+from benchmarks.admix.rooms import SMALL, cases
+from benchmarks.harness import half_width
 from ddrl.acting.policy_file import save_policy
 from ddrl.admix import AdmixVectorEnv
 from ddrl.admix.baselines import load
@@ -161,4 +162,4 @@ def test_the_task_beats_its_prior_on_days_that_it_never_saw(tmp_path: Path) -> N
             for rule, of in ((Learned, Learned.Settings(str(run))), (prior, prior.Settings()))
         ]
         gains += (scores[0] - scores[1]).tolist()
-    assert np.mean(gains) > interval(gains)
+    assert np.mean(gains) > half_width(gains)

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from benchmarks.admix import informed, rooms
-from benchmarks.harness import Timing, interleave, ratios
+from benchmarks.admix import rooms
+from benchmarks.harness import Timing, bootstrapped_mean, interleave, ratios
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
 from ddrl.admix.load import Generator
@@ -166,9 +166,9 @@ def test_rules_of_ad_mixing_are_tuned_on_other_days_than_reported_and_told_as_la
 
 def test_an_interval_over_days_and_seeds_holds_19_of_20_means() -> None:
     days = np.repeat([0.0, 1.0], 50)[None]  # of means of 100 coins 1.8 % lie below 0.40, and as many above 0.60
-    assert informed.bootstrapped(days) == pytest.approx({"mean": 0.5, "low": 0.40, "high": 0.60}, abs=0.012)
+    assert bootstrapped_mean(days) == pytest.approx({"mean": 0.5, "low": 0.40, "high": 0.60}, abs=0.012)
     seeds = np.repeat([0.0, 1.0], 50)[:, None].repeat(3, 1)  # the same by seed, all days of one being equal
-    assert informed.bootstrapped(seeds) == pytest.approx({"mean": 0.5, "low": 0.40, "high": 0.60}, abs=0.012)
+    assert bootstrapped_mean(seeds) == pytest.approx({"mean": 0.5, "low": 0.40, "high": 0.60}, abs=0.012)
 
 
 def test_the_time_of_a_job_counts_children_that_have_ended_in_user_and_kernel_mode(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_serving_with_and_without_its_log_are_each_compared_with_the_bare_path(
 
 def test_the_picture_of_replay_shows_medians_in_each_of_its_panels(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     pytest.importorskip("plotly", reason="needs plotly")
-    from benchmarks.replay import picture
+    from tests.replay import picture
 
     def timed(median: float) -> dict[str, float]:
         return {"median": median, "low": median / 2, "high": 3 * median, "runs": 9}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.ledger`: accounts that do not balance are found."""
+"""`python -m tests.ledger`: accounts that do not balance are found."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.ledger import main
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.telemetry.recorder import Recorder
+from tests.ledger import main
 from tests.telemetry.feeding import CONFIG
 
 STATE = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from benchmarks import published
+from tests import published
 
 
 class Levels(gymnasium.Env[Any, Any]):

@@ -1,5 +1,5 @@
-"""Every program of benchmarks/, tests.hostile and tests.mutations run in their smallest forms, end, and write their
-figures (`pytest -m long`)."""
+"""Every program of benchmarks/, and each check of tests/ that is a program, runs in its smallest form, ends, and writes
+its figures (`pytest -m long`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.sources import ROOT, environment
 
 USES_HARNESS = re.compile(r"^    (?:parser|options) = (?:harness\.)?arguments\(", re.MULTILINE)  # --short and --json
-OF_TESTS = ("hostile.py", "mutations/__main__.py")
+OF_TESTS = ("attack.py", "deaths.py", "hostile.py", "mutations/__main__.py", "stability.py")
 TIMEOUT = 1200  # [s]; the smallest forms take at most about a minute each on two quiet cores
 
 # What programs are asked for beside --short and --json, one run each; the others need nothing.
@@ -24,17 +24,17 @@ FORMS = {
     "benchmarks.learning.solve": ["cartpole"],
     "benchmarks.pool": ["--tasks 3"],
     "tests.mutations": ["--random 1 --only balance/sizes.py"],
-    "benchmarks.stability": ["tests/core/test_plugins.py --no-load"],
+    "tests.stability": ["tests/core/test_plugins.py --no-load"],
 }
 # Programs without figures.
 PLAIN = {
     "benchmarks.admix.for_notebook": [""],
     "benchmarks.ages": [""],
     "benchmarks.figures": ["--check"],
-    "benchmarks.published": ["CartPole-v1"],
+    "tests.published": ["CartPole-v1"],
     "benchmarks.size": [""],
     "benchmarks.distribution.cluster": ["up --hosts 2", "run --ranks 1 -- true", "down"],
-    "benchmarks.replay.picture": ["{folder}/replay.png"],
+    "tests.replay.picture": ["{folder}/replay.png"],
 }
 
 
@@ -74,7 +74,7 @@ def test_the_smallest_form_of_a_program_ends_and_saves_its_figures(command, tmp_
 @pytest.mark.timeout(TIMEOUT + 60)
 @pytest.mark.parametrize("program", PLAIN)
 def test_a_program_without_figures_ends(program, tmp_path):
-    if program == "benchmarks.replay.picture":
+    if program == "tests.replay.picture":
         pytest.importorskip("kaleido", reason="needs kaleido")
     for words in PLAIN[program]:
         run(program, *words.format(folder=tmp_path).split())

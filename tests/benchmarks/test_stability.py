@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import stability
+from tests import stability
 
 FLAKY = """
 from pathlib import Path

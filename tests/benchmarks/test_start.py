@@ -1,4 +1,4 @@
-"""Every benchmark can be started, and the pages name those that there are."""
+"""Every benchmark, and each check of tests/ that is a program, can be started; the pages name those that there are."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.waiting import PATIENCE
 pytest.importorskip("torch", reason="needs the extra [train]")
 PROGRAMS = sorted(
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
-    for path in (ROOT / "benchmarks").rglob("*.py")
+    for path in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     if "peers" not in path.parts and re.search(r"\barguments\(|ArgumentParser\(", path.read_text())
-    if path.name != "harness.py"
+    if path.name != "harness.py" and not path.name.startswith("test_")
 )
 START = """
 import runpy, sys
@@ -52,16 +52,15 @@ def test_every_benchmark_starts_with_help(helps) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_names_benchmarks_options_and_results_that_exist(page, helps) -> None:
     text = page.read_text()
-    commands = [
-        re.split(r"\bpython -m ", words)[1:] for words in re.findall(r"`([^`]*python -m benchmarks[^`]*)`", text)
-    ]
+    quoted = re.findall(r"`([^`]*python -m (?:benchmarks|tests)[^`]*)`", text)
+    commands = [re.split(r"\bpython -m ", words)[1:] for words in quoted]
     for command in (part for parts in commands for part in parts):
         program, *words = re.sub(r"'.*?'|\".*?\"", "", command.partition(" -- ")[0].partition(";")[0]).split()
         if page.stem == "changelog" or program in WITHOUT_OPTIONS:
             continue
         unknown = [word for word in words if re.match("--[a-z]", word) and word.partition("=")[0] not in helps[program]]
         assert not unknown, command
-    named = set(re.findall(r"python -m (benchmarks[\w.]+)", text)) - {"benchmarks.FOLDER.NAME"}
+    named = set(re.findall(r"python -m ((?:benchmarks|tests)\.[\w.]+)", text)) - {"benchmarks.FOLDER.NAME"}
     assert named <= set(PROGRAMS)
     for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if "://" not in link:

@@ -18,7 +18,7 @@ from ddrl.balance.ddqn import ValueNetwork
 from ddrl.core import files
 from ddrl.core.errors import CheckpointError, RunDirError
 from ddrl.core.rows import ParameterLayout
-from ddrl.learner import snapshot
+from ddrl.learner import export
 from ddrl.run import cli
 from tests.admix.material import small_mixer
 from tests.sources import ROOT
@@ -188,7 +188,7 @@ def tensors_of(count: int, dtype: str = "F32") -> bytes:
 
 
 READERS_OF_TENSORS = {
-    "a learner's state": lambda path: snapshot.read(path, algorithm="dqn"),
+    "a learner's state": lambda path: export.read_state(path, algorithm="dqn"),
     "a policy": lambda path: policy_file.vector_of(path.read_bytes(), ParameterLayout((), 0), str(path), "policy.json"),
     "parameters that a server is sent": lambda path: policy_of(path.read_bytes(), small_mixer().policy),
     "a sizer's network": ValueNetwork.load,

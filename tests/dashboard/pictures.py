@@ -23,13 +23,13 @@ import psutil
 from PIL import Image
 
 import ddrl
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, RunConfig, TelemetryConfig
 from ddrl.core.roles import Evaluation as Judged
 from ddrl.core.roles import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from tests.dashboard.webdriver import Browser, dashboard_of, free_port, missing_browser, serving
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +193,7 @@ def main() -> None:
     """Start, wait until there is something to see, photograph, stop."""
     if missing_browser():
         raise SystemExit(missing_browser())
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.dashboard.pictures", description=__doc__)
     parser.add_argument("--every", type=Path, metavar="FOLDER")
     parser.add_argument("--states", action="store_true")
     parser.add_argument("--film", action="store_true")

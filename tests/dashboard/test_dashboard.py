@@ -19,7 +19,6 @@ pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
 import zmq
 
 import ddrl
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from benchmarks.telemetry.recorder import fill
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.settings import config_to_toml
@@ -27,6 +26,7 @@ from ddrl.telemetry import ControlServer, Recorder
 from ddrl.telemetry.control import secure_client
 from ddrl.telemetry.directory import read_live_file
 from tests.dashboard.webdriver import Browser, dashboard_of, missing_browser
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(missing_browser()), reason=missing_browser())]

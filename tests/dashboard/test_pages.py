@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
@@ -15,6 +14,7 @@ from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
 from ddrl.telemetry.summary import LEDGER
 from tests.pool.recorded import write_pool
 from tests.sources import ROOT, environment
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 

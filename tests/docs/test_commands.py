@@ -14,7 +14,7 @@ from ddrl.admix.settings import ServeConfig
 from tests.docs.test_names import PAGES, PAST
 from tests.sources import ROOT
 
-COMMAND = re.compile(r"\bpython -m ((?:ddrl|benchmarks)(?:\.[a-z_]+)*)\b(?!\.)((?:\\\n|[^`\n|#&;])*)")
+COMMAND = re.compile(r"\bpython -m ((?:ddrl|benchmarks|tests)(?:\.[a-z_]+)*)\b(?!\.)((?:\\\n|[^`\n|#&;])*)")
 OPTION = re.compile(r"(?:^|\s)(--[a-z][\w-]*)(?=[\s=,)]|$)")  # those with a dot are Streamlit's
 TAKEN = re.compile(r"[\"'](--[a-z][\w-]*)[\"']")
 
@@ -30,7 +30,7 @@ def options(module: str) -> frozenset[str]:
     assert spec.origin is not None
     program = Path(spec.origin)
     files = [*program.parent.glob("*.py")] if program.name == "__main__.py" else [program]
-    if module.startswith("benchmarks"):
+    if not module.startswith("ddrl"):
         files.append(ROOT / "benchmarks" / "harness.py")
     own = {f"--{item.name.replace('_', '-')}" for item in fields(ServeConfig)} if module == "ddrl.serve" else set()
     return frozenset({*own, *TAKEN.findall("\n".join(file.read_text() for file in files))})

@@ -26,8 +26,8 @@ from ddrl.envs.atari import AtariVectorEnv
 from ddrl.envs.making import make_vector_env, probe_spec, read_states
 from ddrl.envs.spaces import environment_seeds
 from ddrl.envs.vectors import LoopVectorEnv, NativeVectorEnv, OwnVectorEnv
+from ddrl.evaluate import evaluation_envs
 from ddrl.learner.own_networks import own_network
-from ddrl.rollout.evaluation import evaluation_envs
 from ddrl.run.members import make_rollout_env
 from ddrl.run.topology import describe
 from tests.learner.learner_cases import VECTOR

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import CheckpointError
-from ddrl.learner import Learner, snapshot
+from ddrl.learner import Learner, export
 from tests.learner.learner_cases import VECTOR, learner_of, random_batch
 from tests.learner.learner_user_networks import Normalized
 
@@ -34,7 +34,7 @@ def saved(tmp_path: Path) -> tuple[Learner, Path]:
 
 
 def learner_state(path: Path) -> dict[str, np.ndarray]:
-    return snapshot.read(path, algorithm="dqn")
+    return export.read_state(path, algorithm="dqn")
 
 
 def go_on(learner: Learner) -> list[bytes]:
@@ -169,11 +169,11 @@ def test_a_state_of_another_network_is_refused(config: LearnerConfig, words: str
 )
 def test_arrays_of_other_names_shapes_or_types_do_not_fit(changed: dict, words: str) -> None:
     wanted = {"a": np.zeros((2, 3), np.float32), "b": np.zeros(1, np.int64)}
-    snapshot.check_fits(wanted, wanted, optional=(), source="state")
-    snapshot.check_fits({"a": wanted["a"]}, wanted, optional=("b",), source="state")
+    export.check_fits(wanted, wanted, optional=(), source="state")
+    export.check_fits({"a": wanted["a"]}, wanted, optional=("b",), source="state")
     state = {name: array for name, array in (wanted | changed).items() if array is not None}
     with pytest.raises(CheckpointError, match=f"another network .{words}"):
-        snapshot.check_fits(state, wanted, optional=(), source="state")
+        export.check_fits(state, wanted, optional=(), source="state")
 
 
 def test_a_directory_that_cannot_be_written_is_named(saved: tuple[Learner, Path], tmp_path: Path) -> None:

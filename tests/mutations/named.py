@@ -128,15 +128,6 @@ _NAMED = {
             "elif self._resetting:",
         ),
     ),
-    "rollout/evaluation.py": (
-        (
-            "the evaluator plays zeros",
-            "step = env.step(policy.greedy(observation, vector))\n        observation",
-            "step = env.step(policy.greedy(observation, vector) * 0)\n        observation",
-        ),
-        ("the first episodes to end count", "if len(returns[index]) < quotas[index]:", "if missing:"),
-        ("the reset counts as a step", "began[index] = turn + (not cut[index])", "began[index] = turn"),
-    ),
     "envs/atari.py": (
         ("returns are reported clipped", "truncated, raw)", "truncated, reward.astype(np.float64))"),
         ("frames are not the maximum of two", "np.maximum(newest, before, out=newest)", "pass"),
@@ -597,6 +588,13 @@ _NAMED = {
         ),
     ),
     "evaluate.py": (
+        (
+            "the evaluator plays zeros",
+            "step = env.step(policy.greedy(observation, vector))\n        observation",
+            "step = env.step(policy.greedy(observation, vector) * 0)\n        observation",
+        ),
+        ("the first episodes to end count", "if len(returns[index]) < quotas[index]:", "if missing:"),
+        ("the reset counts as a step", "began[index] = turn + (not cut[index])", "began[index] = turn"),
         (
             "a changed environment passes",
             "if replace(env.spec, env_id=saved.model.spec.env_id) != saved.model.spec:",

@@ -28,6 +28,7 @@ FOLDERS = {
         "tests/distribution/test_shards.py",
         "tests/learner",
     ),
+    "tests": ("tests/benchmarks",),  # of the checks that are programs
 }
 FURTHER: dict[str, tuple[str, ...]] = {
     "admix": ("tests/plots",),  # its page, and those of the next two, are drawn through ddrl.plots
@@ -43,6 +44,7 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "plots": (BROWSER,),
     "pool": ("tests/plots",),
     "run": (*RUNS, *MPI),
+    "tests": (),
 }
 
 

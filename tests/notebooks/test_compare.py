@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
 import ddrl
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, RunDirError
 from ddrl.core.roles import Evaluation, Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.plots.runs import interval_of_mean
 from ddrl.telemetry import Recorder, Table
+from tests.telemetry.fake_cluster import FakeCluster
 
 
 def record(path, seed, lr, means, code="", package="cells_0000"):

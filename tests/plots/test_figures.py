@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
 from ddrl.core.metrics import COLUMNS
@@ -23,6 +22,7 @@ from ddrl.telemetry.recorder import SAMPLE_PERIOD
 from ddrl.telemetry.series import SERIES_NAMES
 from ddrl.telemetry.summary import Facts
 from notebooks import explore
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.waiting import PATIENCE
 
 CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))

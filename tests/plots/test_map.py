@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.plots.frame import COLORS
 from ddrl.telemetry.reading import Processes
+from tests.telemetry.fake_cluster import FakeCluster
 
 PROCESSES = [  # role, host, policy_version, bytes_sent, bytes_received, env_steps, wait_seconds: a second
     (Role.TRAINER, 0, 9.0, 0, 0, 0, 0),

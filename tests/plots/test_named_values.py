@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ddrl import plots
-from ddrl import runs as command
 from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Role
 from ddrl.plots.runs import interval_of_mean
+from ddrl.telemetry import summary as command
 from ddrl.telemetry.series import Event, SeriesWindow
 from ddrl.telemetry.store import Store
 from ddrl.telemetry.summary import Facts

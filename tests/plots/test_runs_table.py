@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import plots
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
@@ -22,6 +21,7 @@ from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import Store
 from ddrl.telemetry.summary import Facts, facts_at, facts_of, list_facts
 from tests.sources import ROOT, environment
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
 

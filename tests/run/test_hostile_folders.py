@@ -22,7 +22,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.numpy_helper import from_array
 
-from ddrl import evaluate, export, runs
+from ddrl import evaluate, export
 from ddrl.acting.policy_file import SavedPolicy, load_policy, load_trusted_policy, save_policy
 from ddrl.core.errors import DdrlError
 from ddrl.core.files import last_lines
@@ -33,6 +33,7 @@ from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Reason
 from ddrl.telemetry import Run
+from ddrl.telemetry import summary as runs
 from ddrl.telemetry.directory import find_film, read_live_file
 from ddrl.telemetry.summary import describe, list_facts
 from tests.run.test_resume import go_on, start, stop

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddrl.rollout.evaluation import MetStates
+from ddrl.evaluate import MetStates
 from ddrl.run.task import values_of
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, settings

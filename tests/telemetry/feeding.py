@@ -4,10 +4,10 @@ import threading
 
 import numpy as np
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.waiting import PATIENCE
 
 CONFIG = Config(telemetry=TelemetryConfig(period=0.001, live=False))

@@ -13,13 +13,13 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError, MessageError, RunDirError
 from ddrl.telemetry import ControlServer, Recorder, attach, control
 from ddrl.telemetry.control import TOPIC, LiveReader, check_setting, receive_parts, secure_client
 from ddrl.telemetry.directory import StatusFile, announce, read_live_file
 from ddrl.telemetry.sinks import ProgressLine
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG
 from tests.waiting import PATIENCE
 

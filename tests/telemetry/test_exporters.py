@@ -16,7 +16,6 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 from tensorboardX.record_writer import masked_crc32c
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl import __version__
 from ddrl.core import plugins
 from ddrl.core.config import Config, LearnerConfig, TelemetryConfig
@@ -28,6 +27,7 @@ from ddrl.telemetry.recorder import ProcessUse, process_use
 from ddrl.telemetry.series import COLUMN, SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage, SinkSetup, TensorBoardFiles
 from tests.dashboard.webdriver import free_port
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import Feed
 from tests.waiting import PATIENCE, wait_until
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl import __version__, runs
+from ddrl import __version__
 from ddrl.core.config import Config, EnvConfig, TelemetryConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Evaluation as Judged
@@ -22,9 +21,11 @@ from ddrl.core.roles import Returns, Role
 from ddrl.core.settings import config_to_toml
 from ddrl.run.cli import parse
 from ddrl.telemetry import Recorder, Run, reading
+from ddrl.telemetry import summary as runs
 from ddrl.telemetry.directory import find_runs
 from ddrl.telemetry.summary import BRIEF, facts_at, facts_of
 from tests.sources import environment
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE, wait_until
 

@@ -4,13 +4,13 @@ import urllib.request
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import ConfigError
 from ddrl.core.metrics import Metric, info_figure, run_metrics
 from ddrl.telemetry import LiveReader, Recorder, Run
 from ddrl.telemetry.series import SeriesWindow
 from ddrl.telemetry.sinks import PrometheusPage
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 

@@ -5,11 +5,11 @@ import sqlite3
 
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.errors import DdrlError, MessageError, RunDirError
 from ddrl.telemetry import Evaluation, Event, Record, Run
 from ddrl.telemetry.control import decode_item, encode_item, read_request
 from tests.mutated import mutate, mutated_parts
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import record_run
 
 QUICK, LONG = 2_000, 100_000

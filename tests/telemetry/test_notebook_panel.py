@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("ipywidgets", reason="needs the extra [notebook]")
 pytest.importorskip("plotly", reason="needs the extra [plots]")
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, LearnerConfig, RunConfig, TelemetryConfig
 from ddrl.core.errors import ConfigError, DdrlError, RunDirError
 from ddrl.core.roles import Evaluation, Returns
@@ -39,6 +38,7 @@ from ddrl.telemetry import Recorder, Run, causes_of
 from ddrl.telemetry.causes import Cause
 from ddrl.telemetry.sinks import duration_text
 from ddrl.telemetry.summary import facts_of
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.waiting import ENDLESS, PATIENCE, wait_until
 
 

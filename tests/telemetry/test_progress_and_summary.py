@@ -4,13 +4,13 @@ import re
 
 import numpy as np
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config, ReplayConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.roles import Returns
 from ddrl.telemetry import Evaluation, Event, ProgressLine, Record, summarize
 from ddrl.telemetry.series import SERIES_NAMES, SeriesWindow
 from ddrl.telemetry.sinks import count_text, duration_text
+from tests.telemetry.fake_cluster import FakeCluster
 
 NAN = float("nan")
 

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import zmq
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
-from ddrl import runs
 from ddrl.core.config import Config, TelemetryConfig
 from ddrl.core.errors import MessageError, RunDirError
 from ddrl.core.metrics import COLUMNS
@@ -23,12 +21,14 @@ from ddrl.core.roles import Returns
 from ddrl.core.settings import config_to_toml
 from ddrl.notebook import panel_html
 from ddrl.telemetry import LiveReader, Recorder, Run, find_runs, run_status
+from ddrl.telemetry import summary as runs
 from ddrl.telemetry.control import STREAM_TOPIC, _key_pair, decode_item, encode_item
 from ddrl.telemetry.directory import read_live_file
 from ddrl.telemetry.reading import MAX_TEXT, MAX_VALUE
 from ddrl.telemetry.series import Record
 from ddrl.telemetry.store import FILE_NAME, Store
 from ddrl.telemetry.summary import list_facts
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, LIVE, Feed, record_run
 from tests.waiting import PATIENCE
 

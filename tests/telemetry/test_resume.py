@@ -6,7 +6,6 @@ import sqlite3
 import numpy as np
 import pytest
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.core.metrics import COLUMNS
@@ -14,6 +13,7 @@ from ddrl.core.roles import Evaluation as Judged
 from ddrl.core.roles import Returns
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
 

@@ -4,10 +4,10 @@ import subprocess
 import sys
 import threading
 
-from benchmarks.telemetry.fake_cluster import FakeCluster
 from ddrl.telemetry import Recorder, Run, run_status
 from ddrl.telemetry.directory import find_film, note_death
 from ddrl.telemetry.series import Snapshot
+from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
 

@@ -1,4 +1,4 @@
-"""What became of every row of a run: `python -m benchmarks.ledger RUN` prints its accounts, of numbers that were
+"""What became of every row of a run: `python -m tests.ledger RUN` prints its accounts, of numbers that were
 counted apart, and exits with 1 where one does not balance (ddrl.telemetry.summary)."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ddrl.telemetry.summary import LEDGER, accounts
 
 def main() -> int:
     """Print the accounts of a run; 1 where one does not balance or there are none."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ledger", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.ledger", description=__doc__)
     parser.add_argument("run", type=Path, help="a run directory")
     with Run(parser.parse_args().run) as run:
         entry = run.snapshot(LEDGER)

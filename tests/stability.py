@@ -1,7 +1,7 @@
 """The same tests again and again under load: how often each fails. Resumable: rounds done before are kept.
 
-    python -m benchmarks.stability --rounds 20                       the whole quick suite, 20 times
-    python -m benchmarks.stability --rounds 200 --multi-process      each file that starts several processes, 200 times
+    python -m tests.stability --rounds 20                       the whole quick suite, 20 times
+    python -m tests.stability --rounds 200 --multi-process      each file that starts several processes, 200 times
 
 The load is one busy loop a core, at normal priority, beside the tests. Nothing is tried again: a failure counts."""
 
@@ -50,7 +50,7 @@ def main() -> int:
                 case["failed"] += failed
                 case["seconds"].append(round(seconds, 1))
                 print(f"{number + 1}/{rounds} {name}: {seconds:.0f} s {' '.join(failed) or 'ok'}", flush=True)
-                document = {"command": "python -m benchmarks.stability", "date": time.strftime("%Y-%m-%d")}
+                document = {"command": "python -m tests.stability", "date": time.strftime("%Y-%m-%d")}
                 document |= {"machine": machine(), "cases": kept}
                 write_atomically(options.json, (json.dumps(document, indent=1) + "\n").encode())
     print_table(

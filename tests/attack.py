@@ -1,4 +1,4 @@
-"""An attack on whole runs: `python -m benchmarks.attack --count 300`. Long; it ends sooner by --seconds.
+"""An attack on whole runs: `python -m tests.attack --count 300`. Long; it ends sooner by --seconds.
 
 Each run is met by a random signal to a random one of its processes at a random moment. Does anything hang, stay, or say
 too much? A run's processes are found by a variable of their environment, wherever they

@@ -1,4 +1,4 @@
-"""The figures of benchmarks.replay as four plots in one picture: `python -m benchmarks.replay.picture FILE`.
+"""The figures of benchmarks.replay as four plots in one picture: `python -m tests.replay.picture FILE`.
 
 Plotly, kaleido and a Chromium draw it.
 """
@@ -73,7 +73,7 @@ def _line(figure: go.Figure, column: int, points: list[tuple[int, float]], color
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay.picture", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.replay.picture", description=__doc__)
     parser.add_argument("file", type=Path, help="the picture, as PNG")
     parser.add_argument("--json", type=Path, default=RESULTS / "replay.json", help="its figures (%(default)s)")
     options = parser.parse_args()

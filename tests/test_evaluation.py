@@ -10,7 +10,7 @@ from ddrl.core.config import EnvConfig
 from ddrl.core.errors import EnvError
 from ddrl.core.specs import ArraySpec, EnvSpec, EnvStep
 from ddrl.envs import make_vector_env
-from ddrl.rollout.evaluation import episode_quotas, play_episodes
+from ddrl.evaluate import episode_quotas, play_episodes
 from tests.acting.networks import make_mlp, mlp_values, random_vector
 
 

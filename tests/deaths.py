@@ -1,4 +1,4 @@
-"""What runs bear while their processes die: `python -m benchmarks.run.deaths --part session --seconds 900`.
+"""What runs bear while their processes die: `python -m tests.deaths --part session --seconds 900`.
 
     session  one job under plain mpirun, three groups of ranks: kills of rollouts, the evaluator, the trainer, and of
              the keepers of other groups than the trainer's
@@ -49,7 +49,7 @@ WAYS = ("kill", "stop", "oom")
 DOWN = 60.0  # [s] without a link
 UPDATES_AFTER = 200  # a job's last death
 SETTINGS = (
-    "env.id=benchmarks.run.deaths:slow_cartpole",
+    "env.id=tests.deaths:slow_cartpole",
     "env.num_envs=4",
     "evaluation.period=2000",
     "evaluation.episodes=4",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddrl import evaluate as met_states
 from ddrl.acting.policy import ActingPolicy
 from ddrl.core.specs import EnvSpec
-from ddrl.rollout import evaluation as met_states
-from ddrl.rollout.evaluation import meet_states
+from ddrl.evaluate import meet_states
 from tests.acting.networks import make_mlp, random_vector
-from tests.rollout.test_evaluation import Lengths
+from tests.test_evaluation import Lengths
 
 NAN = float("nan")
 

@@ -1,7 +1,7 @@
 """A published environment as a stranger tries it, as one row of the table in docs/environments.md: how it is refused,
 or whether 200 steps give what a plain Gymnasium loop gives, and whether a short training ends well.
 
-    pip install minigrid && python -m benchmarks.published minigrid:MiniGrid-DoorKey-5x5-v0
+    pip install minigrid && python -m tests.published minigrid:MiniGrid-DoorKey-5x5-v0
 
 Observations are compared as networks see them (scaled by the bounds of their spaces), with rewards and ends; seeds and
 actions are the same. What one seed does not reproduce in the plain loop either is said, not compared."""
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 def main() -> int:
     """The command; 1 where ddrl's numbers are not those of the plain loop, or the training fails."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.published", description=__doc__.splitlines()[0])
     parser.add_argument("env", metavar="ENV_ID")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="SECTION.NAME=VALUE")
     parser.add_argument("--train", type=int, default=600, metavar="N", help="env steps of the training (%(default)s)")
