@@ -23,7 +23,7 @@ from ddrl.core.config import LearnerConfig
 from ddrl.core.errors import DdrlError, MessageError
 from ddrl.core.files import decode
 from ddrl.core.settings import config_from_toml
-from ddrl.learner import snapshot
+from ddrl.learner.export import read_state
 from ddrl.pool.records import read_pool
 from ddrl.replay import ExperienceReplay
 from ddrl.run.cli import tasks
@@ -133,7 +133,7 @@ def sizer_network(folder: Path) -> Parser:
 def learner_state(folder: Path) -> Parser:
     path = folder / "learner.safetensors"
     learner_of(LearnerConfig(hidden=[4])).save(path)
-    return of_file(path, lambda: snapshot.read(path, algorithm="dqn"), refused=0.9)
+    return of_file(path, lambda: read_state(path, algorithm="dqn"), refused=0.9)
 
 
 def replay_snapshot(folder: Path) -> Parser:

@@ -44,13 +44,13 @@ from ddrl.core.settings import load_config
 from ddrl.core.specs import ArraySpec, ColumnRole
 from ddrl.envs import make_vector_env
 from ddrl.envs.atari import AtariGame
-from ddrl.learner import Learner, describe, import_torch, snapshot
+from ddrl.learner import Learner, describe, import_torch
 from ddrl.learner.actor_critic import make_actor
 from ddrl.learner.algorithm import algorithm_class
 from ddrl.learner.algorithms.pqn import PQN
 from ddrl.learner.algorithms.td3 import TD3
 from ddrl.learner.engine import Engine
-from ddrl.learner.export import _outputs, _parameters_as_inputs, _refuse_hidden_state
+from ddrl.learner.export import _outputs, _parameters_as_inputs, _refuse_hidden_state, write_state
 from ddrl.learner.own_networks import require_tensors
 from ddrl.learner.part import named_tensors
 from ddrl.pool.__main__ import main as pool_command
@@ -574,7 +574,7 @@ def learner_files(folder: Path) -> Iterator[Callable[[], Any]]:
     yield partial(learner.load, path)
     save_file(arrays, path, {name: text.replace("dqn", "iqn") for name, text in header.items()})
     yield partial(learner.load, path)
-    snapshot.write(path, arrays | {"further": np.zeros(1)}, {"algorithm": "dqn"})
+    write_state(path, arrays | {"further": np.zeros(1)}, {"algorithm": "dqn"})
     yield partial(learner.load, path)
     yield partial(learner.load, folder / "absent")
     yield partial(learner.save, folder / "absent" / "state")

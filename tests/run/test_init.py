@@ -10,7 +10,7 @@ import pytest
 from ddrl.acting.policy_file import load_policy
 from ddrl.core.errors import CheckpointError
 from ddrl.core.plugins import foreign_code
-from ddrl.learner import snapshot
+from ddrl.learner.export import read_state
 from ddrl.run.checkpoint import LEARNER, newest_checkpoint
 from ddrl.run.cli import parse
 from ddrl.run.preparation import Preparation
@@ -26,7 +26,7 @@ def train(run: Path, *given: str) -> Path:
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:
-    state = snapshot.read(newest_checkpoint(run / "checkpoints").path / LEARNER, algorithm="dqn")
+    state = read_state(newest_checkpoint(run / "checkpoints").path / LEARNER, algorithm="dqn")
     return {name: array for name, array in state.items() if ".online." in name}
 
 
