@@ -14,6 +14,7 @@ a communicator of MPI, where shardcast downloads the model to it."""
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from benchmarks.harness import ROOT, Timing, arguments, mpi_environment, print_r
 NODE = ROOT / "benchmarks" / "peers" / "shardcast_node.py"
 PRIVATE = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /tmp && exec "$@"', "sh"]
 LIMIT = 600.0  # for a model, and for what starts [s]
+LARGE = 100_000_000  # bytes of a model from which one a round is timed
 GLOO_PIECES = 16  # of a model, as broadcasts under way at once
 
 
@@ -205,9 +207,9 @@ def main() -> None:
     parser.add_argument("--rate", default="200mbit", help="of every link each way (%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000_000, 20_000_000], help="of models [bytes]")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--models", type=int, default=3, help="of each in a round (%(default)s)")
+    parser.add_argument("--models", type=int, default=3, help="of each in a round; one from 100 MB on (%(default)s)")
     parser.add_argument("--shardcast-python", required=True, help="an interpreter that has shardcast")
-    parser.add_argument("--shardcast", nargs=3, default=["chain", "0.1", "8"], help="tree, period [s], shards a model")
+    parser.add_argument("--shardcast", nargs=3, default=["2", "0.1", "1"], help="tree, period [s], shards a model")
     parser.add_argument("--tune", action="store_true", help="time shardcast's tunings alone; saves nothing")
     options = parser.parse_args()
     if options.short:
@@ -218,11 +220,13 @@ def main() -> None:
         if options.tune:
             tune(options)
             return
+        loads: list[float] = []
         found: dict[str, list[list[float]]] = {}  # by name and size, by round
         for _ in range(options.rounds):
             for nbytes in options.sizes:
-                both = by_mpi([nbytes], options.models)
-                both |= by_shardcast(options, nbytes, options.models, options.shardcast)
+                loads.append(os.getloadavg()[0])
+                models = options.models if nbytes < LARGE else 1
+                both = by_mpi([nbytes], models) | by_shardcast(options, nbytes, models, options.shardcast)
                 for name, seconds in both.items():
                     found.setdefault(name, []).append(seconds)
             print(f"{ {name: round(statistics.median(rounds[-1]), 4) for name, rounds in found.items()} }", flush=True)
@@ -231,6 +235,7 @@ def main() -> None:
     figures: dict[str, Any] = {
         "hosts": options.hosts,
         "rate": options.rate,
+        "load": statistics.median(loads),  # of the machine, other work and this one's, before each size
         "tuning": dict(zip(("tree", "poll_seconds", "shards"), options.shardcast, strict=True)),
         "versions": {"shardcast": version.stdout.strip(), "torch": metadata.version("torch")},
         "sizes": {str(nbytes): of_size(found, nbytes, options) for nbytes in options.sizes},
