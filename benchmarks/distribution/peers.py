@@ -4,15 +4,16 @@
 time: the time from the publish until every host has all of it in memory. Ours is `ddrl.distribution.join` with
 scheme = auto and one version in flight, each chunk verified; shardcast's nodes verify the whole file by its checksum;
 gloo (`torch.distributed.broadcast`) verifies nothing. In each round all take turns, each in processes of its own; the
-first model of each is not counted. shardcast polls: it is given its tree, shard size and period of polls by --shardcast
-(`--tune` times some), far below its defaults of 30 s and 50 MB; its pause after a shard that its upstream lacks is
-lowered from 2 s to the same period. Bound: model over link rate, which no broadcast can beat.
+first model of each is not counted. shardcast is given its tree, period of polls, shards and downloads at once by
+--shardcast (`--tune` times many), for by its defaults it polls each 30 s; its pause after a shard that its upstream
+lacks is lowered from 2 s to the period of polls. Bound: model over link rate, which no broadcast can beat.
 
 A late process: one that comes when a version is there. Ours reads its host's memory; a host that comes late cannot join
 a communicator of MPI, where shardcast downloads the model to it."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -31,8 +32,12 @@ from benchmarks.harness import ROOT, Timing, arguments, mpi_environment, print_r
 NODE = ROOT / "benchmarks" / "peers" / "shardcast_node.py"
 PRIVATE = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /tmp && exec "$@"', "sh"]
 LIMIT = 600.0  # for a model, and for what starts [s]
+# shardcast's: tree, period of polls [s], shards a model, downloads at once of a node. Its servers serve one client at a
+# time, and refuse more than 5 that wait.
+TUNING = ("chain", "0.05", "10", "1")
+TUNED = ("tree", "poll_seconds", "shards", "downloads")
 LARGE = 100_000_000  # bytes of a model from which one a round is timed
-GLOO_PIECES = 16  # of a model, as broadcasts under way at once
+GLOO_PIECE = 1 << 18  # bytes, at most a 16th of a model: as many broadcasts at once take less time than a whole one
 
 
 # -- on the hosts: ours and gloo ---------------------------------------------------------------------------------------
@@ -77,7 +82,7 @@ def ranks(request: Path) -> None:
             ends = np.max([each[: len(times)] for each in everyone[1:]], axis=0)
             found[f"ours {nbytes}"] = (ends - times)[1:].tolist()
             found[f"ours late {nbytes}"] = [float(everyone[1][-1])]
-        gloo = measure(world, nbytes, "gloo", models=asked["models"], piece=max(1, nbytes // GLOO_PIECES))
+        gloo = measure(world, nbytes, "gloo", models=asked["models"], piece=min(GLOO_PIECE, nbytes // 16))
         found[f"gloo {nbytes}"] = gloo["periods"]
     if world.rank == 0:
         Path(asked["out"]).write_text(json.dumps(found))
@@ -125,9 +130,10 @@ def parents(tree: str, hosts: int) -> list[int]:
 class Shardcast:
     """Its nodes on all hosts, one a host."""
 
-    def __init__(self, python: str, hosts: int, tree: str, poll: float, shard_bytes: int) -> None:
+    def __init__(self, python: str, hosts: int, tree: str, *options: str) -> None:
+        """options: period of polls [s], bytes a shard, downloads at once."""
         self._python = python
-        self._options = [str(poll), str(shard_bytes)]
+        self._options = options
         upstream = parents(tree, hosts)
         self.nodes = [self._start(0, "origin", 0)]
         for host, parent in enumerate(upstream, start=1):
@@ -175,9 +181,9 @@ class Shardcast:
 
 
 def by_shardcast(options: Any, nbytes: int, models: int, tuning: Sequence[str]) -> dict[str, list[float]]:
-    """Seconds of each model by shardcast, tuned so: tree, period of polls [s], shards a model."""
-    tree, poll, shards = tuning
-    nodes = Shardcast(options.shardcast_python, options.hosts, tree, float(poll), -(-nbytes // int(shards)))
+    """Seconds of each model by shardcast with a TUNING."""
+    tree, poll, shards, downloads = tuning
+    nodes = Shardcast(options.shardcast_python, options.hosts, tree, poll, str(-(-nbytes // int(shards))), downloads)
     try:
         seconds = [nodes.broadcast(nbytes) for _ in range(models + 1)][1:]
         return {f"shardcast {nbytes}": seconds, f"shardcast late {nbytes}": [nodes.late()]}
@@ -186,15 +192,16 @@ def by_shardcast(options: Any, nbytes: int, models: int, tuning: Sequence[str]) 
 
 
 def tune(options: Any) -> None:
-    """Time shardcast by tree, period and shards, one size."""
-    rows = []
-    for tree in ("star", "chain", "2"):
-        for poll in ("0.1", "0.3"):
-            for shards in ("1", "8"):
-                found = by_shardcast(options, options.sizes[0], options.models, (tree, poll, shards))
-                seconds = Timing.of(found[f"shardcast {options.sizes[0]}"])
-                rows.append({"tree": tree, "poll": poll, "shards": shards, **vars(seconds)})
-                print(rows[-1], flush=True)
+    """Time shardcast with many a TUNING, the first size."""
+    rows: list[dict[str, Any]] = []
+    for tuning in itertools.product(
+        ("star", "2", "chain"), ("0.02", "0.05", "0.1"), ("1", "5", "10", "20"), ("1", "2", "5")
+    ):
+        if int(tuning[2]) >= int(tuning[3]):
+            found = by_shardcast(options, options.sizes[0], options.models, tuning)
+            seconds = Timing.of(found[f"shardcast {options.sizes[0]}"])
+            rows.append({**dict(zip(TUNED, tuning, strict=True)), **vars(seconds)})
+            print(rows[-1], flush=True)
     print_rows(sorted(rows, key=lambda row: row["median"]))
 
 
@@ -209,11 +216,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--models", type=int, default=3, help="of each in a round; one from 100 MB on (%(default)s)")
     parser.add_argument("--shardcast-python", required=True, help="an interpreter that has shardcast")
-    parser.add_argument("--shardcast", nargs=3, default=["2", "0.1", "1"], help="tree, period [s], shards a model")
+    parser.add_argument("--shardcast", nargs=4, action="append", help="one for each size: as TUNING")
     parser.add_argument("--tune", action="store_true", help="time shardcast's tunings alone; saves nothing")
     options = parser.parse_args()
     if options.short:
         options.rounds, options.models, options.sizes = 1, 1, [1_000_000]
+    tunings = dict(zip(options.sizes, options.shardcast or [TUNING] * len(options.sizes), strict=True))
     if problem := cluster.available():
         raise SystemExit(f"skipped: {problem}")
     with cluster.made([options.rate] * (options.hosts + 1)):
@@ -226,7 +234,7 @@ def main() -> None:
             for nbytes in options.sizes:
                 loads.append(os.getloadavg()[0])
                 models = options.models if nbytes < LARGE else 1
-                both = by_mpi([nbytes], models) | by_shardcast(options, nbytes, models, options.shardcast)
+                both = by_mpi([nbytes], models) | by_shardcast(options, nbytes, models, tunings[nbytes])
                 for name, seconds in both.items():
                     found.setdefault(name, []).append(seconds)
             print(f"{ {name: round(statistics.median(rounds[-1]), 4) for name, rounds in found.items()} }", flush=True)
@@ -236,9 +244,11 @@ def main() -> None:
         "hosts": options.hosts,
         "rate": options.rate,
         "load": statistics.median(loads),  # of the machine, other work and this one's, before each size
-        "tuning": dict(zip(("tree", "poll_seconds", "shards"), options.shardcast, strict=True)),
         "versions": {"shardcast": version.stdout.strip(), "torch": metadata.version("torch")},
-        "sizes": {str(nbytes): of_size(found, nbytes, options) for nbytes in options.sizes},
+        "sizes": {
+            str(nbytes): of_size(found, nbytes, options) | {"tuning": dict(zip(TUNED, tunings[nbytes], strict=True))}
+            for nbytes in options.sizes
+        },
     }
     rows = [{"bytes": nbytes, **one} for nbytes, of in figures["sizes"].items() for one in of["rows"]]
     print_rows([{**row, "seconds": row["seconds"].median} for row in rows])

@@ -1,6 +1,6 @@
-"""A node of shardcast on one host: `python shardcast_node.py origin|middle|leaf|late UPSTREAM POLL SHARD_BYTES`, under
-an interpreter that has shardcast and numpy, with a /tmp of its own (shardcast keeps files there under fixed names, and
-one beside its sources: so they are copied).
+"""A node of shardcast on one host, under an interpreter that has shardcast, with a /tmp of its own (shardcast keeps
+files there under fixed names, and one beside its sources: so they are copied):
+`python shardcast_node.py origin|middle|leaf|late UPSTREAM POLL SHARD_BYTES DOWNLOADS`.
 
 It prints "up", then a line for each version: of the origin the time at which it began to publish, of others that at
 which they had the whole of it, verified [s, CLOCK_MONOTONIC]. The origin publishes as many bytes as a line on its input
@@ -24,6 +24,7 @@ shutil.copytree(Path(importlib.util.find_spec("shardcast").origin).parent, folde
 sys.path.insert(0, str(folder / "sources"))
 os.environ |= {"SHARDCAST_LOG_LEVEL": "ERROR", "SHARDCAST_RETRY_ATTEMPTS": "100000"}
 os.environ |= {"SHARDCAST_FAST_RETRY_ATTEMPTS": "100000", "SHARDCAST_MAX_DISTRIBUTION_FOLDERS": "2"}
+os.environ["SHARDCAST_MAX_CONCURRENT_DOWNLOADS"] = sys.argv[5]
 
 from shardcast import ClientNode, MiddleNode, OriginServer, client  # noqa: E402
 from shardcast.utils import parse_distribution_file  # noqa: E402
