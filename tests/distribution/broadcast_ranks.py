@@ -111,6 +111,26 @@ def crowded():
     report({"published": published, "whole": whole, "again": again})
 
 
+def crowded_elsewhere():
+    """Readers of another host pin one version each: the next one waits there for a pin to end, which fails nothing."""
+    pins = []
+    with join(WORLD, tensors(), relays=2, versions_in_flight=1, pins=0, readers=9) as feed:
+        for version in range(7):
+            if RANK == 0:
+                feed.publish(tensors(version), version)
+            if RANK == SIZE - 1 and version < 6:
+                feed.wait(version - 1)
+                pins.append(subscribe(feed.name, version).pin())
+                pins[-1].held = pins[-1].__enter__()
+            WORLD.Barrier()
+        waited = refusal(lambda: feed.wait(5, limit=0.5))
+        whole = [bool(same(pin.held.arrays, version)) for version, pin in enumerate(pins)]
+        for pin in pins[:1]:
+            pin.__exit__(None, None, None)
+        newest = feed.wait(5)
+    report([waited, whole, newest])
+
+
 def late():
     """Every version is published before anyone reads; then all ranks, and a process of each host that MPI does not
     know, get the newest at once."""

@@ -78,6 +78,13 @@ def test_where_pins_hold_every_slot_the_next_version_waits_and_is_refused_after_
     assert found["again"] == "accepted"
 
 
+def test_where_pins_hold_every_slot_of_another_host_the_next_version_waits_there_and_fails_nothing():
+    *_, (waited, whole, newest) = run(3, "crowded_elsewhere")
+    assert "no version above 5 has come within 0.5 s" in waited
+    assert whole == [True] * 6
+    assert newest == 6
+
+
 def test_ranks_and_processes_that_come_late_get_the_newest_version_from_their_host_at_once():
     everyone = run(3, "late")
     assert [found["version"] for found in everyone] == [4, 4, 4]
