@@ -177,7 +177,7 @@ class Subscription:
             raise JobFailed(self._failure())
 
     def _failure(self) -> str:
-        note = self._board.plan.read()
+        note = self._board.wish.read()
         message = None if note is None else PLANS.decode(np.frombuffer(note[1], np.uint8))
         generic = f"a rank of the broadcast has failed: the error of rank {self._root} says which; start the job again"
         return message.text if isinstance(message, Failed) else generic
@@ -292,7 +292,7 @@ class Broadcast(Subscription):
     def _fail(self, text: str) -> None:
         """Tell this host's processes, and through its relay the root and all others; the first failure counts."""
         if self._board.command == Command.RUN:
-            self._board.plan.write(PLANS.encode(Failed(text)).tobytes())
+            self._board.wish.write(PLANS.encode(Failed(text)).tobytes())
             self._board.command = Command.FAIL
 
     def _describe(self, error: BaseException) -> str:
