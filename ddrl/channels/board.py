@@ -85,7 +85,8 @@ def _doorbells(array: Bytes, *, fresh: bool) -> list[Doorbell]:
 
 class Board(Channel):
     """One per host. `values` float64 [16]: gauges for everyone on the host, NaN until written. `wish`: what the trainer
-    wants of the root relay; `plan`: by which plan the root relay sends models."""
+    wants of the root relay, or why a broadcast without a run has failed; `plan`: by which plan the root relay sends
+    models."""
 
     kind: ClassVar[str] = "board"
 

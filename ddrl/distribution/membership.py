@@ -157,7 +157,7 @@ Up = Ready | Confirm | Report | MemberFailed | Table | Finished  # relay to root
 Message = Down | Up | Failed
 RELAYS: Wire[Message] = Wire("the relays", Message)
 M = TypeVar("M", bound=Message)
-PLANS: Wire[SchemeWish | PlanInForce] = Wire("the board", SchemeWish | PlanInForce)
+PLANS: Wire[SchemeWish | PlanInForce | Failed] = Wire("the board", SchemeWish | PlanInForce | Failed)
 
 
 class RelayFailed(JobFailed):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import pytest
 from ddrl.core.errors import RunDirError
 from tests.admix.material import env_config, save_run
 from tests.admix.test_server import serving
-from tests.sources import ROOT
-from tests.waiting import wait_until
+from tests.sources import ROOT, environment
+from tests.waiting import PATIENCE, wait_until
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WITH_TESTS_OF_THEIR_OWN = {
@@ -25,7 +27,7 @@ WITH_TESTS_OF_THEIR_OWN = {
 }
 RUN_HERE = {
     "docs/admix.md": 2,
-    "docs/distribution.md": 1,
+    "docs/distribution.md": 2,
     "docs/learning.md": 2,
     "docs/microbatch.md": 1,
     "docs/serving.md": 2,
@@ -64,7 +66,7 @@ def test_the_market_steps_and_a_baseline_is_tuned() -> None:
 
 
 def test_a_scheme_of_ones_own_plans() -> None:
-    (scheme,) = blocks("docs/distribution.md")
+    scheme, _ = blocks("docs/distribution.md")
     imports = """
 from dataclasses import dataclass
 from ddrl.core.config import setting
@@ -72,6 +74,15 @@ from ddrl.distribution.schemes import Scheme, whole_models
 """
     plan = run(imports + scheme)["Hops"].plan(5, 1000, hop=2)
     assert set(zip(plan.source, plan.target, strict=True)) == {(0, 1), (1, 2), (0, 3), (3, 4), (0, 5)}
+
+
+def test_a_broadcast_of_one_rank_is_published_loaded_and_pinned() -> None:
+    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    _, alone = blocks("docs/distribution.md")
+    done = subprocess.run(  # MPI is started in a process of its own
+        [sys.executable, "-c", alone], capture_output=True, text=True, timeout=PATIENCE, env=environment()
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_network_acts_and_a_learner_learns(tmp_path: Path) -> None:
