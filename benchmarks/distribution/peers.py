@@ -5,7 +5,7 @@ time: the time from the publish until every host has all of it in memory. Ours i
 scheme = auto and one version in flight, each chunk verified; shardcast's nodes verify the whole file by its checksum;
 gloo (`torch.distributed.broadcast`) verifies nothing. In each round all take turns, each in processes of its own; the
 first model of each is not counted. shardcast is given its tree, period of polls, shards and downloads at once by
---shardcast (`--tune` times many), for by its defaults it polls each 30 s; its pause after a shard that its upstream
+--shardcast, for by its defaults it polls each 30 s; its pause after a shard that its upstream
 lacks is lowered from 2 s to the period of polls. Bound: model over link rate, which no broadcast can beat.
 
 A late process: one that comes when a version is there. Ours reads its host's memory; a host that comes late cannot join
@@ -13,7 +13,6 @@ a communicator of MPI, where shardcast downloads the model to it."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import statistics
@@ -191,20 +190,6 @@ def by_shardcast(options: Any, nbytes: int, models: int, tuning: Sequence[str]) 
         nodes.close()
 
 
-def tune(options: Any) -> None:
-    """Time shardcast with many a TUNING, the first size."""
-    rows: list[dict[str, Any]] = []
-    for tuning in itertools.product(
-        ("star", "2", "chain"), ("0.02", "0.05", "0.1"), ("1", "5", "10", "20"), ("1", "2", "5")
-    ):
-        if int(tuning[2]) >= int(tuning[3]):
-            found = by_shardcast(options, options.sizes[0], options.models, tuning)
-            seconds = Timing.of(found[f"shardcast {options.sizes[0]}"])
-            rows.append({**dict(zip(TUNED, tuning, strict=True)), **vars(seconds)})
-            print(rows[-1], flush=True)
-    print_rows(sorted(rows, key=lambda row: row["median"]))
-
-
 # -- all in turn -------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +202,6 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=3, help="of each in a round; one from 100 MB on (%(default)s)")
     parser.add_argument("--shardcast-python", required=True, help="an interpreter that has shardcast")
     parser.add_argument("--shardcast", nargs=4, action="append", help="one for each size: as TUNING")
-    parser.add_argument("--tune", action="store_true", help="time shardcast's tunings alone; saves nothing")
     options = parser.parse_args()
     if options.short:
         options.rounds, options.models, options.sizes = 1, 1, [1_000_000]
@@ -225,9 +209,6 @@ def main() -> None:
     if problem := cluster.available():
         raise SystemExit(f"skipped: {problem}")
     with cluster.made([options.rate] * (options.hosts + 1)):
-        if options.tune:
-            tune(options)
-            return
         loads: list[float] = []
         found: dict[str, list[list[float]]] = {}  # by name and size, by round
         for _ in range(options.rounds):
