@@ -344,8 +344,8 @@ def join(
     tensors: what a version holds, by name, in a list, or one alone; their shapes and dtypes count (the root's: other
     ranks give none). root: the rank that publishes. readers: places on each host for processes that are no ranks
     (`subscribe`). pins: versions of a host, beside the newest, that readers can pin while others go on. limit: longest
-    wait of any call [s]. cluster: settings as those of [cluster] in a run (scheme="tree", tree={"fanout": 4},
-    versions_in_flight=1; relays=3: three hosts on one machine); the root's count.
+    wait of any call [s]. cluster: settings as those of [cluster] in a run (scheme="direct", versions_in_flight=1;
+    relays=3: three hosts on one machine; a table of a scheme's own as a dict); the root's count.
 
     A host reserves the bytes of 2 versions_in_flight + 4 + pins versions. ConfigError for settings or tensors that
     cannot be used, and where MPI lets no threads call it; ChannelError where /dev/shm has no room, or a rank does not

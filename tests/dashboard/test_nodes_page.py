@@ -48,6 +48,7 @@ def test_a_run_with_nodes_is_drawn_and_nothing_covers_anything(tmp_path, dashboa
             window.close()
 
 
+@pytest.mark.long
 def test_a_run_with_one_node_says_so_in_one_line(tmp_path, dashboard, browser):
     with LiveRun(tmp_path / "runs" / "alone", processes=6, hosts=2, nodes=1):
         browser.open(dashboard)

@@ -58,7 +58,8 @@ def test_without_a_pool_the_page_says_how_to_start_one_and_damage_is_told_in_wor
     browser.wait_for("leases.jsonl cannot be read", "damaged")
 
 
-@pytest.mark.parametrize("width", [400, *(pytest.param(width, marks=pytest.mark.long) for width in (900, 1440))])
+@pytest.mark.long
+@pytest.mark.parametrize("width", [400, 900, 1440])
 def test_no_legend_covers_a_title_at_any_width(tmp_path, dashboard, driver, width):
     write_pool(tmp_path / "runs" / "warm", collectors=True)
     window = Browser(driver, width=width)

@@ -299,6 +299,7 @@ def test_status_reweight_and_cancel_of_a_living_pool_and_ctrl_c_saves_all(tmp_pa
     assert "start a new pool" in once_more.stderr
 
 
+@pytest.mark.long
 def test_a_task_added_to_a_living_pool_learns_what_it_learns_alone(tmp_path, capsys):
     pool, devices = tmp_path / "pool", ONE.partition("=")[2]
     first = task_file(tmp_path, "first", f'[run]\nmax_env_steps = 100_000_000\n[pool]\ndevices = "{devices}"\n')

@@ -60,6 +60,7 @@ def test_what_chaos_cannot_do_is_refused(words: list[str], error: str, tmp_path:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_processes_of_other_runs_are_left_alone_and_those_of_a_run_that_was_continued_are_found(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = [*TINY, *settings(f"run.dir={run}", "run.max_env_steps=600")]

@@ -455,6 +455,7 @@ def test_the_ledger_of_a_run_whose_trainer_fails_while_it_counts_rows_balances(t
     balances(run, ended=False)
 
 
+@pytest.mark.long
 def test_after_a_death_another_process_is_ready_to_be_the_next_trainer(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = settings(f"run.dir={run}", "run.processes=1", "rollout.restarts=10")

@@ -133,7 +133,7 @@ def test_what_an_environment_starts_has_default_signals(how, tmp_path):
     ("text", "mode"),
     [
         ("signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)", ["--serial"]),
-        ("signal.signal(signal.SIGINT, lambda *_: None)", []),
+        pytest.param("signal.signal(signal.SIGINT, lambda *_: None)", [], marks=pytest.mark.long),
     ],
 )
 def test_an_environment_s_own_handlers_do_not_make_a_run_unstoppable(text, mode, tmp_path):

@@ -42,7 +42,9 @@ def start(tmp_path, variables, *, command=(sys.executable,), mode=("--serial",))
         pytest.param({"PMI_SIZE": "1", "PMI_RANK": "0"}, marks=pytest.mark.long),
         pytest.param({"PMI_SIZE": "4", "PMI_RANK": "0"}, marks=pytest.mark.long),
         {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2", "PMI_SIZE": "1", "PMI_RANK": "0"},
-        {**STEP, "SLURM_PROCID": "0", "SLURM_TASK_PID": "4000000", "PMIX_RANK": "1"},  # of a step that has ended
+        pytest.param(  # of a step that has ended
+            {**STEP, "SLURM_PROCID": "0", "SLURM_TASK_PID": "4000000", "PMIX_RANK": "1"}, marks=pytest.mark.long
+        ),
         pytest.param({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, marks=pytest.mark.long),  # sbatch
         pytest.param({"PMI_SIZE": "4", "PMI_RANK": "3"}, marks=pytest.mark.long),
     ],

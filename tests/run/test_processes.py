@@ -159,7 +159,11 @@ def test_a_signal_saves_and_says_how_to_resume(mode, number, tmp_path):
 
 @pytest.mark.parametrize(
     ("mode", "number"),
-    [pytest.param("--serial", signal.SIGINT, marks=pytest.mark.long), ("", signal.SIGINT), ("", signal.SIGKILL)],
+    [
+        pytest.param("--serial", signal.SIGINT, marks=pytest.mark.long),
+        ("", signal.SIGINT),
+        pytest.param("", signal.SIGKILL, marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_a_last_evaluation_without_an_end_is_ended_by_an_interrupt_and_by_the_keeper_s_death(mode, number, tmp_path):
