@@ -1,8 +1,8 @@
 """An attack on whole runs: `python -m tests.attack --count 300`. Long; it ends sooner by --seconds.
 
 Each run is met by a random signal to a random one of its processes at a random moment. Does anything hang, stay, or say
-too much? A run's processes are found by a variable of their environment, wherever they
-went. The exit status is 1 where anything went wrong."""
+too much? A run's processes are found by a variable of their environment, wherever they went. The exit status is 1 where
+anything went wrong."""
 
 from __future__ import annotations
 
@@ -27,35 +27,20 @@ from ddrl.channels.segment import start_time, sweep_dead
 from ddrl.core.errors import DdrlError
 from ddrl.run.directory import RunLock
 from ddrl.telemetry import Run
+from tests.run.launch import TINY, settings
 
 MARK = "DDRL_ATTACK"
 MODES = {"local": 0.7, "mpirun": 0.3}  # and how often
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGKILL, signal.SIGSEGV)
 LONGEST_START = 6.0  # [s] before a signal: start-up, training and, of the shorter runs, the end
 LIMIT = float(os.environ.get("DDRL_ATTACK_LIMIT", "30"))  # [s] after which a run hangs; more on a machine that is busy
-SETTINGS = (
-    "replay.min_size=200",
-    "rollout.warmup_steps=200",
-    "env.num_envs=4",
-    "learner.hidden=[16]",
-    "learner.batch_size=16",
-    "replay.samples_per_insert=2",
-    "evaluation.period=500",
-    "evaluation.episodes=2",
-    "evaluation.confirm_episodes=0",
-    "run.target_return=1000.0",
-    "run.processes=2",
-    "run.checkpoint_period=1000",
-    "telemetry.period=0.2",
-)
 CLEAN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def command(mode: str, run: Path, steps: int) -> list[str]:
     """A small run."""
-    words = [sys.executable, "-m", "ddrl.run", "cartpole"]
-    for setting in (*SETTINGS, f"run.max_env_steps={steps}", f"run.dir={run}"):
-        words += ["--set", setting]
+    more = ("evaluation.period=500", "evaluation.episodes=2", "run.processes=2", f"run.max_env_steps={steps}")
+    words = [sys.executable, "-m", "ddrl.run", "cartpole", *TINY, *settings(*more, f"run.dir={run}")]
     if mode == "mpirun":
         words = [*mpirun(6), *words, "--set", "cluster.relays=2"]
     return words

@@ -5,8 +5,8 @@ time: the time from the publish until every host has all of it in memory. Ours i
 scheme = auto and one version in flight, each chunk verified; shardcast's nodes verify the whole file by its checksum;
 gloo (`torch.distributed.broadcast`) verifies nothing. In each round all take turns, each in processes of its own; the
 first model of each is not counted. shardcast is given its tree, period of polls, shards and downloads at once by
---shardcast, for by its defaults it polls each 30 s; its pause after a shard that its upstream
-lacks is lowered from 2 s to the period of polls. Bound: model over link rate, which no broadcast can beat.
+--shardcast, for by its defaults it polls each 30 s; its pause after a shard that its upstream lacks is lowered from 2 s
+to the period of polls. Bound: model over link rate, which no broadcast can beat.
 
 A late process: one that comes when a version is there. Ours reads its host's memory; a host that comes late cannot join
 a communicator of MPI, where shardcast downloads the model to it."""

@@ -33,6 +33,7 @@ from ddrl.balance.sizes import balanced_sizes
 SHARES = [0.4, 0.4, 0.4, 0.1]
 HIDDEN = [512, 512]
 LOSS = 0.03  # of `target_loss`, a tenth of the first one
+DDP_LIMIT = 600.0  # [s] for all updates of DistributedDataParallel
 PORT = 29517
 
 
@@ -53,7 +54,11 @@ def ddp(rows: int, iterations: int, **further: Any) -> list[float]:
         subprocess.Popen([*words, str(rank), options], stdout=subprocess.PIPE, text=True, env=environment)
         for rank in range(len(SHARES))
     ]
-    printed = [process.communicate()[0] for process in started]
+    try:
+        printed = [process.communicate(timeout=DDP_LIMIT)[0] for process in started]
+    finally:
+        for process in started:  # where one has failed, the others wait for it
+            process.kill()
     return json.loads(printed[0].splitlines()[-1])
 
 
