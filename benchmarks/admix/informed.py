@@ -12,6 +12,7 @@ paired by days; intervals are bootstrapped over days and seeds."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ import numpy as np
 
 from benchmarks.admix.rooms import CELLS, room
 from benchmarks.admix.today import AlikeEnv, past_days
-from benchmarks.harness import arguments, bootstrapped_mean, continued, print_rows, save
+from benchmarks.harness import RESULTS, ROOT, arguments, bootstrapped_mean, continued, print_rows, save
 from ddrl.acting.policy import ActingPolicy
 from ddrl.acting.policy_file import load_policy
 from ddrl.admix import Market, Problem, solve_dual
@@ -31,6 +32,7 @@ from ddrl.admix.retrain import Act, fit, lessons, tensors
 from ddrl.admix.settings import PlayConfig
 from ddrl.core.specs import Array, Floats, Floats32
 
+NOTEBOOK = ROOT / "notebooks" / "learned_days.json"  # what notebook 04 draws of the figures
 TRAINING_SEED = 5000
 BATCH = 25  # days side by side
 REPEAT = 20  # requests a decision, as of the rules
@@ -169,6 +171,21 @@ def main() -> None:
         }
         save(options.json, found)
     print_rows(rows_of(found))
+    if options.json == RESULTS / "admix_informed.json":
+        NOTEBOOK.write_text(json.dumps(learned_days(json.loads(options.json.read_text()))) + "\n")
+
+
+def learned_days(measured: dict[str, Any]) -> dict[str, Any]:
+    """Of each law scores by day: of the best rule, of the fitted actor (mean of its trainings) and of hindsight."""
+    found: dict[str, Any] = {"command": measured["command"], "date": measured["date"], "laws": {}}
+    for law, cell in measured["cells"].items():
+        scores = cell["rules"]["scores"]
+        rule = cell["rules"]["best"]
+        days = {"rule": scores[rule]["days"], "hindsight": scores["hindsight"]["days"]}
+        days["learned"] = np.mean(cell["learned"]["fitted"], 0)
+        rounded = {name: np.round(values, 4).tolist() for name, values in days.items()}
+        found["laws"][law] = {"best_rule": rule, "trainings": len(cell["learned"]["fitted"]), **rounded}
+    return found
 
 
 def rows_of(found: dict[str, Any]) -> list[dict[str, str]]:

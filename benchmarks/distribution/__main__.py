@@ -153,15 +153,8 @@ def run_groups(groups: Sequence[dict[str, Any]], seconds: float) -> list[dict[st
         out = Path(folder) / "out.json"
         said = Path(folder) / "errors"
         request.write_text(json.dumps(list(groups)))
-        environment = {
-            "PYTHONPATH": mpi_environment()["PYTHONPATH"],
-            "DDRL_ADDRESS": cluster.address(0),
-            "DDRL_CLUSTER": cluster.NAME,
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
-        }
         program = [sys.executable, "-m", "benchmarks.distribution.ranks", str(request), str(out)]
-        command = cluster.mpirun(program, environment=environment)
+        command = cluster.mpirun(program, environment=cluster.variables(OMPI_MCA_coll_tuned_use_dynamic_rules="1"))
         with said.open("w") as errors:
             process = subprocess.Popen(command, env=mpi_environment(), stdin=subprocess.DEVNULL, stderr=errors)
             try:

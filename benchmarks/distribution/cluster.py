@@ -189,6 +189,13 @@ def end_processes() -> list[str]:
     return names
 
 
+def variables(**further: str) -> dict[str, str]:
+    """The environment of a benchmark's ranks on the hosts, gloo's network included."""
+    sources = mpi_environment()["PYTHONPATH"]
+    own = {"PYTHONPATH": sources, "DDRL_ADDRESS": address(0), "DDRL_CLUSTER": NAME, "GLOO_SOCKET_IFNAME": "eth0"}
+    return own | further
+
+
 def mpirun(
     program: Sequence[str],
     *,

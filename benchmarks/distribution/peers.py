@@ -105,15 +105,9 @@ def by_mpi(sizes: Sequence[int], models: int) -> dict[str, list[float]]:
         request = Path(folder) / "request.json"
         out = Path(folder) / "out.json"
         request.write_text(json.dumps({"sizes": list(sizes), "models": models, "out": str(out)}))
-        environment = {
-            "PYTHONPATH": mpi_environment()["PYTHONPATH"],
-            "DDRL_ADDRESS": cluster.address(0),
-            "DDRL_CLUSTER": cluster.NAME,
-            "GLOO_SOCKET_IFNAME": "eth0",
-            "OMP_NUM_THREADS": "1",
-        }
         program = [sys.executable, "-m", "benchmarks.distribution.peers", "ranks", str(request)]
-        subprocess.run(cluster.mpirun(program, environment=environment), env=mpi_environment(), check=True)
+        command = cluster.mpirun(program, environment=cluster.variables(OMP_NUM_THREADS="1"))
+        subprocess.run(command, env=mpi_environment(), check=True)
         return json.loads(out.read_text())
 
 

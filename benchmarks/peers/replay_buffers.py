@@ -126,10 +126,18 @@ class Rlox:
         return lambda: buffer.push(state, action, 1.0, False, False, state)
 
 
-class Sb3:
+class Uniform:
+    """A library whose buffer draws as many rows as it is asked for."""
+
+    def uniform(self, size):
+        buffer = self.make()
+        return lambda: buffer.sample(size)
+
+
+class Sb3(Uniform):
     """numpy arrays, torch tensors out."""
 
-    def make(self, size, shape, dtype):
+    def make(self, size=ROWS, shape=(8,), dtype=np.float32):
         from gymnasium import spaces
         from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -147,12 +155,8 @@ class Sb3:
         buffer.full = True
         return buffer
 
-    def uniform(self, size):
-        buffer = self.make(ROWS, (8,), np.float32)
-        return lambda: buffer.sample(size)
-
     def add(self, count):
-        buffer = self.make(ROWS, (8,), np.float32)
+        buffer = self.make()
         state = np.ones((1, 8), np.float32)
         action = np.zeros(1, np.int64)
         reward = np.ones(1, np.float32)
@@ -169,10 +173,10 @@ class Sb3:
         return lambda: buffer.sample(size)
 
 
-class Tianshou:
+class Tianshou(Uniform):
     """A Batch of numpy arrays; stacks frames when sampling."""
 
-    def make(self, size, shape, dtype, prioritized=False, **options):
+    def make(self, size=ROWS, shape=(8,), dtype=np.float32, prioritized=False, **options):
         from tianshou.data import Batch, PrioritizedReplayBuffer, ReplayBuffer
 
         buffer = PrioritizedReplayBuffer(size, 0.6, 0.4, **options) if prioritized else ReplayBuffer(size, **options)
@@ -194,12 +198,8 @@ class Tianshou:
             buffer.update_weight(np.arange(size), priorities(size))
         return buffer
 
-    def uniform(self, size):
-        buffer = self.make(ROWS, (8,), np.float32)
-        return lambda: buffer.sample(size)
-
     def prioritized(self, size, buffer=None):
-        buffer = buffer or self.make(ROWS, (8,), np.float32, prioritized=True)
+        buffer = buffer or self.make(prioritized=True)
         update = priorities(size)
 
         def call():
@@ -210,7 +210,7 @@ class Tianshou:
     def add(self, count):
         from tianshou.data import Batch
 
-        buffer = self.make(ROWS, (8,), np.float32)
+        buffer = self.make()
         state = np.ones(8, np.float32)
         row = Batch(obs=state, act=0, rew=1.0, terminated=False, truncated=False, done=False, obs_next=state)
 
@@ -228,7 +228,7 @@ class Tianshou:
 class TorchRL:
     """TensorDicts in a lazy tensor storage; no prioritized replay where its extension does not load."""
 
-    def make(self, size, shape, dtype, batch=None, steps=1000):
+    def make(self, size=ROWS, shape=(8,), dtype=np.float32, batch=None, steps=1000):
         import torch
         from tensordict import TensorDict
         from torchrl.data import LazyTensorStorage, ReplayBuffer
@@ -251,14 +251,14 @@ class TorchRL:
         )
 
     def uniform(self, size):
-        buffer = self.make(ROWS, (8,), np.float32, batch=size)
+        buffer = self.make(batch=size)
         return buffer.sample
 
     def add(self, count):
         import torch
         from tensordict import TensorDict
 
-        buffer = self.make(ROWS, (8,), np.float32)
+        buffer = self.make()
         data = self.rows(torch, TensorDict, count, (8,), np.float32)
         return (lambda: buffer.add(data[0])) if count == 1 else (lambda: buffer.extend(data))
 

@@ -8,7 +8,8 @@ In MPI_Init a rank that waits for others polls, with sleeps of 100 microseconds:
 from those that still start. The kernel's timer slack makes these sleeps long.
 
 Open MPI's component for one-sided communication over libfabric sleeps for a second where no fabric offers it. Nothing
-here is one-sided, so it is left out."""
+here is one-sided, so it is left out. Its components for fabrics look for dozens of libraries in every folder of the
+loader, half of a rank's calls to the file system; they are left out where the host has no fabric."""
 
 from __future__ import annotations
 
@@ -45,6 +46,9 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PRINT_ONLY = {"-h", "--help", "--print-config"}
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
 SLURM_STEP = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
+# By the kernel's devices of fabrics (InfiniBand, RoCE, EFA and Omni-Path; Slingshot).
+FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
+NO_FABRIC = {"OMPI_MCA_pml": "^ucx", "OMPI_MCA_mtl": "^ofi"}
 # Names of the processes that start ranks, as /proc/PID/comm cuts them.
 LAUNCHERS = {
     "mpirun",
@@ -343,7 +347,10 @@ def wait(request: MPI.Request, launcher: int, period: float) -> None:
 def prepare_mpi(ranks: int) -> None:
     """Let MPI_Init of a job of so many ranks take little time; what the user has set stays."""
     set_timer_slack(min(SLACK_PER_RANK * ranks, MAX_SLACK))
-    os.environ.setdefault("OMPI_MCA_btl", "^ofi")
+    has_fabric = any(os.path.isdir(fabric) for fabric in FABRICS)
+    os.environ.setdefault("OMPI_MCA_btl", "^ofi" if has_fabric else "^ofi,uct")
+    if not (has_fabric or NO_FABRIC.keys() & os.environ.keys()):
+        os.environ.update(NO_FABRIC)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of what the keeper starts; the trainer sets its own number
 
 

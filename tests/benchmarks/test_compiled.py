@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.learning import compiled, whole
+from benchmarks.learning import compiled
 
 
 def test_the_start_is_left_out_and_the_ratio_is_ours_over_the_peers(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
@@ -30,7 +30,7 @@ def test_the_start_is_left_out_and_the_ratio_is_ours_over_the_peers(monkeypatch:
     monkeypatch.setattr(compiled, "run_loop", run_loop)
     monkeypatch.setattr(compiled, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
     monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.learning.compiled")
-    words = ["compiled", "--peer-python", "python", "--cases", "td3 128, two threads", "--rounds", "2"]
+    words = ["compiled", "--peer-python", "python", "--part", "td3 128, two threads", "--rounds", "2"]
     monkeypatch.setattr("sys.argv", [*words, "--json", str(tmp_path / "figures.json")])
     compiled.main()
     figures = json.loads((tmp_path / "figures.json").read_text())["td3 128, two threads"]
@@ -58,10 +58,10 @@ def test_every_case_has_settings_that_exist_and_a_program_of_the_peers() -> None
 
 def test_a_whole_process_counts_from_its_start_to_its_end_and_one_that_fails_counts_nothing() -> None:
     program = "import subprocess, sys, time; time.sleep(0.3); sys.exit(subprocess.call([sys.executable, '-c', 'pass']))"
-    found = whole.seconds_of([sys.executable, "-c", program])
+    found = compiled.seconds_of([sys.executable, "-c", program])
     assert 0.0 < found["processor_seconds"] < found["wall_seconds"] - 0.29  # a sleep takes no processor
     with pytest.raises(subprocess.CalledProcessError):
-        whole.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
+        compiled.seconds_of([sys.executable, "-c", "raise SystemExit(3)"])
 
 
 def test_whole_processes_take_turns_for_as_many_steps_and_the_ratio_is_ours_over_the_peers(
@@ -74,17 +74,20 @@ def test_whole_processes_take_turns_for_as_many_steps_and_the_ratio_is_ours_over
         mine = "ddrl.run" in command
         return {"processor_seconds": 6.0 if mine else 3.0, "wall_seconds": 2.0 if mine else 4.0}
 
-    monkeypatch.setattr(whole, "seconds_of", seconds_of)
-    monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.learning.whole")
-    words = ["whole", "--peer-python", "python", "--rounds", "2", "--json", str(tmp_path / "figures.json")]
-    monkeypatch.setattr("sys.argv", words)
-    whole.main()
+    monkeypatch.setattr(compiled, "seconds_of", seconds_of)
+    monkeypatch.setattr("benchmarks.harness.module", lambda: "benchmarks.learning.compiled")
+    parts = [part for part in compiled.PARTS if part.startswith(compiled.WHOLE)]
+    words = ["compiled", "--peer-python", "python", "--rounds", "2", "--part", *parts]
+    monkeypatch.setattr("sys.argv", [*words, "--json", str(tmp_path / "figures.json")])
+    compiled.main()
     figures = json.loads((tmp_path / "figures.json").read_text())
-    for place, name in enumerate(whole.NAMES):
-        ratios = figures[name]["ddrl_over_peer"]
+    assert len(parts) == 2
+    for place, name in enumerate(parts):
+        ratios = figures[name]["seconds"]["ddrl_over_peer"]
         assert (ratios["processor_seconds"]["median"], ratios["wall_seconds"]["median"]) == (2.0, 0.5)
+        assert figures[name]["seconds"]["ddrl"]["wall_seconds"]["median"] == 2.0  # not an env step's share
         own, peer, *_ = asked[4 * place : 4 * place + 4]
         assert "run.max_env_steps=5000" in own
         assert ("learner.threads=2" in own) == ("two threads" in name)
         assert peer[-2:] == ["td3 128", "4000"]  # behind a thousand of its own
-    assert f"warm = {whole.WARM:_}" in whole.PEER.read_text()
+    assert f"warm = {compiled.PEERS_WARM:_}" in compiled.PEER.read_text()

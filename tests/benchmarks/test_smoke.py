@@ -28,7 +28,6 @@ FORMS = {
 }
 # Programs without figures.
 PLAIN = {
-    "benchmarks.admix.for_notebook": [""],
     "benchmarks.ages": [""],
     "benchmarks.figures": ["--check"],
     "tests.published": ["CartPole-v1"],

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from benchmarks.harness import RESULTS
 from ddrl import notebook
 from tests.sources import ROOT, environment
 from tests.waiting import PATIENCE
@@ -30,10 +31,11 @@ def test_the_notebooks_are_copied_once_and_what_the_user_changed_stays(tmp_path,
 
 
 def test_the_days_that_notebook_04_draws_are_those_that_were_measured():
-    from benchmarks.admix import for_notebook
+    from benchmarks.admix.informed import NOTEBOOK, learned_days
 
-    assert json.loads(for_notebook.FILE.read_text()) == for_notebook.learned_days(), "benchmarks.admix.for_notebook"
-    for law in for_notebook.learned_days()["laws"].values():
+    drawn = json.loads(NOTEBOOK.read_text())
+    assert drawn == learned_days(json.loads((RESULTS / "admix_informed.json").read_text()))
+    for law in drawn["laws"].values():
         assert {len(law[name]) for name in ("rule", "learned", "hindsight")} == {300}
 
 

@@ -157,17 +157,36 @@ def test_a_run_is_not_resumed_from_a_folder_that_is_gone(tmp_path: Path) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
-USUAL = {"OMPI_MCA_btl": "^ofi", "OMP_NUM_THREADS": "1"}
+THREADS = {"OMP_NUM_THREADS": "1"}
+NO_FABRIC = {"OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_pml": "^ucx", "OMPI_MCA_mtl": "^ofi"}
 
 
-@pytest.mark.parametrize("given", [{}, {"OMPI_MCA_btl": "self,tcp"}, {"OMP_NUM_THREADS": "3"}])
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ({}, THREADS | NO_FABRIC),
+        ({"OMPI_MCA_btl": "self,tcp"}, THREADS | {name: NO_FABRIC[name] for name in ("OMPI_MCA_pml", "OMPI_MCA_mtl")}),
+        ({"OMPI_MCA_pml": "cm"}, THREADS | {"OMPI_MCA_btl": "^ofi,uct"}),
+        ({"OMPI_MCA_mtl": "ofi"}, THREADS | {"OMPI_MCA_btl": "^ofi,uct"}),
+        ({"OMP_NUM_THREADS": "3"}, NO_FABRIC),
+    ],
+)
 def test_a_users_choice_of_transports_and_threads_is_kept(
-    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str], added: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slot, "set_timer_slack", lambda nanoseconds: None)
+    monkeypatch.setattr(slot, "FABRICS", (str(tmp_path / "none"),))
     monkeypatch.setattr(os, "environ", dict(given))
     slot.prepare_mpi(2)
-    assert os.environ == {**USUAL, **given}
+    assert os.environ == {**added, **given}
+
+
+def test_a_fabric_of_the_host_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot, "set_timer_slack", lambda nanoseconds: None)
+    monkeypatch.setattr(slot, "FABRICS", (str(tmp_path / "none"), str(tmp_path)))
+    monkeypatch.setattr(os, "environ", {})
+    slot.prepare_mpi(2)
+    assert os.environ == {"OMPI_MCA_btl": "^ofi"} | THREADS
 
 
 @pytest.mark.parametrize("how", [[], ["--serial"]], ids=["local", "serial"])
