@@ -394,13 +394,13 @@ def join(
             feed = Broadcast(rank, name, terms, own + members.index(rank), limit)
         with together(world, limit):
             if rank == leader:
+                if not readers:
+                    unlink(name)  # nobody attaches any more, and however ranks end, nothing is left
                 feed.lead(relays, config)
     except BaseException:
         if rank == leader:
             unlink(name)
         raise
-    if rank == leader and not readers:
-        unlink(name)  # nobody attaches any more, and however ranks end, nothing is left
     world.Free()
     atexit.register(feed.forgotten)  # after the relay's own, which would close what it waits on: the last runs first
     return feed
