@@ -8,7 +8,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Generator, Hashable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from time import perf_counter
 from types import SimpleNamespace
@@ -219,6 +219,8 @@ class BatchLoader:
 
     def fetch(self, tensor: torch.Tensor) -> Array:
         """A tensor's values; waits for the device."""
+        if self._device.type == "cpu":
+            return tensor.numpy()
         if self._fetched is None or self._fetched[0] is not tensor:
             return tensor.cpu().numpy()
         _, memory, copied = self._fetched
@@ -396,6 +398,9 @@ class NotCapturedError(RuntimeError):
     """A capture has failed: nothing was computed, and from now on operations are launched one by one."""
 
 
+_ONE_BY_ONE = nullcontext[Callable[[Any], object]](lambda result: None)
+
+
 class Captures:
     """Launches of operations on a device that never change; where the device has graphs, and `active`, after some times
     as one:
@@ -424,14 +429,14 @@ class Captures:
         graph.replay()
         return result
 
-    @contextmanager
-    def launch(self, key: Hashable) -> Generator[Callable[[Any], object]]:
+    def launch(self, key: Hashable) -> AbstractContextManager[Callable[[Any], object]]:
         """What is launched inside is of this key; gives the function that takes the result. NotCapturedError where it
         must be launched once more."""
+        return self._launch(key) if self._active else _ONE_BY_ONE
+
+    @contextmanager
+    def _launch(self, key: Hashable) -> Generator[Callable[[Any], object]]:
         kept: list[Any] = []
-        if not self._active:
-            yield kept.append
-            return
         count = self._launches[key] = self._launches.pop(key, 0) + 1
         if count <= WARM_UPS:
             if len(self._launches) > MAX_COUNTED:
@@ -495,12 +500,12 @@ class BusySeconds:
         self._pending: list[tuple[Any, Any]] = []  # events before and after
         self._sum = 0.0
 
-    @contextmanager
-    def counted(self) -> Generator[None]:
+    def counted(self) -> AbstractContextManager[None]:
         """Count what is launched inside; nothing waits for it."""
-        if not self._counts:
-            yield
-            return
+        return self._counted() if self._counts else nullcontext()
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
         begin, end = self._event(), self._event()
         begin.record()
         yield

@@ -25,7 +25,7 @@ from torch import nn
 
 from ddrl import _kernel
 from ddrl.core.errors import NetworkError
-from ddrl.core.specs import Floats
+from ddrl.core.specs import Array, Floats
 from ddrl.learner import devices
 from ddrl.learner.algorithm import Evaluation, Loss, Regressions
 from ddrl.learner.part import Part
@@ -92,7 +92,9 @@ class _Input(NamedTuple):
 
     evaluation: int  # index
     columns: Columns
+    scaled: bool
     to: torch.Tensor  # [rows, width]
+    memory: Array  # the same
     slope: torch.Tensor | None  # the derivative by it, where it is another evaluation's output
 
 
@@ -114,7 +116,7 @@ class Kernel:
         self.learned: set[int] = set()  # addresses of all gradients that are written
         self._differentiated = differentiated
         self._slope_of = slope_of
-        self._slopes: list[tuple[torch.Tensor, torch.Tensor]] = []  # (output, memory of the derivative by it)
+        self._slopes: list[tuple[torch.Tensor, Array]] = []  # (output, memory of the derivative by it)
         self._inputs: list[_Input] = []
         self._places: dict[str, RowsOf] = {}  # of each evaluation's output; of several nets, the first one's
         self._networks: Any = _kernel.PlainNetworks(devices.gemm_of_torch(), add)
@@ -123,14 +125,14 @@ class Kernel:
 
     def forward(self, evaluations: Sequence[Evaluation], outputs: dict[str, Any]) -> None:
         """Add the outputs of its evaluations to `outputs`."""
-        for index, columns, to, _ in self._inputs:
+        for index, columns, scaled, to, memory, _ in self._inputs:
             given: Any = evaluations[index].inputs[columns.input]
             if isinstance(given, str):
                 given = outputs[given].detach()
             if columns.array is not None:
                 given = given[columns.array]
-            to.copy_(given if given.dim() == 2 else given.reshape(len(given), -1))
-            if not columns.scale.identity:
+            _put(memory, given if given.dim() == 2 else given.reshape(len(given), -1))
+            if scaled:
                 offset, factor = columns.scale.on(to.device)
                 if columns.scale.shifts:
                     to.sub_(offset)
@@ -147,11 +149,11 @@ class Kernel:
         for output, slope in self._slopes:
             given = slopes.of(output)
             if given is None:
-                slope.zero_()
+                slope.fill(0.0)
             else:
-                slope.copy_(given)
+                _put(slope, given)
         self._networks.backward()
-        for index, columns, _, slope in self._inputs:
+        for index, columns, _, _, _, slope in self._inputs:
             if slope is not None:
                 of: torch.Tensor = outputs[cast(str, evaluations[index].inputs[columns.input])]
                 slopes.add(of, (slope * columns.scale.on(slope.device).factor).view(of.shape))
@@ -176,7 +178,8 @@ class Kernel:
         action = np.ascontiguousarray(steps.action, np.int64)
         order = np.stack(batch.order)
         x = _given((given.to, None))
-        self._networks.regress(x, _given((output, slope)), states, action, steps.target, order, *optimizer, figures)
+        of = _kernel.Rows(_numpy(output), slope)
+        self._networks.regress(x, of, states, action, steps.target, order, *optimizer, figures)
         return figures
 
     def _add_batch(self, batch: Batch) -> None:
@@ -204,11 +207,11 @@ class Kernel:
                 else:
                     named = isinstance(given, str) and given in differentiated
                     of = slope[:, column:last] if slope is not None and named else None
-                    self._inputs.append(_Input(index, columns, x[begin:end, column:last], of))
+                    self._add_input(index, columns, x[begin:end, column:last], of)
                 column = last
             if noise is not None:
                 columns = Columns(noise.shape[1], len(evaluation.inputs) - 1)
-                self._inputs.append(_Input(index, columns, noise[begin:end], None))
+                self._add_input(index, columns, noise[begin:end], None)
             begin = end
         value, slope = self._add_nets(plain, (x, x_slope), back, noise)
         begin = 0
@@ -219,10 +222,13 @@ class Kernel:
             if evaluation.name in differentiated:
                 of = cast(torch.Tensor, slope)[:, begin:end]
                 output.requires_grad_()
-                self._slopes.append((output, _shaped(of, plain)))
+                self._slopes.append((output, _shaped(of, plain).numpy()))
             self._places[evaluation.name] = (value[0, begin:end], None if of is None else of[0])
             self.outputs[evaluation.name] = output
             begin = end
+
+    def _add_input(self, index: int, columns: Columns, to: torch.Tensor, slope: torch.Tensor | None) -> None:
+        self._inputs.append(_Input(index, columns, not columns.scale.identity, to, to.numpy(), slope))
 
     def _add_nets(self, plain: Plain, x: RowsOf, back: int, noise: torch.Tensor | None) -> RowsOf:
         """The operations of each net; the memory of their outputs [nets, rows, width]."""
@@ -303,6 +309,11 @@ def _given(rows: RowsOf) -> _kernel.Rows:
 
 def _numpy(tensor: torch.Tensor | None) -> Any:
     return None if tensor is None else tensor.detach().numpy()
+
+
+def _put(memory: Array, tensor: torch.Tensor) -> None:
+    """Copy a tensor into a kernel's memory, at these sizes in a quarter of the time of torch's copy_."""
+    np.copyto(memory, tensor.detach().numpy() if tensor.requires_grad else tensor.numpy())
 
 
 def _with_relu(layers: Sequence[Layer]) -> list[tuple[Layer, bool]]:

@@ -423,13 +423,14 @@ class Learner:
         count = rows_of(evaluations[0].inputs[0])
         return Gradient(name, vector, count, self.parts[name].updates, priority, figures)
 
-    @contextmanager
-    def _own_random(self, part: str = "") -> Generator[None]:
+    def _own_random(self, part: str = "") -> AbstractContextManager[None]:
         """torch's random state is the learner's own while it computes, unless nothing draws for this part (without a
         name: for any): others in this process do not disturb it."""
-        if not (part in self._draws if part else self._draws):
-            yield
-            return
+        draws = part in self._draws if part else self._draws
+        return self._random_states() if draws else nullcontext()
+
+    @contextmanager
+    def _random_states(self) -> Generator[None]:
         outer = random_states(self.device)
         set_random_states(self._random, self.device)
         try:

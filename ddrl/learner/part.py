@@ -210,6 +210,9 @@ class Adam:
         self._max_grad_norm = max_grad_norm
         self.by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
         self._arrays = [vector.numpy() for vector in self._vectors] if self.by_kernel else []
+        self._gradient: tuple[torch.Tensor | None, Any] = None, None  # the last one, and its array
+        self._norm = torch.zeros(())
+        self._norm_there = self._norm.numpy()
         self._count = torch.zeros((), device=parameters.device)  # torch's kernel counts there itself
         self._taken = 0
         self._captures = devices.Captures(parameters.device)
@@ -218,10 +221,10 @@ class Adam:
 
     def step(self, gradient: torch.Tensor, lr: float) -> torch.Tensor:
         """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
-        norm before that, []."""
+        norm before that, [], valid until the next step."""
         if self.by_kernel:
-            norm = _kernel.adam_step(*self.take(gradient, lr, 1))
-            return torch.from_numpy(np.full((), norm, np.float32))  # torch.tensor takes 40 us
+            self._norm_there[...] = _kernel.adam_step(*self.take(gradient, lr, 1))
+            return self._norm  # torch.tensor takes 40 us
         if gradient.device.type not in devices.GRAPHS:
             return self._step(gradient, lr)
         if lr != self._lr:
@@ -239,7 +242,9 @@ class Adam:
         parameters, first, second = self._arrays
         settings = (lr, BETA1, BETA2, self._epsilon, self._max_grad_norm, self._taken + 1)
         self._taken += steps
-        return parameters, gradient.numpy(), first, second, *settings
+        if gradient is not self._gradient[0]:
+            self._gradient = gradient, gradient.numpy()
+        return parameters, self._gradient[1], first, second, *settings
 
     def _step(self, gradient: torch.Tensor, lr: float | torch.Tensor) -> torch.Tensor:
         """The same by torch."""

@@ -54,9 +54,7 @@ assert not {"pandas", "kaleido", "jsonschema", "imageio"} & set(sys.modules)
 table = run.frame("env_steps", "updates", "return_mean", "env_steps_per_s")
 assert list(table.columns) == ["wall_seconds", "env_steps", "updates", "return_mean", "env_steps_per_s"]
 np.testing.assert_array_equal(table["return_mean"], series["return_mean"])
-pss = psutil.Process().memory_full_info().pss / 1e6
-# pandas imports pyarrow where that is installed: 8 MB, and 27 of the pages of its files, which the system can drop.
-assert pss < (185 if "pyarrow" in sys.modules else 150), f"{pss:.0f} MB with a pandas frame"
+# What pages of pandas' and pyarrow's files count depends on who else has mapped them.
 assert own() < 140, f"{own():.0f} MB of its own with a pandas frame"
 import torch
 pss = psutil.Process().memory_full_info().pss / 1e6
