@@ -46,9 +46,10 @@ def q_learning(
     kind: "huber", l(d) = d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse", l(d) = d^2 / 2. Priorities: |d| [B]."""
     selector = q_t if selector is None else selector
     if devices.has_kernel(q_tm1.device, q_tm1.dtype):
-        size = _empty(len(q_tm1))
-        taken = _empty(len(q_tm1))
-        slope = _empty(*q_tm1.shape)
+        shape = q_tm1.shape
+        size = _empty(shape[0])
+        taken = _empty(shape[0])
+        slope = _empty(*shape)
         given = _arrays(q_tm1, action, r_t, discount_t, q_t, selector, weight)
         loss = _losses.q_learning_loss(*given, kind == "huber", size, taken, slope)
         return _by_kernel(loss, size, size, taken, q_tm1, slope)
