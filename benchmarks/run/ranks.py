@@ -1,11 +1,11 @@
 """Hundreds of ranks on one machine: start-up, memory, env steps/s and policy lag while the trainer learns, CartPole,
 under mpirun.
 
-Start-up is from starting mpirun until every rollout has taken a step; memory is the sum of PSS over all processes of
-the job; steps/s is over the time from then to the end. The trainer learns all the while; samples_per_insert is left
-free so that rollouts are not held back. A reported loop: the trainer has published a version, and from then on until
-every rollout of every host has reported that one or a newer one in its counters (which it stores ten times a second);
-the next loop begins with the version that is newest then."""
+Start-up is from starting mpirun until every rollout has taken a step; memory is the largest sum of PSS over all
+processes of the job; steps/s is over the time from then to the end. The trainer learns all the while;
+samples_per_insert is left free so that rollouts are not held back. A reported loop: the trainer has published a
+version, and from then on until every rollout of every host has reported that one or a newer one in its counters (which
+it stores ten times a second); the next loop begins with the version that is newest then."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Memory(threading.Thread):
     def __init__(self, job: Marked) -> None:
         super().__init__(daemon=True)
         self.job = job
-        self.samples: list[tuple[float, dict[str, float]]] = []  # (Unix s, GiB)
+        self.samples: list[dict[str, float]] = []  # [GiB]
         self.ended = threading.Event()
 
     def run(self) -> None:
         """See the class."""
         while not self.ended.wait(MEMORY_PERIOD):
-            self.samples.append((time.time(), self.job.memory()))
+            self.samples.append(self.job.memory())
 
 
 class Loops(threading.Thread):
@@ -139,11 +139,10 @@ def measure(ranks: int, relays: int, settings: list[str]) -> dict[str, Any]:
         first = int(np.searchsorted(records.time, started))
         last = int(steps.argmax())  # the end of a job is no rolling
         seconds = float(records.time[last] - records.time[first])
-        samples = [sample for at, sample in memory.samples if at >= started]
         figures = {
             "startup_seconds": started - job.begin,
             "env_steps_per_s": float(steps[last] - steps[first]) / seconds if seconds else None,
-            "memory": max(samples, key=lambda sample: sample["pss_gib"], default=None),
+            "memory": max(memory.samples, key=lambda sample: sample["pss_gib"], default=None),
         }
     return {
         "ranks": ranks,
