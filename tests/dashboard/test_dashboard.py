@@ -392,11 +392,15 @@ def test_charts_are_redrawn_in_place_and_nothing_jumps(tmp_path, dashboard, brow
         browser.wait_for("alpha", "running", "Return")
         wait_until(lambda: len(browser.find(".js-plotly-plot .main-svg .trace")) >= 7, "seven charts")
         browser.run(
-            "window.plots = [...document.querySelectorAll('.js-plotly-plot')]; window.drawn = 0; window.places = new "
-            "Set();"
-            "window.rows = new Set(window.plots.map(plot => Math.round(plot.getBoundingClientRect().top))).size;"
-            "window.plots[0].on('plotly_afterplot', () => { window.drawn += 1;"
+            "window.plots = []; window.drawn = 0; window.places = new Set();"
+            "document.querySelector('.js-plotly-plot').on('plotly_afterplot', () => { window.drawn += 1;"
             " window.plots.forEach(plot => window.places.add(Math.round(plot.getBoundingClientRect().top))); })"
+        )
+        # The first chart is drawn anew once the last one of the picture before is there.
+        wait_until(lambda: browser.run("return window.drawn") >= 2, "a whole page")
+        browser.run(
+            "window.plots = [...document.querySelectorAll('.js-plotly-plot')]; window.drawn = 0;"
+            "window.rows = new Set(window.plots.map(plot => Math.round(plot.getBoundingClientRect().top))).size;"
         )
         wait_until(lambda: browser.run("return window.drawn") >= 5, "five more pictures")
         assert browser.run("return window.plots.every(plot => plot.isConnected)"), (
