@@ -312,7 +312,9 @@ def _numpy(tensor: torch.Tensor | None) -> Any:
 
 
 def _put(memory: Array, tensor: torch.Tensor) -> None:
-    """Copy a tensor into a kernel's memory, at these sizes in a quarter of the time of torch's copy_."""
+    """Copy a tensor of any type into a kernel's memory, at these sizes in less time than torch's copy_ takes."""
+    if tensor.dtype == torch.bfloat16:  # which numpy lacks
+        tensor = tensor.float()
     np.copyto(memory, tensor.detach().numpy() if tensor.requires_grad else tensor.numpy())
 
 

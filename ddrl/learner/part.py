@@ -211,8 +211,8 @@ class Adam:
         self.by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
         self._arrays = [vector.numpy() for vector in self._vectors] if self.by_kernel else []
         self._gradient: tuple[torch.Tensor | None, Any] = None, None  # the last one, and its array
-        self._norm = torch.zeros(())
-        self._norm_there = self._norm.numpy()
+        self._norm = np.zeros((), np.float32)
+        self._norm_tensor = torch.from_numpy(self._norm)  # the same memory, whatever torch's defaults are
         self._count = torch.zeros((), device=parameters.device)  # torch's kernel counts there itself
         self._taken = 0
         self._captures = devices.Captures(parameters.device)
@@ -223,8 +223,8 @@ class Adam:
         """Move every parameter by one step of size `lr` along the gradient [n] scaled down to the norm; returns its
         norm before that, [], valid until the next step."""
         if self.by_kernel:
-            self._norm_there[...] = _kernel.adam_step(*self.take(gradient, lr, 1))
-            return self._norm  # torch.tensor takes 40 us
+            self._norm[...] = _kernel.adam_step(*self.take(gradient, lr, 1))
+            return self._norm_tensor  # torch.tensor takes 40 us
         if gradient.device.type not in devices.GRAPHS:
             return self._step(gradient, lr)
         if lr != self._lr:

@@ -44,3 +44,16 @@ def test_vectors_of_several_lengths_are_refused() -> None:
             _kernel.adam_step(*given, 0.1, 0.9, 0.999, 1e-8, 1.0, 1)
     with pytest.raises(ValueError, match="from 1"):
         _kernel.adam_step(*arrays, 0.1, 0.9, 0.999, 1e-8, 1.0, 0)
+
+
+def test_a_step_heeds_no_default_type_of_torch() -> None:
+    """A network of the user's own may set one when it is imported."""
+    vectors = [torch.zeros(70) for _ in range(3)]
+    gradient = torch.ones(70)
+    torch.set_default_dtype(torch.float64)
+    try:
+        norm = Adam(*vectors, epsilon=1e-8, max_grad_norm=1.0).step(gradient, 0.1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(70**0.5)

@@ -399,3 +399,17 @@ def test_an_inference_is_the_network_s_output_in_evaluation_mode_as_its_paramete
                 for parameter in network.parameters():
                     parameter.add_(0.1)  # in place: the next output is by the new ones
     assert bool(infer._kernels) == by_kernel
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64],
+    ids=str,
+)
+def test_the_kernel_takes_inputs_of_every_type_that_torch_would(dtype: torch.dtype) -> None:
+    network = make_network(LearnerConfig(hidden=[8]), VECTOR)
+    x = torch.tensor([[0, 1, 1, 0], [1, 0, 1, 1]]).to(dtype)
+    of_typed = Inference(network)
+    found = of_typed(x).clone()
+    assert of_typed._kernels, "torch has computed it"
+    torch.testing.assert_close(found, Inference(network)(x.float()), rtol=0, atol=0)
