@@ -43,6 +43,8 @@ ENV_INDEX = "env_index"  # argument of a factory: which environment of the run i
 _ATARI_ENTRY_POINT = "ale_py.env:AtariEnv"
 _ID = re.compile(r"/|-v\d+$")  # in a name that is an id rather than a factory
 _ATARI_ID = re.compile(r"ALE/|.+NoFrameskip-v[04]$")
+# Packages of environments whose import opens, starts and asks for nothing.
+_PRELOADED = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
 STATISTICS = ("obs_rms", "return_rms")  # attributes of wrappers: a running mean and variance
 MOMENTS = ("mean", "var", "count")
 _ARRAY = "__array__"
@@ -50,6 +52,16 @@ _TUPLE = "__tuple__"
 _INTEGER = "__integer__"
 MAX_WORD = 2**63  # integers of msgpack are smaller
 _MAX_DEPTH = 100  # of wrappers around each other
+
+
+def preload(config: EnvConfig) -> None:
+    """Import the environment's module where it is one of Gymnasium's simplest: processes that are forked from this one
+    share it (1 MB each), and need not. Other people's code is imported where it runs."""
+    registered = gymnasium.registry.get(config.id)
+    if registered is not None:
+        for point in (registered.entry_point, registered.vector_entry_point):
+            if isinstance(point, str) and point.startswith(_PRELOADED):
+                importlib.import_module(point.partition(":")[0])
 
 
 def make_vector_env(config: EnvConfig, num_envs: int | None = None, first_index: int = 0) -> VectorEnv:

@@ -28,7 +28,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ from ddrl.core.metrics import COLUMNS, Phase
 from ddrl.core.roles import Role
 from ddrl.run.process import MEMBER_NICENESS, interrupts_held_back, name_process, offered_to_oom_killer
 from ddrl.run.slot import LAUNCHER_VARIABLES
+
+if TYPE_CHECKING:
+    from ddrl.core.config import EnvConfig
 
 MAX_WORDS = 16_000  # [B] of what a child prints that are kept for messages
 MAX_OUTPUT_FILE = 1 << 20  # [B]
@@ -632,9 +635,16 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(LAUNCHER_VARIABLES)}
 
 
-def import_for_members() -> None:
-    """Import once what every rollout and evaluator needs, before they are forked."""
+def import_for_members(env: EnvConfig | None = None) -> None:
+    """Import once what every rollout and evaluator needs, before they are forked; with what their environments need,
+    once that is known."""
     import ddrl.run.members  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    from ddrl.acting import graph
+    from ddrl.envs import preload
 
+    if env is None:
+        graph.preload()
+    else:
+        preload(env)
     gc.collect()
     gc.freeze()  # forks share these objects: collecting garbage would write to their pages

@@ -48,6 +48,7 @@ from ddrl.run.keeper import (
     ask_for_stacks,
     await_end,
     end_stranger,
+    import_for_members,
     process_name,
     work_done,
 )
@@ -182,6 +183,7 @@ class Job:
 
         self.channels = channels
         config = topology.config
+        import_for_members(config.env)
         self._silence = Silence(config.run.silence_limit, config.run.start_limit)
         self._deaths.limit = config.rollout.restarts
         self.keeper.seed = config.run.seed

@@ -9,7 +9,10 @@ from those that still start. The kernel's timer slack makes these sleeps long.
 
 Open MPI's component for one-sided communication over libfabric sleeps for a second where no fabric offers it. Nothing
 here is one-sided, so it is left out. Its components for fabrics look for dozens of libraries in every folder of the
-loader, half of a rank's calls to the file system; they are left out where the host has no fabric."""
+loader, half of a rank's calls to the file system; they are left out where the host has no fabric.
+
+Its shared memory between the ranks of a host is made by each of them for each: with many it is left out, for slots say
+little, and TCP carries that. Relays are on hosts of their own."""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")
 SLURM_STEP = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
 # By the kernel's devices of fabrics (InfiniBand, RoCE, EFA and Omni-Path; Slingshot).
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
+ROUTES = "/proc/net/route"  # a line of names, then one for each network that the host is in by IPv4
 NO_FABRIC = {"OMPI_MCA_pml": "^ucx", "OMPI_MCA_mtl": "^ofi"}
+# Ranks of a host that do without Open MPI's shared memory. Each has a connection to rank 0, which may open 1,024 files.
+MANY_RANKS = range(64, 513)
 # Names of the processes that start ranks, as /proc/PID/comm cuts them.
 LAUNCHERS = {
     "mpirun",
@@ -348,10 +354,23 @@ def prepare_mpi(ranks: int) -> None:
     """Let MPI_Init of a job of so many ranks take little time; what the user has set stays."""
     set_timer_slack(min(SLACK_PER_RANK * ranks, MAX_SLACK))
     has_fabric = any(os.path.isdir(fabric) for fabric in FABRICS)
-    os.environ.setdefault("OMPI_MCA_btl", "^ofi" if has_fabric else "^ofi,uct")
+    left_out = "^ofi" if has_fabric else "^ofi,uct"
+    os.environ.setdefault("OMPI_MCA_btl", left_out + ",sm" * _does_without_shared_memory())
     if not (has_fabric or NO_FABRIC.keys() & os.environ.keys()):
         os.environ.update(NO_FABRIC)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of what the keeper starts; the trainer sets its own number
+
+
+def _does_without_shared_memory() -> bool:
+    """Whether ranks of this host can talk by TCP instead: Open MPI leaves the loopback interface out, and takes the end
+    of a connection for the end of the job."""
+    try:
+        with open(ROUTES) as file:
+            has_network = len(file.readlines()) > 1
+    except OSError:
+        return False
+    ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")
+    return has_network and ranks.isdigit() and int(ranks) in MANY_RANKS and not may_lose_ranks(os.getppid())
 
 
 def set_timer_slack(nanoseconds: int) -> None:

@@ -189,6 +189,85 @@ def test_a_fabric_of_the_host_is_used(tmp_path: Path, monkeypatch: pytest.Monkey
     assert os.environ == {"OMPI_MCA_btl": "^ofi"} | THREADS
 
 
+@pytest.mark.parametrize(
+    ("given", "lines", "recovers", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "300"}, 3, False, "^ofi,uct,sm"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "64"}, 2, False, "^ofi,uct,sm"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "63"}, 3, False, "^ofi,uct"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "513"}, 3, False, "^ofi,uct"),  # of 1,024 files that rank 0 may open
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "300"}, 1, False, "^ofi,uct"),  # the loopback interface alone
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "300"}, 0, False, "^ofi,uct"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "300"}, 3, True, "^ofi,uct"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "many"}, 3, False, "^ofi,uct"),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "300", "OMPI_MCA_btl": "self,sm"}, 3, False, "self,sm"),
+    ],
+)
+def test_many_ranks_of_a_host_talk_by_tcp_where_they_can(
+    given: dict[str, str], lines: int, recovers: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = tmp_path / "route"
+    routes.write_text("".join(["Iface\tDestination\n", "eth0\t00000000\n", "eth0\t000200C0\n"][:lines]))
+    monkeypatch.setattr(slot, "ROUTES", str(routes if lines else tmp_path / "none"))
+    monkeypatch.setattr(slot, "set_timer_slack", lambda nanoseconds: None)
+    monkeypatch.setattr(slot, "FABRICS", ())
+    monkeypatch.setattr(slot, "may_lose_ranks", lambda launcher: recovers and launcher == os.getppid())
+    monkeypatch.setattr(os, "environ", dict(given))
+    slot.prepare_mpi(300)
+    assert os.environ.items() >= {"OMPI_MCA_btl": expected}.items()
+
+
+@pytest.mark.parametrize(
+    ("env", "shared"), [("CartPole-v1", True), ("gymnasium.envs.classic_control.cartpole:CartPoleEnv", False)]
+)
+def test_what_members_need_is_imported_before_they_are_forked(env: str, shared: bool, tmp_path: Path) -> None:
+    """What a rollout imports by itself is memory of its own; the code of a factory may be anybody's."""
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "ddrl.run", *TINY, *settings(f"run.dir={run}", f"env.id={env}")]
+    told = environment(PYTHONVERBOSE="1")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=told)
+    imports = re.compile(r"^import '([\w.]+)'", re.MULTILINE)
+    by_keeper = set(imports.findall(done.stderr))
+    by_members = {name for path in (run / "output").glob("rank-*.txt") for name in imports.findall(path.read_text())}
+    assert "ddrl.run.members" in by_keeper
+    cartpole = {"gymnasium.envs.classic_control", "gymnasium.envs.classic_control.cartpole"}
+    assert cartpole <= (by_keeper if shared else by_members)
+    assert not shared or not by_members
+
+
+WARM = """
+import os, sys
+from pathlib import Path
+
+def private():
+    rollup = Path("/proc/self/smaps_rollup").read_text()
+    return int(rollup.partition("Private_Dirty:")[2].split()[0])
+
+import ddrl.run.members
+from ddrl.acting.graph import _IDENTITY, Graph
+threads = len(os.listdir("/proc/self/task"))
+if sys.argv[1] == "warm":
+    from ddrl.run.keeper import import_for_members
+    import_for_members()
+assert len(os.listdir("/proc/self/task")) == threads
+if os.fork() == 0:
+    private()
+    before = private()
+    Graph(_IDENTITY)
+    print(private() - before)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_rollouts_share_what_the_runtime_makes_once() -> None:
+    first, warm = (
+        int(subprocess.check_output([sys.executable, "-c", WARM, how], env=environment(), timeout=PATIENCE))
+        for how in ("cold", "warm")
+    )
+    assert first - warm > 1000  # [KiB] of 3,500
+
+
 @pytest.mark.parametrize("how", [[], ["--serial"]], ids=["local", "serial"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_before_training_ends_the_command_with_a_line(how: list[str], number: int, tmp_path: Path) -> None:
