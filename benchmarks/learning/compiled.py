@@ -33,7 +33,8 @@ TD3 = (
     "replay.min_size=100",
     "rollout.warmup_steps=100",
 )
-PQN = ("learner.hidden=[64,64]", "learner.pqn.epochs=5", "learner.pqn.minibatches=16")
+# The peer acts with what all updates of a draw have come to; so does ours, as in the library's own task.
+PQN = ("learner.hidden=[64,64]", "learner.pqn.epochs=5", "learner.pqn.minibatches=16", "learner.publish_period=80")
 TWO_THREADS = ", two threads"  # of ours; the peer's program takes all cores in each case
 # By the peer's name of a case: task, env steps, settings.
 CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
