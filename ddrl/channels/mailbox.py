@@ -94,7 +94,8 @@ class Pin:
 
 
 class MailboxReader:
-    """One reader's place in the mailbox; use it from one thread at a time. It holds at most one pin."""
+    """One reader's place in the mailbox; use it from one thread at a time. It holds at most one pin. `bell`: rung when
+    it lets go of one."""
 
     def __init__(self, mailbox: Mailbox, index: int) -> None:
         self.index = index
@@ -104,6 +105,7 @@ class MailboxReader:
             view.flags.writeable = False
         self._pin: Pin | None = None
         self._word = 0
+        self.bell: _kernel.Doorbell | None = None
 
     def pin(self) -> Pin | None:
         """Pin the newest sealed version in place of the former pin; the same Pin where nothing newer is there, None
@@ -119,6 +121,8 @@ class MailboxReader:
 
     def _took(self, sealed: _kernel.Sealed) -> Pin | None:
         if sealed.word != self._word:
+            if self._word and self.bell is not None:
+                self.bell.ring()
             self._word = sealed.word
             self._pin = Pin(self._kernel, sealed, self._views[sealed.slot]) if sealed.word else None
         return self._pin
@@ -126,6 +130,8 @@ class MailboxReader:
     def unpin(self) -> None:
         """Hold nothing; the slot may be written again."""
         self._kernel.unpin(self.index)
+        if self._word and self.bell is not None:
+            self.bell.ring()
         self._word = 0
         self._pin = None
 

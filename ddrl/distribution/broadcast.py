@@ -31,7 +31,7 @@ import numpy as np
 
 from ddrl.channels.board import Blob, Board, Command, Counters
 from ddrl.channels.lane import Lane, LaneSet
-from ddrl.channels.mailbox import Mailbox, MailboxSlot
+from ddrl.channels.mailbox import Mailbox, MailboxReader, MailboxSlot
 from ddrl.channels.segment import segment_name, sweep_dead, unlink_run
 from ddrl.channels.wire import Wire
 from ddrl.core.config import ClusterConfig, Config
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 LOOK_PERIOD = 0.5  # longest sleep of a process that waits, before it looks for a failure again [s]
-SLOT_PERIOD = 1e-3  # between looks for a slot that no reader pins [s]
 ROW = np.dtype([("byte", np.uint8, (64,))])  # relays also carry rows, of which a broadcast has none
 Tensors = Any  # arrays, or tensors of torch: a mapping by name, a list, or one alone
 
@@ -91,7 +90,7 @@ class Subscription:
         self.limit = limit  # longest wait [s]
         self._board = Board.attach(channel(name, "board"))
         self._mailbox = Mailbox.attach(channel(name, "mailbox"))
-        self._reader = self._mailbox.reader(place % self._mailbox.readers, firm=True)
+        self._reader = self._firm_reader(place % self._mailbox.readers)
         self._layout = terms.layout
         self._root = terms.leaders[0]
         self._pinned = False
@@ -170,6 +169,12 @@ class Subscription:
             self._closed = True
             self._reader.release()
 
+    def _firm_reader(self, place: int) -> MailboxReader:
+        """One that tells the root when it lets go of a version, for it may wait for a slot."""
+        reader = self._mailbox.reader(place, firm=True)
+        reader.bell = self._board.trainer_bell
+        return reader
+
     def _check(self) -> None:
         if self._closed:
             raise ChannelError("this broadcast is closed in this process: join it, or subscribe to it, anew")
@@ -210,7 +215,7 @@ class Broadcast(Subscription):
         """Relay for this host from now on, in a thread; `comm`: of all that do, the root first. Collective over it;
         RelayFailed where another one fails meanwhile."""
         self._comm = comm
-        readers = [self._mailbox.reader(place, firm=True) for place in range(readers_needed(config.cluster))]
+        readers = [self._firm_reader(place) for place in range(readers_needed(config.cluster))]
         table = Counters.create(None, 1)
         local = FirmHost(self._mailbox, readers, self._board, table.row(0), ROW, self._layout)
         membership = Membership(comm, self._describe)
@@ -240,14 +245,18 @@ class Broadcast(Subscription):
             raise ChannelError(f"version {version} is not above {self.newest}, which was published before: count up")
         arrays = self._as_agreed(named(tensors))
         deadline = time.monotonic() + self.limit
+        bell = self._board.trainer_bell
+        seen = bell.value
         while (slot := self._mailbox.try_begin(version)) is None:
             self._check()
-            if time.monotonic() > deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise ChannelError(
                     f"version {version} has found no slot for {self.limit:g} s, for readers of this host pin too many "
                     "versions: end their pins, or join with more (pins=)"
                 )
-            time.sleep(SLOT_PERIOD)
+            bell.wait(seen, min(left, LOOK_PERIOD))
+            seen = bell.value
         for name, place in self._layout.views(slot.data).items():
             np.copyto(place, arrays[name])
         slot.seal()

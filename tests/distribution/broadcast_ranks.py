@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ if sys.argv[1] == "level":
 from mpi4py import MPI
 
 from ddrl.core.errors import DdrlError
-from ddrl.distribution import join, subscribe
+from ddrl.distribution import broadcast, join, subscribe
 from tests.sources import check_sources
 from tests.waiting import PATIENCE, wait_until
 
@@ -108,7 +109,12 @@ def crowded():
         whole = [bool(same(pin.arrays, version)) for version, pin in enumerate(pins)]
         pins[1].__exit__(None, None, None)
         again = refusal(lambda: feed.publish(tensors(99), 99))
-    report({"published": published, "whole": whole, "again": again})
+        feed.limit = 600.0
+        broadcast.LOOK_PERIOD = 600.0  # what waits is woken
+        threading.Timer(0.2, pins[2].__exit__, (None, None, None)).start()
+        woken = refusal(lambda: feed.publish(tensors(100), 100))
+        broadcast.LOOK_PERIOD = 0.5
+    report({"published": published, "whole": whole, "again": again, "woken": woken})
 
 
 def crowded_elsewhere():

@@ -75,7 +75,7 @@ def test_where_pins_hold_every_slot_the_next_version_waits_and_is_refused_after_
     assert before == ["accepted"] * len(before)
     assert "has found no slot for 0.5 s" in refused
     assert found["whole"] == [True] * len(before)
-    assert found["again"] == "accepted"
+    assert found["again"] == found["woken"] == "accepted"
 
 
 def test_where_pins_hold_every_slot_of_another_host_the_next_version_waits_there_and_fails_nothing():
