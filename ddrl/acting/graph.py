@@ -103,8 +103,8 @@ def runtime() -> Any:
 
 
 def preload() -> None:
-    """Make what the runtime's first session makes for all, 1.3 MB: processes that are forked from this one share it. No
-    thread is left."""
+    """Let the runtime make what all sessions of a process use, 1.3 MB: processes that are forked from this one share
+    it. Leaves no thread, which a fork would lose."""
     if onnxruntime is not None:
         Graph(_IDENTITY, None)
 

@@ -56,7 +56,7 @@ _MAX_DEPTH = 100  # of wrappers around each other
 
 def preload(config: EnvConfig) -> None:
     """Import the environment's module where it is one of Gymnasium's simplest: processes that are forked from this one
-    share it (1 MB each), and need not. Other people's code is imported where it runs."""
+    share its memory, 1 MB of each. The code of others is imported only in the process that runs it."""
     registered = gymnasium.registry.get(config.id)
     if registered is not None:
         for point in (registered.entry_point, registered.vector_entry_point):

@@ -301,8 +301,8 @@ def _lead(run_id: str, parent: Parent, orders: LeadHost) -> int:
 def _keep(run_id: str, host: int, parent: Parent, orders: KeepHost) -> int:
     """On another host, or beside a pool's task."""
     ignore_interrupts()
-    import_for_members()
     try:
+        import_for_members()
         board = Board.attach(board_name(run_id, host)) if orders.has_board or orders.takes_over else None
         with Job(run_id, host, board, parent) as job:
             try:

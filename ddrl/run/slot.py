@@ -11,8 +11,9 @@ Open MPI's component for one-sided communication over libfabric sleeps for a sec
 here is one-sided, so it is left out. Its components for fabrics look for dozens of libraries in every folder of the
 loader, half of a rank's calls to the file system; they are left out where the host has no fabric.
 
-Its shared memory between the ranks of a host is made by each of them for each: with many it is left out, for slots say
-little, and TCP carries that. Relays are on hosts of their own."""
+Its transport through shared memory takes time and memory in every rank for every other rank of its host. Where these
+are many it is left out, and ranks of one host talk by TCP: nearly all of them are slots, whose messages are few and
+short. Models go from host to host, by TCP or a fabric in any case."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ SLURM_STEP = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS")
 FABRICS = ("/sys/class/infiniband", "/sys/class/cxi")
 ROUTES = "/proc/net/route"  # a line of names, then one for each network that the host is in by IPv4
 NO_FABRIC = {"OMPI_MCA_pml": "^ucx", "OMPI_MCA_mtl": "^ofi"}
-# Ranks of a host that do without Open MPI's shared memory. Each has a connection to rank 0, which may open 1,024 files.
+# How many ranks of a host do without Open MPI's transport through shared memory: fewer gain little, and with more rank
+# 0, to which each has a connection then, could open more files than the usual limit of a process, 1,024.
 MANY_RANKS = range(64, 513)
 # Names of the processes that start ranks, as /proc/PID/comm cuts them.
 LAUNCHERS = {
@@ -362,8 +364,8 @@ def prepare_mpi(ranks: int) -> None:
 
 
 def _does_without_shared_memory() -> bool:
-    """Whether ranks of this host can talk by TCP instead: Open MPI leaves the loopback interface out, and takes the end
-    of a connection for the end of the job."""
+    """Whether the ranks of this host are many, and can talk by TCP: Open MPI does not use the loopback interface for
+    it, so there must be another one; and it ends the job where a connection breaks, so not where ranks may die."""
     try:
         with open(ROUTES) as file:
             has_network = len(file.readlines()) > 1

@@ -18,13 +18,15 @@ import pytest
 
 from ddrl.channels.segment import SHM, Segment, segment_name
 from ddrl.core.config import Config
-from ddrl.core.errors import EnvError, KeeperError
+from ddrl.core.errors import EnvError, KeeperError, NetworkError
 from ddrl.core.roles import Role
 from ddrl.core.settings import load_config
 from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner.algorithms.dqn import DQN
+from ddrl.run import hosts
 from ddrl.run.keeper import MAX_WORDS, Child, Ended, Keeper, Place, without_launcher
 from ddrl.run.preparation import probe_in_fork
+from ddrl.run.topology import JOB, KeepHost, Link, Result
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -255,3 +257,23 @@ def test_a_trainer_whose_keeper_died_before_it_had_begun_removes_what_that_one_h
     finally:
         segment.unlink()
         other.unlink()
+
+
+def test_what_the_keeper_of_another_host_cannot_import_or_make_is_told_to_its_parent_in_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise NetworkError("ONNX Runtime cannot be loaded: install onnxruntime")
+
+    monkeypatch.setattr(hosts, "import_for_members", refuse)
+    monkeypatch.setattr(hosts, "ignore_interrupts", lambda: None)
+    ours, theirs = Link.pair(JOB)
+    parent = hosts.Parent(theirs, [])
+    status = hosts._keep("1a2b3c4d", 3, parent, KeepHost(b"", []))
+    (told,) = ours.receive(wait=True)
+    os.close(parent.pidfd)
+    ours.close()
+    theirs.close()
+    assert status == 1
+    assert isinstance(told, Result)
+    assert told.error == "the keeper of host 3: ONNX Runtime cannot be loaded: install onnxruntime"
