@@ -4,14 +4,14 @@ inprocess  bytes to bytes on one thread: ours, ours with its log of decisions, t
            [processor seconds]
 http       closed loop, servers on one core, the generator on another: ours, ours with its log, bare servers with the
            bare path and with a fixed answer, on uvicorn
-latency    open loop at 70 % of what `http` measured, a newer policy saved every second
+latency    open loop at 70 % of what `http` measured, a newer policy saved every second; in turn with the bare path at
+           70 % of its own; the server's processor time a request, second by second
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -33,11 +33,12 @@ from benchmarks.serve.material import CANDIDATES, ENV, changed
 from ddrl.acting.policy_file import load_policy, load_trusted_policy, save_policy
 from ddrl.admix.environment import make_book
 from ddrl.admix.journal import Journal
-from ddrl.admix.load import Generator, bodies_of, run
+from ddrl.admix.load import Generator, Result, bodies_of, run
 from ddrl.admix.mixer import DisplayRequest
 from ddrl.admix.serving import open_mixer
 
 CONNECTIONS = 16
+SHARE = 0.7  # of the closed loop's requests per second, at which latencies are measured
 
 
 def bodies() -> list[bytes]:
@@ -159,35 +160,88 @@ def http(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def by_second(samples: Sequence[tuple[float, float, int]]) -> dict[str, list[float]]:
+    """Of each stretch between two of the samples (time [s], the server's processor time [s], answers so far): the
+    processor time an answer took [us], and the share of the stretch that the server was busy."""
+    stretches = list(itertools.pairwise(samples))
+    return {
+        "us_a_request": [1e6 * (b[1] - a[1]) / max(b[2] - a[2], 1) for a, b in stretches],
+        "busy": [(b[1] - a[1]) / (b[0] - a[0]) for a, b in stretches],
+    }
+
+
+def open_loop(
+    generator: Generator, process: psutil.Process, seconds: float, rate: float, seed: int
+) -> tuple[Result, dict[str, list[float]]]:
+    """What came back, and `by_second` of the server's process."""
+    samples: list[tuple[float, float, int]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        begin = time.perf_counter()
+        while not over.wait(max(begin + len(samples) - time.perf_counter(), 0)):
+            samples.append((time.perf_counter(), sum(process.cpu_times()[:2]), generator.result.answered))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    result = run(generator, None, seconds, rate, seed)
+    over.set()
+    looking.join()
+    return result, by_second(samples)
+
+
 def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Open loop while policies change."""
+    """Open loop while policies change, in turn with the bare server at the same share of its own capacity."""
     if "http" not in (known := known_figures(options.json, ["http"])):
         raise SystemExit("--part latency takes its rate from what --part http measured: run that first")
-    rate = 0.7 * known["http"]["requests_per_second"]["ours"]["median"]
+    capacity = known["http"]["requests_per_second"]
+    rates = {name: SHARE * capacity[name]["median"] for name in ("ours", "uvicorn path")}
     given = bodies()
     cores = sorted(os.sched_getaffinity(0))
     saved = load_policy(folder)
-    over = threading.Event()
-    vectors = [changed(folder, number) for number in range(1, 200)]
+    vectors = iter([changed(folder, number) for number in range(1, 200)])
+    results = {name: Result() for name in rates}
+    seconds: dict[str, dict[str, list[float]]] = {name: {"us_a_request": [], "busy": []} for name in rates}
 
-    def change() -> None:
-        for vector in vectors:
-            if over.wait(1.0):
-                return
-            save_policy(folder, saved.model, vector, env=saved.env)
+    def change(over: threading.Event) -> None:
+        while not over.wait(1.0):
+            save_policy(folder, saved.model, next(vectors), env=saved.env)
 
-    with server(ours(folder, "--reload-period", "0.2"), cores[0]) as (url, _):
+    with (
+        server(ours(folder, "--reload-period", "0.2"), cores[0]) as own,
+        server(["benchmarks.serve.bare", str(folder), "path"], cores[0]) as bare,
+    ):
         os.sched_setaffinity(0, cores[-1:])
-        run(Generator(url, given, CONNECTIONS), 5000, None, None)
-        writer = threading.Thread(target=change)
-        writer.start()
-        result = run(Generator(url, given, 64), None, 10.0 if options.short else 40.0, rate)
-        over.set()
-        writer.join()
+        servers = {"ours": own, "uvicorn path": bare}
+        for url, _ in servers.values():
+            run(Generator(url, given, CONNECTIONS), 5000, None, None)
+        for turn in range(1 if options.short else 4):
+            for name, (url, process) in servers.items():
+                over = threading.Event()
+                writer = threading.Thread(target=change, args=(over,))
+                if name == "ours":
+                    writer.start()
+                result, of_each = open_loop(Generator(url, given, 64), process, 10.0, rates[name], turn)
+                over.set()
+                if name == "ours":
+                    writer.join()
+                results[name].add(result)
+                for what, values in of_each.items():
+                    seconds[name][what] += values
         os.sched_setaffinity(0, cores)
-    figures = result.figures() | {"rate": rate, "share_of_capacity": 0.7, "goal_p99_ms": 10.0}
-    print(json.dumps(figures))
-    return figures
+    rows = {
+        name: result.figures() | {"rate": rates[name], "share_of_capacity": SHARE} | {"by_second": seconds[name]}
+        for name, result in results.items()
+    }
+    print_rows(
+        [
+            {"server": name}
+            | {key: row[key] for key in ("rate", "p50_ms", "p99_ms", "p999_ms")}
+            | {"processor us a request, by second": Timing.of(row["by_second"]["us_a_request"])}
+            for name, row in rows.items()
+        ]
+    )
+    return rows["ours"] | {"goal_p99_ms": 10.0, "bare": rows["uvicorn path"]}
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {

@@ -56,6 +56,15 @@ class Result:
     lost: int = 0  # requests whose connection closed before an answer
     latencies: list[float] = field(default_factory=list[float])  # [s]
 
+    def add(self, other: Result) -> None:
+        """Take over what another run sent and got."""
+        self.seconds += other.seconds
+        self.statuses += other.statuses
+        self.versions += other.versions
+        self.wrong += other.wrong
+        self.lost += other.lost
+        self.latencies += other.latencies
+
     @property
     def answered(self) -> int:
         """Answers of any status."""
@@ -90,6 +99,7 @@ class Generator:
         self._host = parts.hostname
         self._port = parts.port
         self._count = connections
+        self.result = Result()  # of the newest run, while it runs too
         self._rest = [body[body.index(b",") :] for body in bodies]
         self._head = b"POST /v1/decide HTTP/1.1\r\nhost: %s\r\ncontent-type: application/json\r\ncontent-length: " % (
             parts.netloc.encode()
@@ -104,7 +114,7 @@ class Generator:
 
     async def run(self, requests: int | None, seconds: float | None, rate: float | None, seed: int = 0) -> Result:
         """Send until `requests` are answered or `seconds` have passed; `rate` [1/s]: open loop."""
-        self._result = Result()
+        self.result = Result()
         try:
             made = [await asyncio.open_connection(self._host, self._port) for _ in range(self._count)]
         except OSError as error:
@@ -113,8 +123,8 @@ class Generator:
         end = math.inf if seconds is None else begin + seconds
         due = enumerate(_due_times(sys.maxsize if requests is None else requests, end, rate, seed), time.time_ns())
         await asyncio.gather(*(self._use(reader, writer, due) for reader, writer in made))
-        self._result.seconds = time.perf_counter() - begin
-        return self._result
+        self.result.seconds = time.perf_counter() - begin
+        return self.result
 
     async def _use(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, due: Iterable[tuple[int, float]]
@@ -129,7 +139,7 @@ class Generator:
                 size = head.partition(b"\r\ncontent-length: ")[2].partition(b"\r\n")[0]
                 body = await reader.readexactly(int(size))
             except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ValueError):
-                self._result.lost += 1  # also where what comes is no answer in HTTP
+                self.result.lost += 1  # also where what comes is no answer in HTTP
                 break
             self.take(number, at, int(head[9:12]), body)
             if b"\r\nconnection: close" in head:
@@ -138,7 +148,7 @@ class Generator:
 
     def take(self, number: int, due: float, status: int, body: bytes) -> None:
         """Count an answer."""
-        result = self._result
+        result = self.result
         result.latencies.append(time.perf_counter() - due)
         result.statuses[status] += 1
         if status == 200:
@@ -199,13 +209,13 @@ def bodies_of(contracts: Sequence[int], shape: tuple[int, int, int], count: int,
     return made
 
 
-def run(generator: Generator, requests: int | None, seconds: float | None, rate: float | None) -> Result:
+def run(generator: Generator, requests: int | None, seconds: float | None, rate: float | None, seed: int = 0) -> Result:
     """`Generator.run` on an event loop of its own, uvloop's where it is installed."""
     try:
         import uvloop
     except ModuleNotFoundError:
-        return asyncio.run(generator.run(requests, seconds, rate))
-    return uvloop.run(generator.run(requests, seconds, rate))
+        return asyncio.run(generator.run(requests, seconds, rate, seed))
+    return uvloop.run(generator.run(requests, seconds, rate, seed))
 
 
 def main(arguments: Iterable[str] | None = None) -> int:

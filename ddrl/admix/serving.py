@@ -231,6 +231,8 @@ class App:
             Route("/openapi.json", "GET", "This description.", None, dict[str, Any], lambda: document),
         )  # fmt: skip
         document = openapi_document(routes, MAX_BODY=config.max_body)
+        kinds = {route.taken for route in routes} - {None, bytes}
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(kind) for kind in kinds}
         for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = route
 
@@ -376,7 +378,9 @@ class App:
         if route.taken is None:
             given = route.action()
         else:
-            taken = body if route.taken is bytes else decode(body, route.taken, MessageError, UNREADABLE)
+            taken = (
+                body if route.taken is bytes else decode(body, self._decoders[route.taken], MessageError, UNREADABLE)
+            )
             given = route.action(taken)
             if isinstance(given, Awaitable):
                 given = await given

@@ -67,7 +67,7 @@ def _ending_after(server: Server, generator: load.Generator, answers: int) -> It
     take = generator.take
 
     def watch(*answer: Any) -> None:
-        if generator._result.answered == answers:
+        if generator.result.answered == answers:
             server.process.terminate()
         take(*answer)
 
