@@ -71,17 +71,16 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
     plan = {"calibration": 12 if short else 24, "blocks": 1 if short else 4, "length": 3 if short else 8}
     trace = ranks(5, "unequal", rows=rows, hidden=HIDDEN, shares=SHARES, **plan)
     overhead, speed, jitter = fit([row for row in trace if row["phase"] == "calibration"])
-    total = rows
     nodes = len(SHARES)
     lower = np.ones(nodes, np.int64)
-    upper = np.full(nodes, total)
-    best = balanced_sizes(total, overhead, speed, lower, upper)
-    equal_time = float((overhead + total / nodes / speed).max())
+    upper = np.full(nodes, rows)
+    best = balanced_sizes(rows, overhead, speed, lower, upper)
+    equal_time = float((overhead + rows / nodes / speed).max())
     best_time = float((overhead + best / speed).max())
     equal, affine, ddqn = (of_phase(trace, name) for name in ("equal", "affine", "ddqn"))
     phases = sorted({row["phase"] for row in trace if row["phase"].startswith("fixed")})
     fixed = {phase: Timing.of(of_phase(trace, phase)) for phase in phases}
-    simulated = simulate(overhead, speed, jitter, best, total)
+    simulated = simulate(overhead, speed, jitter, best, rows)
     speed_up = statistics.median(equal) / statistics.median(affine)
     allowed = equal_time / best_time
     switched = [row["sizes"] for row in trace if row["phase"] == "switched"]
@@ -103,7 +102,6 @@ def unequal(rows: int, short: bool) -> dict[str, Any]:
         "speed_up": speed_up,
         "speed_up_allowed": allowed,
         "share_of_allowed": speed_up / allowed,
-        "share_of_allowed_with_jitter": speed_up * simulated["affine"] / simulated["equal"],
         "fixed_s": fixed,  # the slow node's size the filter's times this
         "affine_over_best_fixed": statistics.median(affine) / min(one.median for one in fixed.values()),
         "ddqn_over_affine": statistics.median(ddqn) / statistics.median(affine),

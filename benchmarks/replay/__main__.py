@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -156,23 +155,9 @@ def rows(short: bool, peers: list[Peer]) -> dict[str, Any]:
         "prioritized 256, sample and update": summarize(prioritized),
         "add 1": summarize(alternate({"ddrl": one, "limit": limit.append(1)}, rounds, peers, "add 1")),
         "add 256": summarize(alternate({"ddrl": many, "limit": limit.append(256)}, rounds, peers, "add 256")),
-        "add 256 interleaved rows of 256 streams": summarize(alternate({"ddrl": drained_rows(plain)}, rounds)),
     }
     show(figures)
     return figures
-
-
-def drained_rows(replay: ExperienceReplay) -> Callable[[], None]:
-    """256 rows as a trainer's drain hands them over: one of each of 256 streams, whose episodes end after 200 steps."""
-    blocks = []
-    for step in range(201):
-        block = np.zeros(256, replay.row_dtype)
-        block["stream"] = np.arange(256)
-        block["step"] = step
-        block["kind"] = int(step == 200)
-        blocks.append(block)
-    turns = itertools.cycle(blocks)
-    return lambda: replay.record_rows(next(turns))
 
 
 def atari(short: bool, peers: list[Peer]) -> dict[str, Any]:
@@ -191,10 +176,9 @@ def atari(short: bool, peers: list[Peer]) -> dict[str, Any]:
         updating: Cases = {"ddrl": learning(replay, prioritized, batch), "limit": limit.transitions(batch, tree=True)}
         drawn = alternate(updating, rounds, peers, f"atari-prioritized {size} {batch}")
         figures[f"prioritized {batch}, sample and update"] = summarize(drawn)
-    show(figures)
     stacked = size * 4 * 84 * 84
     figures["memory"] = {"bytes": stored, "stacked bytes": stacked, "ratio": stacked / stored}
-    print(f"memory: {stored / 1e9:.2f} GB, {stacked / stored:.2f} times less than stored stacks")
+    show(figures)
     return figures
 
 
@@ -209,12 +193,9 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     print(f"\n== {name}", flush=True)
     interpreters = (text.split("=", 1) for text in options.peer)
     peers = [Peer(peer, python, "replay_buffers.py", peer) for peer, python in interpreters]
-    begin = time.perf_counter()
     figures = PARTS[name](options.short, peers)
     gc.collect()
-    versions = {peer.name: peer.ask("version") for peer in peers}
-    seconds = time.perf_counter() - begin
-    return {"short": options.short, "seconds": seconds, "peers": versions, "figures": figures}
+    return {"peers": {peer.name: peer.ask("version") for peer in peers}, "figures": figures}
 
 
 def main() -> None:

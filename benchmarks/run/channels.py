@@ -46,13 +46,10 @@ def lane_moves(spec: EnvSpec, count: int, rounds: int) -> dict[str, Any]:
             np.copyto(target, between)
 
     seconds = interleave({"lane": move, "memcpy": copy}, rounds, warmup=3)
-    lane_time = Timing.of(seconds["lane"])
     return {
         "row_bytes": dtype.itemsize,
         "rows_at_once": count,
-        "rows_per_second": count * repeat / lane_time.median,
-        "gigabytes_per_second": count * repeat * dtype.itemsize / lane_time.median / 1e9,
-        "seconds": lane_time,
+        "us_a_row": Timing.of([1e6 * each / repeat / count for each in seconds["lane"]]),
         "over_two_memcpy": ratios(seconds["lane"], seconds["memcpy"]),
     }
 

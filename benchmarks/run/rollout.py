@@ -153,7 +153,7 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
         name: [count / second for count, second in zip(taken[name][-rounds:], seconds[name], strict=True)]
         for name in players
     }
-    found: dict[str, Any] = {"env": env_id, "num_envs": num_envs, "vector_steps": steps}
+    found: dict[str, Any] = {"env": env_id, "num_envs": num_envs}
     found["network"] = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
     found["env_steps_per_second"] = {name: harness.Timing.of(values) for name, values in rates.items()}
     found["rollout_to_bare"] = harness.ratios(rates["rollout"], rates["bare"])
@@ -177,9 +177,7 @@ def main() -> None:
         name = f"{result['env']} x{result['num_envs']}"
         rows.append({"env steps/s": name, **rates, "rollout over bare": result["rollout_to_bare"]})
     harness.print_rows(rows)
-    pong = results[-1]["env_steps_per_second"]["rollout"].median * 4
-    print(f"Pong: {pong:,.0f} frames/s in the rollout")
-    harness.save(options.json, {"results": results, "pong_frames_per_second": pong, "epsilon": EPSILON})
+    harness.save(options.json, {"results": results, "epsilon": EPSILON})
 
 
 if __name__ == "__main__":

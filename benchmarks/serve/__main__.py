@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -78,9 +78,7 @@ def inprocess(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     with_log = ratios(seconds["bare"], seconds["ours, log"])
     print_table(["", "us a request"], list(micro.items()))
     print(f"speed of ours as a share of the bare path: {share}; with the log: {with_log}")
-    sizes = sorted(len(body) for body in given)
     return {
-        "body_bytes": sizes[len(sizes) // 2],
         "us_a_request": micro,
         "share_of_bare": share,
         "share_with_log": with_log,
@@ -111,137 +109,112 @@ def ours(folder: Path, *options: str) -> list[str]:
     return ["ddrl.serve", str(folder), "--port", "0", "--new-day", *options]
 
 
+def in_turn(
+    commands: Mapping[str, Sequence[str]], turns: int, ask: Callable[[str, str, psutil.Process, int], object]
+) -> None:
+    """`ask(name, url, process, turn)` of servers on the first core, in turn, from the last core."""
+    cores = sorted(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(server(command, cores[0])) for name, command in commands.items()}
+        os.sched_setaffinity(0, cores[-1:])
+        for turn in range(turns):
+            for name, (url, process) in servers.items():
+                ask(name, url, process, turn)
+        os.sched_setaffinity(0, cores)
+
+
 def http(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Closed loop, servers in turn."""
     given = bodies()
-    cores = sorted(os.sched_getaffinity(0))
     commands = {"ours": ours(folder, "--reload-period", "0")}
-    commands["ours, log"] = [
-        *commands["ours"],
-        "--write-log",
-        str(folder / "http-log"),
-        "--state",
-        str(folder / "s.json"),
-    ]
+    log = folder / "http-log"
+    commands["ours, log"] = [*commands["ours"], "--write-log", str(log), "--state", f"{log}.json"]
     for kind in ("path", "empty"):
         commands[f"uvicorn {kind}"] = ["benchmarks.serve.bare", str(folder), kind]
     rates: dict[str, list[float]] = {name: [] for name in commands}
     processor: dict[str, list[float]] = {name: [] for name in commands}
-    with ExitStack() as stack:
-        urls = {name: stack.enter_context(server(command, cores[0])) for name, command in commands.items()}
-        os.sched_setaffinity(0, cores[-1:])
-        for turn in range(3 if options.short else 6):
-            for name, (url, process) in urls.items():
-                before = sum(process.cpu_times()[:2])
-                generator = Generator(url, given, CONNECTIONS)
-                result = run(generator, 1000 if not turn else 4000 if options.short else 15_000, None, None)
-                if turn:
-                    rates[name].append(result.answered / result.seconds)
-                    processor[name].append(1e6 * (sum(process.cpu_times()[:2]) - before) / result.answered)
-        os.sched_setaffinity(0, cores)
+
+    def ask(name: str, url: str, process: psutil.Process, turn: int) -> None:
+        before = sum(process.cpu_times()[:2])
+        requests = 1000 if not turn else 4000 if options.short else 15_000
+        result = run(Generator(url, given, CONNECTIONS), requests, None, None)
+        if turn:
+            rates[name].append(result.answered / result.seconds)
+            processor[name].append(1e6 * (sum(process.cpu_times()[:2]) - before) / result.answered)
+
+    in_turn(commands, 3 if options.short else 6, ask)
     rows = {name: Timing.of(values) for name, values in rates.items()}
     micro = {name: Timing.of(values) for name, values in processor.items()}
     shares = {name: ratios(rates["ours"], values) for name, values in rates.items() if name != "ours"}
-    processor_shares = {name: ratios(values, processor["ours"]) for name, values in processor.items() if name != "ours"}
     print_rows(
         [
-            {"server": name, "requests/s": rows[name], "ours / it": shares.get(name)}
-            | {"processor us a request": micro[name], "it / ours": processor_shares.get(name)}
-            for name in rows
+            {"server": name, "requests/s": rows[name], "ours / it": shares.get(name), "processor us a request": one}
+            for name, one in micro.items()
         ]
     )
     return {
         "requests_per_second": rows,
         "share_of": shares,
         "processor_us_a_request": micro,
-        "share_of_by_processor": processor_shares,
         "goal": 0.6,
         "connections": CONNECTIONS,
     }
 
 
-def by_second(samples: Sequence[tuple[float, float, int]]) -> dict[str, list[float]]:
-    """Of each stretch between two of the samples (time [s], the server's processor time [s], answers so far): the
-    processor time an answer took [us], and the share of the stretch that the server was busy."""
-    stretches = list(itertools.pairwise(samples))
-    return {
-        "us_a_request": [1e6 * (b[1] - a[1]) / max(b[2] - a[2], 1) for a, b in stretches],
-        "busy": [(b[1] - a[1]) / (b[0] - a[0]) for a, b in stretches],
-    }
-
-
 def open_loop(
-    generator: Generator, process: psutil.Process, seconds: float, rate: float, seed: int
-) -> tuple[Result, dict[str, list[float]]]:
-    """What came back, and `by_second` of the server's process."""
-    samples: list[tuple[float, float, int]] = []
+    generator: Generator, process: psutil.Process, rate: float, seed: int, change: Callable[[], object]
+) -> tuple[Result, list[float]]:
+    """What came back in ten seconds, each of which began with a `change`; and the server's processor time an answer, by
+    second [us]."""
+    samples: list[tuple[float, int]] = []
+    begin = time.perf_counter()
     over = threading.Event()
 
-    def look() -> None:
-        begin = time.perf_counter()
+    def each_second() -> None:
         while not over.wait(max(begin + len(samples) - time.perf_counter(), 0)):
-            samples.append((time.perf_counter(), sum(process.cpu_times()[:2]), generator.result.answered))
+            samples.append((sum(process.cpu_times()[:2]), generator.result.answered))
+            change()
 
-    looking = threading.Thread(target=look)
-    looking.start()
-    result = run(generator, None, seconds, rate, seed)
+    thread = threading.Thread(target=each_second)
+    thread.start()
+    result = run(generator, None, 10.0, rate, seed)
     over.set()
-    looking.join()
-    return result, by_second(samples)
+    thread.join()
+    return result, [1e6 * (b[0] - a[0]) / max(b[1] - a[1], 1) for a, b in itertools.pairwise(samples)]
 
 
 def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Open loop while policies change, in turn with the bare server at the same share of its own capacity."""
-    if "http" not in (known := known_figures(options.json, ["http"])):
+    known = known_figures(options.json, ["http"])
+    if not known:
         raise SystemExit("--part latency takes its rate from what --part http measured: run that first")
-    capacity = known["http"]["requests_per_second"]
-    rates = {name: SHARE * capacity[name]["median"] for name in ("ours", "uvicorn path")}
     given = bodies()
-    cores = sorted(os.sched_getaffinity(0))
     saved = load_policy(folder)
-    vectors = iter([changed(folder, number) for number in range(1, 200)])
-    results = {name: Result() for name in rates}
-    seconds: dict[str, dict[str, list[float]]] = {name: {"us_a_request": [], "busy": []} for name in rates}
+    numbers = itertools.count(1)
+    commands = {"ours": ours(folder, "--reload-period", "0.2")}
+    commands["uvicorn path"] = ["benchmarks.serve.bare", str(folder), "path"]
+    rates = {name: SHARE * known["http"]["requests_per_second"][name]["median"] for name in commands}
+    results = {name: Result() for name in commands}
+    seconds = {name: list[float]() for name in commands}
 
-    def change(over: threading.Event) -> None:
-        while not over.wait(1.0):
-            save_policy(folder, saved.model, next(vectors), env=saved.env)
+    def change() -> None:
+        save_policy(folder, saved.model, changed(folder, next(numbers)), env=saved.env)
 
-    with (
-        server(ours(folder, "--reload-period", "0.2"), cores[0]) as own,
-        server(["benchmarks.serve.bare", str(folder), "path"], cores[0]) as bare,
-    ):
-        os.sched_setaffinity(0, cores[-1:])
-        servers = {"ours": own, "uvicorn path": bare}
-        for url, _ in servers.values():
+    def ask(name: str, url: str, process: psutil.Process, turn: int) -> None:
+        if not turn:
             run(Generator(url, given, CONNECTIONS), 5000, None, None)
-        for turn in range(1 if options.short else 4):
-            for name, (url, process) in servers.items():
-                over = threading.Event()
-                writer = threading.Thread(target=change, args=(over,))
-                if name == "ours":
-                    writer.start()
-                result, of_each = open_loop(Generator(url, given, 64), process, 10.0, rates[name], turn)
-                over.set()
-                if name == "ours":
-                    writer.join()
-                results[name].add(result)
-                for what, values in of_each.items():
-                    seconds[name][what] += values
-        os.sched_setaffinity(0, cores)
-    rows = {
-        name: result.figures() | {"rate": rates[name], "share_of_capacity": SHARE} | {"by_second": seconds[name]}
-        for name, result in results.items()
-    }
-    print_rows(
-        [
-            {"server": name}
-            | {key: row[key] for key in ("rate", "p50_ms", "p99_ms", "p999_ms")}
-            | {"processor us a request, by second": Timing.of(row["by_second"]["us_a_request"])}
-            for name, row in rows.items()
-        ]
-    )
-    return rows["ours"] | {"goal_p99_ms": 10.0, "bare": rows["uvicorn path"]}
+            return
+        each_second = change if name == "ours" else lambda: None
+        result, taken = open_loop(Generator(url, given, 64), process, rates[name], turn, each_second)
+        results[name].add(result)
+        seconds[name] += taken
+
+    in_turn(commands, 2 if options.short else 5, ask)
+    figures: dict[str, Any] = {}
+    for name, result in results.items():
+        figures[name] = result.figures() | {"rate": rates[name], "us_by_second": seconds[name]}
+        print(name, figures[name])
+    return {**figures, "share_of_capacity": SHARE, "goal_p99_ms": 10.0}
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {

@@ -21,6 +21,7 @@ from benchmarks.admix import rooms
 from benchmarks.harness import Timing, bootstrapped_mean, interleave, ratios
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
+from ddrl.admix import load
 from ddrl.admix.load import Generator
 from tests.waiting import wait_until
 
@@ -92,25 +93,27 @@ def test_no_run_of_a_load_asks_what_an_earlier_one_has_asked_which_is_answered_f
     assert len(set(Slow.ids)) == 9
 
 
-def test_a_server_s_processor_time_a_request_is_that_of_its_own_second() -> None:
-    found = serve.by_second([(10.0, 3.0, 0), (11.0, 3.5, 5000), (13.0, 5.5, 9000), (14.0, 5.5, 9000)])
-    assert found["us_a_request"] == pytest.approx([100.0, 500.0, 0.0])
-    assert found["busy"] == pytest.approx([0.5, 1.0, 0.0])
-
-
-def test_an_open_loop_samples_the_server_while_it_answers_and_runs_are_added_up(slow: str) -> None:
+def test_an_open_loop_samples_the_server_while_it_answers_and_runs_are_added_up(slow: str, monkeypatch) -> None:
     answered: list[int] = []
+    changes: list[int] = []
 
     class Process:
         def cpu_times(self) -> tuple[float, float, float]:
             answered.append(generator.result.answered)
-            return (1.0 * answered[-1], 1.0 * answered[-1], 1000.0)  # of the user, of the system, of its children
+            return (2e-6 * answered[-1], 3e-6 * answered[-1], 1000.0)  # of the user, of the system, of its children
 
+    def run(*given: Any) -> Any:
+        of, requests, seconds, *rest = given
+        assert (requests, seconds) == (None, 10.0)
+        return load.run(of, requests, 2.2, *rest)
+
+    monkeypatch.setattr(serve, "run", run)
     generator = Generator(slow, [b'{"request_id":0,"ad":[]}'], connections=1)
-    result, seconds = serve.open_loop(generator, Process(), 2.2, 1 / Slow.SECONDS / 4, 3)  # type: ignore[arg-type]
-    assert len(answered) >= 3
+    rate = 1 / Slow.SECONDS / 4
+    result, taken = serve.open_loop(generator, Process(), rate, 3, lambda: changes.append(1))  # type: ignore[arg-type]
+    assert len(answered) == len(changes) >= 3
     assert answered[0] == 0 < answered[1] < answered[2]
-    assert seconds["us_a_request"] == pytest.approx([2e6] * (len(answered) - 1))
+    assert taken == pytest.approx([5.0] * (len(answered) - 1))
     total = serve.Result(seconds=1.0, wrong=2, lost=3, latencies=[9.0])
     total.add(result)
     assert (total.answered, total.wrong, total.lost) == (result.answered, 2, 3)
