@@ -131,9 +131,6 @@ class Root:
         self.wait_until_ready()
         connect(self.comm, self.sender.executor.plan)
         self.sender.confirms.clear()
-        self.started = []
-        self.ended = []
-        self._unconfirmed = {}
         return choice
 
     def step(self, may_publish: bool) -> None:
@@ -160,15 +157,11 @@ class Root:
         """Send a case's models; its figures."""
         choice = self.plan(case)
         executor = self.sender.executor
-        models = case["models"]
-        in_flight = case["versions_in_flight"]
+        self.carry(self.mailbox.slots, case)  # as in a long run, no memory is used for the first time after it
+        before = len(self.ended)
         sent_before = executor.traffic.bytes_sent
         busy_before = busy()
-        limit = time.perf_counter() + case["limit"]
-        while len(self.ended) < models:
-            self.step(len(self.started) < models and len(self.started) - len(self.ended) < in_flight)
-            if time.perf_counter() > limit:  # what has begun still ends
-                models = len(self.started)
+        self.carry(case["models"], case)
         busy_after = busy()
         seconds = [end - start for start, end in zip(self.started, self.ended, strict=True)]
         return {
@@ -177,16 +170,27 @@ class Root:
             "parameters": choice.parameters,
             "expected": choice.seconds,
             "seconds": seconds,
-            "periods": self.periods(seconds, in_flight),
+            "carried": before + len(seconds),
+            "periods": self.periods(seconds, case["versions_in_flight"]),
             "root_bytes": (executor.traffic.bytes_sent - sent_before) / len(self.ended),
             "cpu": (busy_after[0] - busy_before[0]) / max(1.0, busy_after[1] - busy_before[1]),
             "problems": list(self.sender.problems)[-3:],
         }
 
+    def carry(self, models: int, case: dict[str, Any]) -> None:
+        """Send so many models of a case; at its limit of time what has begun still ends."""
+        self.started = []
+        self.ended = []
+        limit = time.perf_counter() + case["limit"]
+        while len(self.ended) < models:
+            self.step(len(self.started) < min(models, len(self.ended) + case["versions_in_flight"]))
+            if time.perf_counter() > limit:
+                models = len(self.started)
+
     def periods(self, seconds: list[float], in_flight: int) -> list[float]:
         """Seconds a model in the steady state: the first models find idle links, the last ones have them alone."""
         if in_flight == 1:
-            return seconds[min(1, len(seconds) - 1) :]
+            return seconds
         first = in_flight - 1
         last = len(seconds) - in_flight
         if last > first:
@@ -217,7 +221,7 @@ def run_cases(comm: MPI.Comm, group: dict[str, Any], found: dict[str, Any], save
     for index, figures in enumerate(found["results"]):
         # A relay notes what it sent when a plan takes over: before the first plan, of the root's first, of each case.
         counted = [sent[index + 2] for sent in everyone[1:] if len(sent) > index + 2]
-        models = len(figures["seconds"])
+        models = figures["carried"]
         figures["relay_bytes"] = [nbytes / models for nbytes, _ in counted]
         figures["relay_seconds"] = float(np.mean([used for _, used in counted] or [math.nan])) / models
     save()

@@ -154,7 +154,6 @@ def measure(env_id: str, num_envs: int, hidden: list[int], steps: int, rounds: i
         for name in players
     }
     found: dict[str, Any] = {"env": env_id, "num_envs": num_envs}
-    found["network"] = hidden if len(spec.observation.shape) == 1 else "nature_cnn"
     found["env_steps_per_second"] = {name: harness.Timing.of(values) for name, values in rates.items()}
     found["rollout_to_bare"] = harness.ratios(rates["rollout"], rates["bare"])
     return found

@@ -5,7 +5,7 @@ inprocess  bytes to bytes on one thread: ours, ours with its log of decisions, t
 http       closed loop, servers on one core, the generator on another: ours, ours with its log, bare servers with the
            bare path and with a fixed answer, on uvicorn
 latency    open loop at 70 % of what `http` measured, a newer policy saved every second; in turn with the bare path at
-           70 % of its own; the server's processor time a request, second by second
+           70 % of its own; the server's processor time a request, second by second; `latency_half` at 50 %
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from ddrl.admix.mixer import DisplayRequest
 from ddrl.admix.serving import open_mixer
 
 CONNECTIONS = 16
-SHARE = 0.7  # of the closed loop's requests per second, at which latencies are measured
 
 
 def bodies() -> list[bytes]:
@@ -183,7 +182,7 @@ def open_loop(
     return result, [1e6 * (b[0] - a[0]) / max(b[1] - a[1], 1) for a, b in itertools.pairwise(samples)]
 
 
-def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def latency(folder: Path, options: argparse.Namespace, share: float = 0.7) -> dict[str, Any]:
     """Open loop while policies change, in turn with the bare server at the same share of its own capacity."""
     known = known_figures(options.json, ["http"])
     if not known:
@@ -193,7 +192,7 @@ def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     numbers = itertools.count(1)
     commands = {"ours": ours(folder, "--reload-period", "0.2")}
     commands["uvicorn path"] = ["benchmarks.serve.bare", str(folder), "path"]
-    rates = {name: SHARE * known["http"]["requests_per_second"][name]["median"] for name in commands}
+    rates = {name: share * known["http"]["requests_per_second"][name]["median"] for name in commands}
     results = {name: Result() for name in commands}
     seconds = {name: list[float]() for name in commands}
 
@@ -214,13 +213,14 @@ def latency(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     for name, result in results.items():
         figures[name] = result.figures() | {"rate": rates[name], "us_by_second": seconds[name]}
         print(name, figures[name])
-    return {**figures, "share_of_capacity": SHARE, "goal_p99_ms": 10.0}
+    return {**figures, "share_of_capacity": share, "goal_p99_ms": 10.0}
 
 
 PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
     "inprocess": inprocess,
     "http": http,
     "latency": latency,
+    "latency_half": partial(latency, share=0.5),
 }
 
 
