@@ -49,6 +49,8 @@ def test_small_cases_of_the_formulas_are_those_that_one_counts_by_hand():
     assert costs.chain_seconds(n, S, B, a, 1) == 4 * (a + 8)
     assert costs.chain_seconds(n, S, B, a, 4) == 4 * (a + 2) + 3 * (a + 2)  # the last chunk has 3 more hosts to pass
     assert costs.chain_seconds(n, S, B, a, 4, 1.0) == 4 * (a + 2) + 3 * (a + 1)  # an idle link is a byte ahead
+    assert costs.stripes_seconds(n, S, B, a, 2, 4) == 4 * (a + 2) + 3 * (a + 2)  # the last to one host, which serves 2
+    assert costs.stripes_seconds(9, S, B, a, 3, 4) == 4 * (a + 2) + 4 * (a + 2)  # which serves 3
 
 
 def test_best_relays_is_the_minimum_of_its_formula():

@@ -53,6 +53,21 @@ def test_a_loaded_learner_goes_on_bit_for_bit(saved: tuple[Learner, Path]) -> No
     assert go_on(other) == expected
 
 
+def test_one_that_begins_from_it_has_its_networks_and_target_copies_and_nothing_else(
+    saved: tuple[Learner, Path],
+) -> None:
+    learner, path = saved
+    other = dropout_learner(9)
+    before = other.state()
+    other.begin_from(path)
+    theirs = learner.state()
+    found = other.state()
+    assert any((theirs[name] != before[name]).any() for name in theirs if name.startswith("value.target."))
+    for name, array in found.items():
+        taken = name.startswith(("value.online.", "value.target."))
+        np.testing.assert_array_equal(array, theirs[name] if taken else before[name], err_msg=name)
+
+
 def test_the_generator_is_part_of_the_state(saved: tuple[Learner, Path]) -> None:
     learner, path = saved
     expected = go_on(learner)

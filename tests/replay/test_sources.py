@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RunConfig
+from ddrl.core.config import Config, LearnerConfig, ReplayConfig, RolloutConfig, RunConfig
 from ddrl.core.errors import CheckpointError, ConfigError
 from ddrl.core.rows import RowKind, RowSchema, row_schema
 from ddrl.core.specs import ArraySpec, Column, ColumnRole, EnvSpec, Experience
@@ -184,6 +184,33 @@ def test_trajectories_older_than_the_lag_are_dropped_and_counted() -> None:
     assert not source.pacing.ready()
     assert source.figures()["trajectories_dropped"] == 9
     assert source.pacing.insertable() == 2 * 32 - 4
+
+
+@pytest.mark.parametrize(("place", "dropped"), [(0, 1), (-1, 0)], ids=["the first step", "the state after the last"])
+def test_the_oldest_step_of_a_trajectory_decides_whether_it_is_too_old(place: int, dropped: int) -> None:
+    rows = episode(SCHEMA, 0, 4, version=6)
+    rows["policy_version"][place] = 3
+    source = trajectories(4, lag=2)
+    source.record(rows, 6)
+    assert source.figures()["trajectories_dropped"] == dropped
+
+
+def test_weights_fall_with_the_lag_in_updates_of_which_a_version_holds_several() -> None:
+    rollout = RolloutConfig(max_policy_lag=19, at_max_lag="weight")
+    source = make_source(
+        Config(
+            replay=ReplayConfig(capacity=1000, min_size=1, samples_per_insert=0.0, n_step=1),
+            learner=LearnerConfig(batch_size=64, publish_period=10),
+            rollout=rollout,
+        ),
+        SCHEMA,
+        Experience(),
+    )
+    for version in (1, 4, 5):
+        source.record(episode(SCHEMA, version, 4, version=version), 5)
+    batch = source.sample()
+    assert set(batch.policy_version.tolist()) == {1, 4, 5}
+    np.testing.assert_allclose(batch.weight, np.where(batch.policy_version == 1, 20 / 41, 1.0), rtol=1e-6)
 
 
 def test_trajectories_that_wait_survive_a_checkpoint(tmp_path: Path) -> None:
