@@ -159,6 +159,7 @@ def traffic():
         first_send=min(sends, default=0),
         last_send=max(sends, default=0),
         chunks=host.relay.models.executor.plan.chunks,
+        sources=host.relay.models.in_force.sources if RANK == 0 else [],
         sealed=row["versions_sealed"].value,
         mirrored=[mirror.row(0)["versions_sealed"].value for mirror in host.mirrors],
     )

@@ -80,19 +80,20 @@ def test_the_trainers_host_sends_one_model_and_each_host_receives_one_and_forwar
 
 
 @pytest.mark.parametrize(
-    ("scheme", "shards", "copies"),
+    ("scheme", "shards", "copies", "sources"),
     [
-        ("sharded", 2, [1, 1, 1, 0]),
-        (BINOMIAL, 0, [2, 1, 0, 0]),
-        pytest.param("direct", 0, [3, 0, 0, 0], marks=pytest.mark.long),
-        pytest.param("sharded", 1, [1, 2, 0, 0], marks=pytest.mark.long),
+        ("sharded", 2, [1, 1, 1, 0], [0, 0, 1]),
+        (BINOMIAL, 0, [2, 1, 0, 0], [0, 0, 1]),
+        pytest.param("direct", 0, [3, 0, 0, 0], [0, 0, 0], marks=pytest.mark.long),
+        pytest.param("sharded", 1, [1, 2, 0, 0], [0, 1, 1], marks=pytest.mark.long),
     ],
 )
-def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies):
+def test_each_scheme_loads_hosts_as_the_cost_model_says(scheme, shards, copies, sources):
     everyone = run(4, "traffic", scheme, shards, 0)
     size, chunks = 1 << 22, everyone[0]["chunks"]
     assert chunks == max(1, shards)
     assert [round(host["sent"] / size, 2) for host in everyone] == copies
+    assert everyone[0]["sources"] == sources  # of each other host, whoever sends it the most
     assert sum(host["sent"] for host in everyone) == 3 * (size + MODEL_HEADER_BYTES + chunks * HEADER_BYTES)
 
 
