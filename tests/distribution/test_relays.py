@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING
 from ddrl.distribution import flows
-from ddrl.distribution.membership import Table
+from ddrl.distribution.membership import HostLeftOut, Table
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
 from tests.sources import environment
 from tests.waiting import PATIENCE
@@ -319,3 +319,30 @@ def test_links_are_not_measured_before_each_connection_of_a_host_that_was_cut_of
     assert not answers_after(600.0, 1)
     assert not answers_after(119.0, 1, 2)
     assert answers_after(2.0, 1, 2)  # TCP never waits longer than two minutes
+
+
+def test_a_host_is_left_out_for_its_own_silence_and_not_for_time_in_which_the_root_stood_still(monkeypatch):
+    now = [100.0]
+    left_out: list[int] = []
+    monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    leave_out = lambda host: not left_out.append(host)  # noqa: E731
+    membership = SimpleNamespace(shrinks=True, beat=None, leave_out=leave_out)
+    mirror = SimpleNamespace(load=lambda values: None)
+    tables = flows.TablesIn(membership, [mirror, mirror], {}, None, 20.0)
+    load = tables.handlers()[Table]
+    for host in (1, 2):
+        load(host, Table(np.zeros((1, 1))))
+    for _ in range(3):
+        now[0] += 1000.0  # the root's relay was stopped
+        tables.progress()
+    assert not left_out
+
+    def hear_of_host_1_alone(seconds: float) -> None:
+        for _ in range(round(seconds / flows.TABLE_PERIOD)):
+            now[0] += flows.TABLE_PERIOD
+            load(1, Table(np.zeros((1, 1))))
+            tables.progress()
+
+    with pytest.raises(HostLeftOut, match=r"host 2 has shown no sign of life for 20 s \(cluster\.host_limit\)"):
+        hear_of_host_1_alone(25.0)
+    assert left_out == [2]
