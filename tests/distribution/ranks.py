@@ -192,8 +192,8 @@ def replanned():
             if published < 9:
                 published += 1
                 host.publish(published)
-            elif host.relay.models.settled and not host.relay.models._refused:
-                host.stop()
+            elif host.relay.models._watch.cases == 2 and host.relay.models.settled and not host.relay.models._refused:
+                host.stop()  # a host that was silent for a while is waited for before links are measured
         pin = host.reader.pin() if RANK else None
         if pin is not None and (not seen or pin.version != seen[-1]):
             seen.append(pin.version)
