@@ -161,6 +161,10 @@ assert update.samples == 192 and collection.counts.dropped == 1
 assert max(times[rule] for rule in RULES) < times["formula, p = 1"] < times["equal"]
 assert times["rhythm"] == times["affine"], "one slow-down has no rhythm"
 assert times["DDQN"] < times["equal"]
+late = -4 * played["equal"][:, :, 2]  # of four nodes with equal sizes: whole nodes are dropped
+np.testing.assert_allclose(late, late.round(), atol=1e-6)
+np.testing.assert_allclose(dropped["equal"], late.mean() / 4)
+assert late.max() >= 1
 for line, way in zip(compared.data, ways):
     assert line.name == way
     np.testing.assert_allclose(line.y.mean(), times[way])
