@@ -112,8 +112,8 @@ def test_an_evaluation_has_histograms_of_what_each_rollout_did_since_the_one_bef
     assert sum(found[2]["rollouts/env_steps"].bucket) == 3
 
 
-@pytest.mark.parametrize("end", [b"", b"\x00" * 5, b"\xff" * 40])
-def test_event_files_of_a_resumed_run_have_no_point_past_its_checkpoint(tmp_path, end):
+@pytest.mark.parametrize(("at", "end"), [(250, b""), (250, b"\x00" * 5), (250, b"\xff" * 40), (200, b"")])
+def test_event_files_of_a_resumed_run_have_no_point_past_its_checkpoint(tmp_path, at, end):
     files = TensorBoardFiles(tmp_path)
     for steps in (100, 200, 300):
         files.evaluation(Evaluation(1.0, 1.0, float(steps), 1.0, 1.0, 1.0, 20))
@@ -121,13 +121,13 @@ def test_event_files_of_a_resumed_run_have_no_point_past_its_checkpoint(tmp_path
     (first,) = (tmp_path / "tensorboard").iterdir()
     first = first.rename(first.with_name(first.name.replace(".tfevents.", ".tfevents.0")))  # as of an earlier second
     first.write_bytes(first.read_bytes() + end)
-    files = TensorBoardFiles(tmp_path, resumed_at=250.0)
+    files = TensorBoardFiles(tmp_path, resumed_at=float(at))
     files.evaluation(Evaluation(1.0, 1.0, 260.0, 1.0, 1.0, 1.0, 20))
     files.close()
     events = read_events(tmp_path / "tensorboard")
     assert [event.step for event in events if event.HasField("summary")] == [100, 200, 260]
     starts = [event for event in events if event.HasField("session_log")]
-    assert [(event.step, event.session_log.status) for event in starts] == [(251, SessionLog.START)]
+    assert [(event.step, event.session_log.status) for event in starts] == [(at + 1, SessionLog.START)]
 
 
 def test_an_event_file_of_a_run_says_what_it_is_learned_with_and_nothing_of_where_alerts_go(tmp_path):
