@@ -73,6 +73,16 @@ sys.stdin.read()
 """
 
 
+def test_a_peer_s_seconds_are_those_of_its_process_without_evaluation_and_confirmation(monkeypatch) -> None:
+    clock = iter([100.0, 190.0])
+    out = json.dumps({"evaluation_seconds": 20.0, "confirmation_seconds": 5.0, "processor_seconds": 60.0})
+    done = solve.subprocess.CompletedProcess([], 0, out, "")
+    monkeypatch.setattr(solve.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(solve.time, "perf_counter", lambda: next(clock))
+    found = solve.run_peer("python", ["sb3_solve.py"], 1, 475.0)
+    assert (found["seconds"], found["processor_seconds"], found["seed"]) == (65.0, 60.0, 1)
+
+
 def test_the_evaluator_s_processor_time_is_told_from_that_of_other_processes() -> None:
     names = ("ddrl 1 evaluator", "ddrl 2 rollout")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
