@@ -3,10 +3,12 @@ under each name."""
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from ddrl.core.config import ReplayConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
@@ -111,8 +113,11 @@ ACCOUNTS = {
 WAITING = """
 import sys
 from streamlit.testing.v1 import AppTest
+from ddrl.dashboard import drawing
 app, runs = sys.argv[1:]
 sys.argv = [app, runs]
+drawn = {}
+drawing.draw = lambda place, figure, key, open_point: drawn.update({key: figure})
 test = AppTest.from_file(app, default_timeout=600)
 test.session_state["wanted page"] = "distribution"
 test.run()
@@ -124,6 +129,10 @@ test.run()
 assert not test.exception, test.exception
 wanted = "What the run has counted cannot be read: it is damaged, or another version's."
 assert wanted in [one.value for one in test.caption], test.caption
+shares = {line.name: line.y[50] for line in drawn["priorities"].data}  # of the quarter with the highest priorities
+assert {name: round(share, 6) for name, share in shares.items()} == {
+    "exponent 0.5": 0.4, "uniform": 0.25, "proportional": round(16 / 30, 6),
+}, shares
 """
 
 
@@ -131,9 +140,11 @@ def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are_o
     pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.toml").write_text(config_to_toml(CONFIG))
-    with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), CONFIG) as recorder:  # which writes a last record
+    config = replace(CONFIG, replay=ReplayConfig(selector="prioritized", priority_exponent=0.5))
+    (run / "config.toml").write_text(config_to_toml(config))
+    with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), config) as recorder:  # which writes a last record
         recorder.record_snapshot(LEDGER, state="damaged")
+        recorder.record_snapshot("replay", probabilities=np.array([0.1, 0.4, 0.3, 0.2]))  # of priorities 1, 16, 9, 4
     app = ROOT / "ddrl" / "dashboard" / "app.py"
     command = [sys.executable, "-c", WAITING, str(app), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
