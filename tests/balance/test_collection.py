@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddrl.balance.collection import Collection, CollectionSettings
+from ddrl.balance.leader import mean_figures
 from ddrl.core.errors import ConfigError
 
 
@@ -199,3 +200,9 @@ def test_first_k_of_n_exponential_times_take_what_the_formula_says(first, nodes)
                 break
     expected = 2.0 * sum(1.0 / place for place in range(nodes - first + 1, nodes + 1))  # Renyi 1953
     assert np.mean(taken) == pytest.approx(expected, rel=0.05)
+
+
+def test_figures_are_the_mean_over_the_nodes_that_gave_them_by_their_weights() -> None:
+    given = [{"loss": 1.0, "q_mean": 10.0}, {}, {"loss": 4.0, "q_mean": 40.0}]
+    assert mean_figures(given, [0.5, 0.25, 0.25]) == pytest.approx({"loss": 2.0, "q_mean": 20.0})
+    assert mean_figures([{}, {}], [0.5, 0.5]) == {}
