@@ -125,28 +125,56 @@ def test_the_tripwire_is_quiet_without_torch(monkeypatch: pytest.MonkeyPatch) ->
     forbid_torch()
 
 
-def counting_model() -> ActingModel:
-    """A recurrent model that counts its steps: state -> state + 1, and shows the state as the value of action 1."""
+def showing_model(declared: ActingInput) -> ActingModel:
+    """A model that shows a further input [1] as the value of action 1; one of a state counts it up: state + 1."""
+    state = declared.kind == "state"
     nodes = [
-        helper.make_node("Add", ["memory", "one"], ["memory_next"]),
+        *([helper.make_node("Add", ["given", "one"], ["given_next"])] if state else []),
         helper.make_node("Flatten", ["observation"], ["flat"], axis=1),
         helper.make_node("ReduceSum", ["flat", "axes"], ["sum"]),
         helper.make_node("Mul", ["sum", "zero"], ["nothing"]),
-        helper.make_node("Concat", ["nothing", "memory"], ["q"], axis=1),
+        helper.make_node("Concat", ["nothing", "given"], ["q"], axis=1),
     ]
     values = [numpy_helper.from_array(np.array(1, np.int64).reshape(1), "axes")]
     values += [
         numpy_helper.from_array(np.float32(number).reshape(1), name) for name, number in (("zero", 0), ("one", 1))
     ]
     place = helper.make_tensor_value_info
-    inputs = [place("observation", TensorProto.FLOAT, ["batch", 3]), place("memory", TensorProto.FLOAT, ["batch", 1])]
-    outputs = [place(name, TensorProto.FLOAT, ["batch", width]) for name, width in (("q", 2), ("memory_next", 1))]
-    graph = helper.make_graph(nodes, "counting", inputs, outputs, values)
+    inputs = [place("observation", TensorProto.FLOAT, ["batch", 3]), place("given", TensorProto.FLOAT, ["batch", 1])]
+    widths = {"q": 2} | ({"given_next": 1} if state else {})
+    outputs = [place(name, TensorProto.FLOAT, ["batch", width]) for name, width in widths.items()]
+    graph = helper.make_graph(nodes, "showing", inputs, outputs, values)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     spec = EnvSpec("test", ArraySpec((3,), "float32"), 2)
-    declared = (ActingInput("memory", "state", (1,), initial=5.0, output="memory_next"),)
-    shapes = {"q": ArraySpec((2,), "float32"), "memory_next": ArraySpec((1,), "float32")}
-    return ActingModel(model.SerializeToString(), ParameterLayout.of({}), spec, shapes, "epsilon_greedy", declared)
+    shapes = {name: ArraySpec((width,), "float32") for name, width in widths.items()}
+    return ActingModel(model.SerializeToString(), ParameterLayout.of({}), spec, shapes, "epsilon_greedy", (declared,))
+
+
+def counting_model() -> ActingModel:
+    return showing_model(ActingInput("given", "state", (1,), initial=5.0, output="given_next"))
+
+
+@pytest.mark.parametrize("per", ["step", "episode"])
+def test_noise_is_drawn_anew_with_each_commit_or_where_an_episode_ended(per: str) -> None:
+    policy = ActingPolicy(showing_model(ActingInput("given", "noise", (1,), per=per)))
+    vector = np.zeros(0, np.uint8)
+    seen = np.zeros((3, 3), np.float32)
+
+    def shown() -> list[float]:
+        return policy.act(seen, vector)["q"][:, 1].tolist()
+
+    policy.reset(count=3)
+    first = shown()
+    assert len(set(first)) == 3
+    assert shown() == first, "nothing was committed"
+    policy.commit()
+    second = shown()
+    kept = [one == other for one, other in zip(first, second, strict=True)]
+    assert kept == [per == "episode"] * 3
+    policy.commit()
+    policy.reset(np.array([False, True, False]))
+    kept = [one == other for one, other in zip(second, shown(), strict=True)]
+    assert kept == ([True, False, True] if per == "episode" else [False] * 3)
 
 
 def test_a_state_advances_with_each_commit_and_begins_anew_where_an_episode_ended() -> None:

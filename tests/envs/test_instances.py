@@ -28,8 +28,9 @@ class Numbered(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(2)
     made: ClassVar[list[int | None]] = []
 
-    def __init__(self, env_index: int | None = None, info: Any = None) -> None:
+    def __init__(self, env_index: int | None = None, info: Any = None, *, limit: bool = False) -> None:
         self.made.append(env_index)
+        self.limit = limit  # whether a time limit ends the episodes
         self.info = info or (lambda episode: {"is_success": episode % 2 == 0, "Own score": float(episode)})
         self.episode = -1
 
@@ -40,7 +41,9 @@ class Numbered(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.left -= 1
-        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {} if self.left else self.info(self.episode)
+        over = self.left == 0
+        info = self.info(self.episode) if over else {}
+        return np.zeros(2, np.float32), 1.0, over and not self.limit, over and self.limit, info
 
 
 @pytest.fixture(autouse=True)
@@ -65,14 +68,14 @@ def fails(**kwargs: Any) -> Numbered:
     raise RuntimeError("no licence")
 
 
-def with_info(kind: str) -> Numbered:
+def with_info(kind: str, limit: bool = False) -> Numbered:
     infos: dict[str, Callable[[int], dict[str, Any]]] = {
         "word": lambda episode: {"is_success": "yes"},
         "several": lambda episode: {"is_success": np.zeros(3)},
         "none": lambda episode: {},
         "array": lambda episode: {"is_success": np.array([0.25])},
     }
-    return Numbered(info=infos[kind])
+    return Numbered(info=infos[kind], limit=limit)
 
 
 def own(factory: str, **settings: Any) -> EnvConfig:
@@ -117,6 +120,8 @@ def test_numbers_in_info_at_the_end_of_episodes_become_figures() -> None:
     assert play(own("with_info", kwargs={"kind": "array"}, figures=["is_success"])).figures == {"info_is_success": 0.25}
     assert play(own("with_info", kwargs={"kind": "none"}, figures=["is_success"])).figures == {}
     assert play(own("Numbered")).figures == {}
+    cut = play(own("with_info", kwargs={"kind": "array", "limit": True}, figures=["is_success"]))
+    assert cut.figures == {"info_is_success": 0.25}, "a time limit ends episodes too"
 
 
 @pytest.mark.parametrize("kind", ["word", "several"])
