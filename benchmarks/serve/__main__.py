@@ -176,9 +176,11 @@ def open_loop(
 
     thread = threading.Thread(target=each_second)
     thread.start()
-    result = run(generator, None, 10.0, rate, seed)
-    over.set()
-    thread.join()
+    try:
+        result = run(generator, None, 10.0, rate, seed)
+    finally:
+        over.set()
+        thread.join()
     return result, [1e6 * (b[0] - a[0]) / max(b[1] - a[1], 1) for a, b in itertools.pairwise(samples)]
 
 

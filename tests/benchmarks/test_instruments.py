@@ -21,9 +21,9 @@ from benchmarks.admix import rooms
 from benchmarks.harness import Timing, bootstrapped_mean, interleave, ratios
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
-from ddrl.admix import load
 from ddrl.admix.load import Generator
-from tests.waiting import wait_until
+from ddrl.core.errors import ConfigError
+from tests.waiting import PATIENCE, wait_until
 
 
 def test_cases_take_turns_and_each_is_timed_by_itself_without_the_warm_up() -> None:
@@ -93,33 +93,49 @@ def test_no_run_of_a_load_asks_what_an_earlier_one_has_asked_which_is_answered_f
     assert len(set(Slow.ids)) == 9
 
 
-def test_an_open_loop_samples_the_server_while_it_answers_and_runs_are_added_up(slow: str, monkeypatch) -> None:
-    answered: list[int] = []
-    changes: list[int] = []
+def test_an_open_loop_samples_the_server_while_it_answers_and_changes_the_policy_each_second(monkeypatch) -> None:
+    answers = iter([0, 50, 120])  # at the beginning of each second
+    changed = threading.Semaphore(0)
+    generator = SimpleNamespace(result=SimpleNamespace(answered=0))
 
     class Process:
         def cpu_times(self) -> tuple[float, float, float]:
-            answered.append(generator.result.answered)
-            return (2e-6 * answered[-1], 3e-6 * answered[-1], 1000.0)  # of the user, of the system, of its children
+            count = generator.result.answered = next(answers, 120)
+            return (2e-6 * count, 3e-6 * count, 7e-6 * count)  # of the user, of the system, of its children
 
-    def run(*given: Any) -> Any:
-        of, requests, seconds, *rest = given
-        assert (requests, seconds) == (None, 10.0)
-        return load.run(of, requests, 2.2, *rest)
+    def run(*given: Any) -> str:
+        assert given == (generator, None, 10.0, 400.0, 3)
+        for _ in range(3):
+            assert changed.acquire(timeout=PATIENCE)
+        return "what came back"
 
     monkeypatch.setattr(serve, "run", run)
-    generator = Generator(slow, [b'{"request_id":0,"ad":[]}'], connections=1)
-    rate = 1 / Slow.SECONDS / 4
-    result, taken = serve.open_loop(generator, Process(), rate, 3, lambda: changes.append(1))  # type: ignore[arg-type]
-    assert len(answered) == len(changes) >= 3
-    assert answered[0] == 0 < answered[1] < answered[2]
-    assert taken == pytest.approx([5.0] * (len(answered) - 1))
+    result, taken = serve.open_loop(generator, Process(), 400.0, 3, changed.release)  # type: ignore[arg-type]
+    assert result == "what came back"
+    assert taken[:2] == pytest.approx([5.0, 5.0])
+
+
+def test_an_open_loop_whose_server_is_gone_ends_with_what_its_generator_says(monkeypatch) -> None:
+    def run(*_: Any) -> None:
+        raise ConfigError("no server answers")
+
+    monkeypatch.setattr(serve, "run", run)
+    generator = SimpleNamespace(result=SimpleNamespace(answered=0))
+    process = SimpleNamespace(cpu_times=lambda: (0.0, 0.0))
+    before = threading.active_count()
+    with pytest.raises(ConfigError, match="no server answers"):
+        serve.open_loop(generator, process, 400.0, 3, lambda: None)  # type: ignore[arg-type]
+    assert threading.active_count() == before
+
+
+def test_runs_of_a_load_are_added_up(slow: str) -> None:
+    result = asyncio.run(Generator(slow, [b'{"request_id":0,"ad":[]}'], connections=1).run(3, None, rate=None))
     total = serve.Result(seconds=1.0, wrong=2, lost=3, latencies=[9.0])
     total.add(result)
-    assert (total.answered, total.wrong, total.lost) == (result.answered, 2, 3)
+    assert (total.answered, total.wrong, total.lost) == (3, 2, 3)
     assert total.seconds == 1.0 + result.seconds
     assert total.latencies == [9.0, *result.latencies]
-    assert total.versions == {"1": result.answered}
+    assert total.versions == {"1": 3}
 
 
 def test_the_limit_of_replay_does_the_whole_work_of_a_draw() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_a_peer_s_seconds_are_those_of_its_process_without_evaluation_and_confir
     out = json.dumps({"evaluation_seconds": 20.0, "confirmation_seconds": 5.0, "processor_seconds": 60.0})
     done = solve.subprocess.CompletedProcess([], 0, out, "")
     monkeypatch.setattr(solve.subprocess, "run", lambda *_, **__: done)
-    monkeypatch.setattr(solve.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(solve, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     found = solve.run_peer("python", ["sb3_solve.py"], 1, 475.0)
     assert (found["seconds"], found["processor_seconds"], found["seed"]) == (65.0, 60.0, 1)
 

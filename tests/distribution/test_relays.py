@@ -325,7 +325,11 @@ def test_a_host_is_left_out_for_its_own_silence_and_not_for_time_in_which_the_ro
     now = [100.0]
     left_out: list[int] = []
     monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    leave_out = lambda host: not left_out.append(host)  # noqa: E731
+
+    def leave_out(host: int) -> bool:
+        left_out.append(host)
+        return True
+
     membership = SimpleNamespace(shrinks=True, beat=None, leave_out=leave_out)
     mirror = SimpleNamespace(load=lambda values: None)
     tables = flows.TablesIn(membership, [mirror, mirror], {}, None, 20.0)
