@@ -94,14 +94,14 @@ def test_no_run_of_a_load_asks_what_an_earlier_one_has_asked_which_is_answered_f
 
 
 def test_an_open_loop_samples_the_server_while_it_answers_and_changes_the_policy_each_second(monkeypatch) -> None:
-    answers = iter([0, 50, 120])  # at the beginning of each second
+    seconds = iter([(3.0, 0), (3.00025, 50), (3.00095, 120)])  # as each begins: processor time so far, and answers
     changed = threading.Semaphore(0)
     generator = SimpleNamespace(result=SimpleNamespace(answered=0))
 
     class Process:
         def cpu_times(self) -> tuple[float, float, float]:
-            count = generator.result.answered = next(answers, 120)
-            return (2e-6 * count, 3e-6 * count, 7e-6 * count)  # of the user, of the system, of its children
+            taken, generator.result.answered = next(seconds, (3.00095, 120))
+            return (0.75 * taken, 0.25 * taken, 7.0 * taken)  # of the user, of the system, of its children
 
     def run(*given: Any) -> str:
         assert given == (generator, None, 10.0, 400.0, 3)
@@ -112,7 +112,7 @@ def test_an_open_loop_samples_the_server_while_it_answers_and_changes_the_policy
     monkeypatch.setattr(serve, "run", run)
     result, taken = serve.open_loop(generator, Process(), 400.0, 3, changed.release)  # type: ignore[arg-type]
     assert result == "what came back"
-    assert taken[:2] == pytest.approx([5.0, 5.0])
+    assert taken[:2] == pytest.approx([5.0, 10.0])
 
 
 def test_an_open_loop_whose_server_is_gone_ends_with_what_its_generator_says(monkeypatch) -> None:
