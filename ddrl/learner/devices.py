@@ -70,9 +70,9 @@ def gemm_of_torch() -> int:
         return 0
 
 
-def has_kernel(device: torch.device, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether the C++ kernel's loops compute in the memory of such tensors there."""
-    return device.type == "cpu" and dtype == torch.float32 and not _torch_alone
+def has_kernel(tensor: torch.Tensor) -> bool:
+    """Whether the C++ kernel's loops compute in such memory."""
+    return tensor.is_cpu and not _torch_alone
 
 
 @contextmanager
@@ -189,6 +189,7 @@ class BatchLoader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._on_host = device.type == "cpu"
         self._layouts: dict[Hashable, _Layout] = {}
         self._batch: Any = None  # whose copy is there
         self._there = TensorBatch()
@@ -199,7 +200,7 @@ class BatchLoader:
         """The batch as tensors; a part that asks for a batch again gets what its arrays hold by then. On the CPU they
         are views, so the batch must outlive them (torch holds the arrays); on a device they are valid until another
         batch is loaded."""
-        if self._device.type == "cpu":
+        if self._on_host:
             return _as_tensors(batch, _shared)
         if batch is not self._batch or part in self._served:
             self._batch, self._there, self._served = batch, self._copy(batch), set()
@@ -208,7 +209,7 @@ class BatchLoader:
 
     def begin_fetch(self, tensor: torch.Tensor | None) -> None:
         """Begin to copy a tensor to the host, behind what computes it and before what is launched from here on."""
-        if tensor is None or self._device.type == "cpu":
+        if tensor is None or self._on_host:
             return
         if self._fetched is None or self._fetched[1].nbytes != tensor.nbytes:
             memory = host_memory(tensor.nbytes, self._device)
@@ -219,7 +220,7 @@ class BatchLoader:
 
     def fetch(self, tensor: torch.Tensor) -> Array:
         """A tensor's values; waits for the device."""
-        if self._device.type == "cpu":
+        if self._on_host:
             return tensor.numpy()
         if self._fetched is None or self._fetched[0] is not tensor:
             return tensor.cpu().numpy()
@@ -299,10 +300,11 @@ def _as_tensors(batch: Any, tensor: Callable[[Array], Any]) -> TensorBatch:
     """All that networks may read, each array by `tensor`, in the same order whenever it is called."""
     loaded: dict[str, Any] = {"columns": {}, "place": getattr(batch, "place", None), "layout": None}
     for field in batch._fields:
+        if field in BOOKKEEPING:
+            continue
         value = getattr(batch, field)
         if isinstance(value, np.ndarray):
-            if field not in BOOKKEEPING:
-                loaded[field] = tensor(value)
+            loaded[field] = tensor(value)
         elif isinstance(value, dict):
             arrays: dict[str, Array] = value
             loaded[field] = {name: tensor(array) for name, array in arrays.items()}
@@ -311,8 +313,7 @@ def _as_tensors(batch: Any, tensor: Callable[[Array], Any]) -> TensorBatch:
 
 def rows_of(inputs: Any) -> int:
     """B of a tensor [B, ...] or of a dict of them."""
-    tensors: dict[str, torch.Tensor] = inputs if isinstance(inputs, dict) else {"": inputs}
-    return next(iter(tensors.values())).shape[0]
+    return len(next(iter(inputs.values())) if isinstance(inputs, dict) else inputs)
 
 
 def draw_rows(batch: Any, width: int, draw: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

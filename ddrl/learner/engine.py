@@ -277,7 +277,7 @@ class Inference:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The output for inputs [B, ...] on the network's device; valid until the next call."""
         network = self._network
-        plain = plain_of(network, (x,)) if devices.has_kernel(x.device) and devices.gemm_of_torch() and len(x) else None
+        plain = plain_of(network, (x,)) if devices.has_kernel(x) and devices.gemm_of_torch() and len(x) else None
         if plain is None:
             training = network.training
             network.eval()
@@ -464,7 +464,7 @@ class Engine:
     def __init__(self, part: Part, parts: Mapping[str, Part]) -> None:
         self._part = part
         self._parts = parts
-        self._by_kernel = devices.has_kernel(part.online.vector.device) and devices.gemm_of_torch() != 0
+        self._by_kernel = devices.has_kernel(part.online.vector) and devices.gemm_of_torch() != 0
         learning = part.online.parameters()
         self._parameters = list(learning.values())
         self._gradient = part.learned(part.gradient)  # what `backward` gives

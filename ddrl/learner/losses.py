@@ -45,7 +45,7 @@ def q_learning(
 
     kind: "huber", l(d) = d^2 / 2 within [-1, 1] and |d| - 1/2 beyond; "mse", l(d) = d^2 / 2. Priorities: |d| [B]."""
     selector = q_t if selector is None else selector
-    if devices.has_kernel(q_tm1.device, q_tm1.dtype):
+    if _in_kernel(q_tm1):
         shape = q_tm1.shape
         size = _empty(shape[0])
         taken = _empty(shape[0])
@@ -91,7 +91,7 @@ def critics(
     (Fujimoto et al. 2018, algorithm 1): q_tm1, q_t [B, critics, 1], the rest [B]. Priorities: mean_i |d_i| [B]."""
     values = q_tm1.detach().squeeze(2).t()  # [critics, B]: the memory's own order where the engine computed it
     values_t = q_t.detach().squeeze(2).t()
-    if devices.has_kernel(q_tm1.device, q_tm1.dtype):
+    if _in_kernel(q_tm1):
         size = _empty(len(q_tm1))
         slope = _empty(*values.shape)
         loss = _losses.critics_loss(*_arrays(values, r_t, discount_t, values_t, weight), kind == "huber", size, slope)
@@ -175,7 +175,7 @@ def categorical(
     q_mean and support_ends."""
     value, value_t, chooser = _by_row(action, logits_tm1, logits_t, logits_t if selector is None else selector)
     chosen, reward, discount, share = _columns(logits_tm1, action, r_t, discount_t, weight)
-    if devices.has_kernel(value.device, value.dtype):
+    if _in_kernel(value):
         each = _empty(len(value))
         taken = _empty(len(value))
         slope = _empty(*value.shape)
@@ -228,7 +228,7 @@ def quantiles(
     mean prediction| [B]; without an action the losses [B], means over K, and figure q_mean alone."""
     value, value_next, chooser = _by_row(action, value_tm1, value_t, value_t if selector is None else selector)
     chosen, reward, discount, share = _columns(value_tm1, action, r_t, discount_t, weight)
-    if devices.has_kernel(value.device, value.dtype):
+    if _in_kernel(value):
         each = _empty(len(value))
         size = _empty(len(value))
         taken = _empty(len(value))
@@ -272,6 +272,11 @@ def quantile_terms(
 
 
 # -- what several of them need -----------------------------------------------------------------------------------------
+
+
+def _in_kernel(values: torch.Tensor) -> bool:
+    """Whether the kernel computes the loss of such values."""
+    return values.dtype == torch.float32 and devices.has_kernel(values)
 
 
 def at_action(values: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
@@ -335,7 +340,7 @@ def _by_kernel(
     sizes = torch.from_numpy(size)
     values = taken if isinstance(taken, torch.Tensor) else torch.from_numpy(taken)
     return Loss(
-        partial(torch.tensor, loss, dtype=output.dtype),
+        partial(torch.full, (), loss, dtype=output.dtype),
         sizes if priority is size else torch.from_numpy(priority),
         {"td_error": sizes, "q_mean": values},
         [(output, torch.from_numpy(slope))],

@@ -208,7 +208,7 @@ class Adam:
         self._vectors = (parameters, first, second)
         self._epsilon = epsilon
         self._max_grad_norm = max_grad_norm
-        self.by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters.device)
+        self.by_kernel = parameters.numel() <= SERIAL_NUMBERS and devices.has_kernel(parameters)
         self._arrays = [vector.numpy() for vector in self._vectors] if self.by_kernel else []
         self._gradient: tuple[torch.Tensor | None, Any] = None, None  # the last one, and its array
         self._norm = np.zeros((), np.float32)

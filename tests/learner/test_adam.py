@@ -16,7 +16,7 @@ def test_the_kernel_steps_as_torch_does(size: int, max_norm: float, monkeypatch:
     start = torch.randn(size)
     steppers, vectors = [], []
     for by_kernel in (True, False):
-        monkeypatch.setattr(devices, "has_kernel", lambda device, chosen=by_kernel: chosen)
+        monkeypatch.setattr(devices, "has_kernel", lambda tensor, chosen=by_kernel: chosen)
         vectors.append([start.clone(), torch.zeros(size), torch.zeros(size)])
         steppers.append(Adam(*vectors[-1], epsilon=1e-8, max_grad_norm=max_norm))
     for _ in range(30):
