@@ -204,12 +204,15 @@ def test_an_update_leaves_its_batch_and_earlier_priorities_alone() -> None:
     assert all(np.array_equal(array, before) for array, before in zip(batch, kept, strict=True))
 
 
-def test_divergence_is_loud() -> None:
-    learner = learner_of(LearnerConfig())
-    batch = random_batch(VECTOR, 8, 0)
-    batch.r_t[0] = np.nan
-    with pytest.raises(NetworkError, match=r"learning has diverged: after 1 updates .* lower learner.lr"):
-        learner.update(batch)
+@pytest.mark.parametrize("reward", [np.nan, np.inf])
+def test_divergence_is_loud_also_between_two_looks_at_the_statistics(reward: float) -> None:
+    for statistics, what in ((True, "loss"), (False, "a priority")):
+        learner = learner_of(LearnerConfig())
+        batch = random_batch(VECTOR, 8, 0)
+        batch.r_t[3] = reward
+        words = rf"learning has diverged: after 1 updates {what} is (nan|inf) .* lower learner.lr"
+        with pytest.raises(NetworkError, match=words):
+            learner.update(batch, statistics=statistics)
 
 
 def test_devices_that_are_not_there_are_refused() -> None:
