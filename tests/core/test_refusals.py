@@ -187,7 +187,7 @@ TESTS = {
     ),
     "learner.test_noisy": ("test_noisy_layers_in_a_network_of_the_user_s_own_are_refused",),
     "learner.test_dqn": (
-        "test_divergence_is_loud",
+        "test_divergence_is_loud_also_between_two_looks_at_the_statistics",
         "test_devices_that_are_not_there_are_refused",
         "test_a_family_of_policies_that_the_chooser_cannot_have_is_refused",
     ),
