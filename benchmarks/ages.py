@@ -2,8 +2,8 @@
 
 The code under a file in benchmarks/results is what its command's program imports and runs: modules by their import
 statements, modules that a benchmark names in words (`"-m", "ddrl.run"`), and packages whose plug-ins are found by name.
-A figure is old where that code has changed in git since the commit that it was measured at, or, where it
-names none, since its file was last written. Prints them; never fails."""
+A figure is old where that code has changed in git since the commit that it was measured at; comments and docstrings do
+not count. Prints them; never fails."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.harness import RESULTS, ROOT, print_table
+from benchmarks.size import CPP_SUFFIXES, cpp_tokens, python_code
 
 MODULE = re.compile(r"(?:ddrl|benchmarks|tests)(?:\.\w+)+")
 PLUGIN = re.compile(r"ddrl(?:\.\w+)+:\w+|ddrl(?:\.\w+){2,}")
@@ -82,21 +83,29 @@ def file_of(module: str) -> Path | None:
     return next((place for place in places if (ROOT / place).exists()), None)
 
 
-def commits_since(path: Path, code: list[Path], commit: str = "") -> list[str]:
-    """Commits, newest first, that changed the code after `commit`, at which the figures were measured; that alone where
-    git knows it no more. Where they name none: after the one that last wrote more of the file than its command."""
-    if commit:
-        written = _git("rev-parse", "--verify", "--quiet", commit.rstrip("+") + "^{commit}")
-        if not written:
-            return [commit]
-    else:
-        written = _git("log", "-1", "--format=%H", "-G", '^[^"]+("[^c]|$)', "--", str(path.relative_to(ROOT)))
-    return _git("log", "--format=%h", f"{written[0]}..HEAD", "--", *map(str, code)) if written else []
+def changed_since(code: list[Path], commit: str) -> list[str]:
+    """Files of this code that say something else since `commit`, at which figures were measured; that alone where git
+    does not know it."""
+    commit = commit.rstrip("+")
+    if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
+        return [commit]
+    words = _git("diff", "--raw", "--no-abbrev", "--no-renames", commit, "HEAD", "--", *map(str, code)).split()
+    files = zip(words[2::6], words[3::6], words[5::6], strict=True)  # of modes, versions, a letter and the path
+    return [path for old, new, path in files if said(old, path) != said(new, path)]
 
 
-def _git(*arguments: str) -> list[str]:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.split() if done.returncode == 0 else []
+@functools.cache
+def said(version: str, path: str) -> int | str:
+    """What a version of a file in git says to a compiler, as a hash; of other files the version itself."""
+    if path.endswith(".py"):
+        return hash(ast.dump(python_code(_git("cat-file", "blob", version))))  # nothing where the file was not there
+    if path.endswith(CPP_SUFFIXES):
+        return hash(" ".join(cpp_tokens(_git("cat-file", "blob", version))))
+    return version
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def main() -> None:
@@ -107,12 +116,12 @@ def main() -> None:
         file = json.loads(path.read_text())
         for part, origin in {"": file, **file.get("kept", {})}.items():
             code = measured_code(origin["command"])
-            commits = commits_since(path, code, origin.get("commit", ""))
-            if commits:
-                rows.append((f"{path.stem} {part}", origin["date"], len(commits), commits[0], len(code)))
+            changed = changed_since(code, origin.get("commit", ""))
+            if changed:
+                rows.append((f"{path.stem} {part}", origin["date"], len(changed), changed[0]))
     if rows:
         print("Warning: the code under these figures has changed since they were measured:")
-        print_table(("figures", "measured", "commits since", "newest", "files of code"), rows)
+        print_table(("figures", "measured", "files changed", "the first"), rows)
     else:
         print("No figure is older than its code.")
 

@@ -26,7 +26,7 @@ from typing import Any, cast
 
 import jinja2
 
-from benchmarks.ages import commits_since, measured_code
+from benchmarks.ages import changed_since, measured_code
 from benchmarks.harness import ORIGIN, RESULTS, ROOT
 
 TEMPLATES = ROOT / "benchmarks" / "pages"
@@ -152,7 +152,7 @@ def is_older(name: str, history: bool, part: str = "") -> bool:
     origin = file["kept"][part] if part else file
     if "commit" not in origin:
         return True
-    return history and bool(commits_since(RESULTS / f"{name}.json", measured_code(origin["command"]), origin["commit"]))
+    return history and bool(changed_since(measured_code(origin["command"]), origin["commit"]))
 
 
 def processor(model: str) -> str:

@@ -113,17 +113,10 @@ def bootstrapped_mean(values: Any) -> dict[str, float]:
 
 def machine() -> dict[str, Any]:
     """The machine in words, for the JSON."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    model = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
-        "cpu": model,
+        "cpu": model[1] if model else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages / 2**30, 1),
         "kernel": platform.release(),
@@ -249,8 +242,17 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
     mean (Student's)."""
     both = [statistics.median(side) for side in zip(*pairs, strict=True)]
     ratio = ratios(*zip(*pairs, strict=True))
-    row: dict[str, Any] = {"this": both[0], "other": both[1], "ratio": ratio.median, "low": ratio.low}
-    row |= {"high": ratio.high, "pairs": ratio.runs, "mean": None, "mean_low": None, "mean_high": None}
+    row: dict[str, Any] = {
+        "this": both[0],
+        "other": both[1],
+        "ratio": ratio.median,
+        "low": ratio.low,
+        "high": ratio.high,
+        "pairs": ratio.runs,
+        "mean": None,
+        "mean_low": None,
+        "mean_high": None,
+    }
     if len(pairs) > 1:
         logarithms = [math.log(this / other) for this, other in pairs]
         mean = statistics.mean(logarithms)
@@ -404,12 +406,10 @@ class Peer:
         self._process.communicate()
 
 
-def print_rows(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str] | Sequence[str] = ()) -> None:
-    """A table of rows that are given by name. `columns`: {heading: name}, or names that serve as headings (default:
-    those of the first row)."""
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+    """A table of rows that are given by name, of these columns (default: those of the first row)."""
     chosen = columns or list(rows[0])
-    names = list(chosen.values()) if isinstance(chosen, Mapping) else list(chosen)
-    print_table(list(chosen), [[row.get(name) for name in names] for row in rows])
+    print_table(chosen, [[row.get(name) for name in chosen] for row in rows])
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -431,7 +431,7 @@ def save(path: Path, figures: Mapping[str, Any]) -> None:
     origin = (command(sys.argv[1:]), time.strftime("%Y-%m-%d"), commit_of(ROOT), machine())
     document = {**dict(zip(ORIGIN, origin, strict=True)), **figures}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1, default=lambda value: asdict(value)) + "\n")
+    path.write_text(json.dumps(document, indent=1, default=asdict) + "\n")
     print(f"saved {path}")
 
 

@@ -40,23 +40,24 @@ class Size:
         return Size(self.nodes + other.nodes, self.files + other.files, self.tokens + other.tokens)
 
 
-def python_nodes(source: str) -> int:
-    """Nodes of a module's syntax tree, without docstrings and expression contexts."""
-    count = 0
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.expr_context):
-            continue
-        count += 1
+def python_code(source: str) -> ast.Module:
+    """A module's syntax tree, without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if documented and ast.get_docstring(node, clean=False) is not None:
-            count -= 2  # the expression and its constant
-    return count
+            del node.body[0]
+    return tree
 
 
-def cpp_tokens(source: str) -> int:
-    """Tokens of a C++ file, without comments. Every sign is a token: `->` counts as two."""
-    code = CPP_COMMENT_OR_LITERAL.sub(lambda found: found[1] or " ", source)
-    return len(CPP_TOKEN.findall(code))
+def python_nodes(source: str) -> int:
+    """Nodes of a module's syntax tree, without docstrings and expression contexts."""
+    return sum(not isinstance(node, ast.expr_context) for node in ast.walk(python_code(source)))
+
+
+def cpp_tokens(source: str) -> list[str]:
+    """Tokens of a C++ file, without comments. Every sign is a token: `->` is two."""
+    return CPP_TOKEN.findall(CPP_COMMENT_OR_LITERAL.sub(lambda found: found[1] or " ", source))
 
 
 def measure(files: Iterable[tuple[str, str]]) -> dict[str, Size]:
@@ -69,7 +70,7 @@ def measure(files: Iterable[tuple[str, str]]) -> dict[str, Size]:
             size.nodes += python_nodes(text)
             size.files += 1
         elif path.startswith("ddrl/"):
-            size.tokens += cpp_tokens(text)
+            size.tokens += len(cpp_tokens(text))
     return sizes
 
 

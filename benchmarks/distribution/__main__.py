@@ -240,10 +240,8 @@ def over_auto(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def show(setting: Setting, rows: Rows) -> None:
     """The rows, quickest first."""
-    shown = {name.replace("_", " "): name for name in ("scheme", "mode", "seconds", "low", "high", "models")}
-    shown |= {"models/s": "models_per_second", "efficiency": "efficiency", "simulated s": "simulated"}
-    shown |= {"root sends S x": "root_sends", "busiest relay S x": "busiest_relay_sends", "cpu busy": "cpu"}
-    shown |= {"cpu s/GB/relay": "processor_seconds_per_gb_and_relay"}
+    shown = ["scheme", "mode", "seconds", "low", "high", "models", "models_per_second", "efficiency", "simulated"]
+    shown += ["root_sends", "busiest_relay_sends", "cpu", "processor_seconds_per_gb_and_relay"]
     print(f"\n{setting.hosts} hosts, {setting.rate} each way, S = {setting.bytes / 1e6:g} MB, {setting.bound:.3f} s")
     print_rows(sorted(rows, key=lambda row: (row["mode"], row["seconds"])), shown)
     errors = [abs(row["simulated"] / row["seconds"] - 1) for row in rows if row.get("simulated")]

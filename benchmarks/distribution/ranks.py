@@ -157,7 +157,9 @@ class Root:
         """Send a case's models; its figures."""
         choice = self.plan(case)
         executor = self.sender.executor
-        self.carry(self.mailbox.slots, case)  # as in a long run, no memory is used for the first time after it
+        # Each slot of the mailbox is used once before the clock starts: its pages and MPI's datatypes of its chunks
+        # are made at the first use, which a long run meets in its first versions alone.
+        self.carry(self.mailbox.slots, case)
         before = len(self.ended)
         sent_before = executor.traffic.bytes_sent
         busy_before = busy()

@@ -1,4 +1,4 @@
-"""The code under a figure is found by what its program imports and names; commits on it make the figure old."""
+"""The code under a figure is what its program imports and names; a change of what it says makes the figure old."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def commit(tree: Path, path: str, text: str) -> None:
         subprocess.run(["git", *command], cwd=tree, check=True)
 
 
+def head(tree: Path) -> str:
+    words = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(words, cwd=tree, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def test_code_is_what_a_program_imports_and_runs_with_the_plug_ins_that_are_found_by_name(tree: Path) -> None:
     assert set(map(str, ages.measured_code("python -m benchmarks.speed --short"))) == {
         "benchmarks/speed.py",
@@ -66,45 +71,50 @@ def test_figures_of_a_program_that_has_left_depend_on_the_whole_library(tree: Pa
     assert ages.measured_code("made by hand") == [Path("ddrl")]
 
 
-def test_a_commit_on_the_code_makes_its_figures_old_and_measuring_them_again_makes_them_new(tree: Path) -> None:
+def test_a_change_of_what_the_code_says_makes_its_figures_old_wherever_else_something_changes(tree: Path) -> None:
     code = ages.measured_code("python -m benchmarks.speed")
-    results = tree / "results" / "speed.json"
-    commit(tree, "results/speed.json", "{}\n")
-    commit(tree, "ddrl/pool/task.py", "1")
-    assert ages.commits_since(results, code) == []
-    commit(tree, "ddrl/learner/losses.py", "2")
+    measured = head(tree)
+    commit(tree, "ddrl/pool/task.py", "1")  # which the program does not run
+    assert ages.changed_since(code, measured) == []
     commit(tree, "ddrl/kernel/replay.hpp", "2")
-    assert len(ages.commits_since(results, code)) == 2
-    commit(tree, "results/speed.json", '{}\n "command": "python"')
-    assert len(ages.commits_since(results, code)) == 2
-    commit(tree, "results/speed.json", '{}\n "command": "python"\n "date": "today"')
-    assert ages.commits_since(results, code) == []
-
-
-def test_a_part_that_later_runs_kept_is_as_old_as_its_own_commit(tree: Path) -> None:
-    code = ages.measured_code("python -m benchmarks.speed")
-    first = ages._git("rev-parse", "--short", "HEAD")[0]
     commit(tree, "ddrl/learner/losses.py", "2")
-    commit(tree, "results/speed.json", '{}\n "date": "today"')
-    results = tree / "results" / "speed.json"
-    assert ages.commits_since(results, code) == []
-    assert ages.commits_since(results, code, first + "+") == ages._git("rev-parse", "--short", "HEAD~1")
-    assert ages.commits_since(results, code, ages._git("rev-parse", "HEAD")[0]) == []
-    assert ages.commits_since(results, code, "0123abcd") == ["0123abcd"]
+    commit(tree, "ddrl/tasks/cartpole.toml", "# 2")
+    changed = ["ddrl/kernel/replay.hpp", "ddrl/learner/losses.py", "ddrl/tasks/cartpole.toml"]
+    assert ages.changed_since(code, measured) == changed
+    assert ages.changed_since(code, measured[:8] + "+") == changed
+    assert ages.changed_since(code, head(tree)) == []
+    commit(tree, "ddrl/learner/losses.py", "")  # as it was
+    assert ages.changed_since(code, measured) == [changed[0], changed[2]]
+    assert ages.changed_since(code, "0123abcd") == ["0123abcd"]
+
+
+def test_comments_and_docstrings_make_no_figure_old_but_new_and_lost_files_do(tree: Path) -> None:
+    code = ages.measured_code("python -m benchmarks.speed")
+    commit(tree, "ddrl/learner/losses.py", "def loss():\n    return 2\n")
+    commit(tree, "ddrl/kernel/replay.hpp", 'int a = 2;\nauto b = "// no comment";\n')
+    measured = head(tree)
+    commit(tree, "ddrl/learner/losses.py", 'def loss():\n    """Of all."""\n    # why\n    return (2)\n')
+    commit(tree, "ddrl/kernel/replay.hpp", '// two\nint a = 2; /* a */\nauto b = "// no comment";\n')
+    assert ages.changed_since(code, measured) == []
+    commit(tree, "ddrl/kernel/replay.hpp", 'int a = 2;\nauto b = "// a comment";\n')
+    commit(tree, "ddrl/kernel/new.hpp", "int c;")
+    assert ages.changed_since(code, measured) == ["ddrl/kernel/new.hpp", "ddrl/kernel/replay.hpp"]
+    (tree / "ddrl/kernel/new.hpp").unlink()
+    commit(tree, "ddrl/kernel/replay.hpp", "")
+    assert ages.changed_since(code, measured) == ["ddrl/kernel/replay.hpp"]
 
 
 def test_the_table_of_ages_names_the_parts_that_are_old(tree: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.argv", ["ages"])
     monkeypatch.setattr(ages, "RESULTS", tree / "results")
     command = "python -m benchmarks.speed"
-    kept = {"loads": {"command": command, "date": "2026-11-20", "commit": ages._git("rev-parse", "HEAD")[0]}}
+    kept = {"loads": {"command": command, "date": "2026-11-20", "commit": head(tree)}}
     commit(tree, "ddrl/learner/losses.py", "2")
-    newest = ages._git("rev-parse", "HEAD")[0]
-    document = {"command": command, "date": "2026-11-25", "commit": newest, "loads": 1, "kept": kept}
+    document = {"command": command, "date": "2026-11-25", "commit": head(tree), "loads": 1, "kept": kept}
     commit(tree, "results/speed.json", json.dumps(document, indent=1))
     ages.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("speed")]
-    assert [row[:4] for row in rows] == [["speed", "loads", "2026-11-20", "1"]]
+    assert rows == [["speed", "loads", "2026-11-20", "1", "ddrl/learner/losses.py"]]
 
 
 def test_a_program_of_replay_depends_on_the_kernel_and_not_on_ad_mixing() -> None:
