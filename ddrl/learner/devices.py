@@ -399,6 +399,7 @@ class NotCapturedError(RuntimeError):
     """A capture has failed: nothing was computed, and from now on operations are launched one by one."""
 
 
+NO_CONTEXT = nullcontext()  # one for all: making one takes as long as entering it
 _ONE_BY_ONE = nullcontext[Callable[[Any], object]](lambda result: None)
 
 
@@ -503,7 +504,7 @@ class BusySeconds:
 
     def counted(self) -> AbstractContextManager[None]:
         """Count what is launched inside; nothing waits for it."""
-        return self._counted() if self._counts else nullcontext()
+        return self._counted() if self._counts else NO_CONTEXT
 
     @contextmanager
     def _counted(self) -> Generator[None]:

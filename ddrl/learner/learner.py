@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from ddrl.core.settings import plugin_settings
 from ddrl.core.specs import Declaration, EnvSpec
 from ddrl.learner.algorithm import Algorithm, Regressions, algorithm_class, describe
 from ddrl.learner.devices import (
+    NO_CONTEXT,
     BatchLoader,
     BusySeconds,
     Captures,
@@ -366,7 +367,7 @@ class Learner:
 
     def _way(self, part: str) -> AbstractContextManager[None]:
         """By which a part's networks and losses are computed: the kernel where there is one, or torch alone."""
-        return without_kernel() if part in self._by_autograd else nullcontext()
+        return without_kernel() if part in self._by_autograd else NO_CONTEXT
 
     def _gradient(self, tensors: TensorBatch, name: str, statistics: bool) -> Gradient | None:
         self.algorithm.updates = self.updates
@@ -438,7 +439,7 @@ class Learner:
         """torch's random state is the learner's own while it computes, unless nothing draws for this part (without a
         name: for any): others in this process do not disturb it."""
         draws = part in self._draws if part else self._draws
-        return self._random_states() if draws else nullcontext()
+        return self._random_states() if draws else NO_CONTEXT
 
     @contextmanager
     def _random_states(self) -> Generator[None]:
