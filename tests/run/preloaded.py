@@ -18,6 +18,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -70,22 +71,28 @@ class Job(subprocess.Popen[Any]):
         super().__init__(list(arguments), env=environment() if env is None else env, **options)
 
     def _execute_child(  # type: ignore[override]
-        self, args: list[str], executable: None, preexec_fn: None, close_fds: bool, pass_fds: Any, cwd: None,
+        self, args: list[str], executable: None, preexec_fn: None, close_fds: bool, pass_fds: Any, cwd: Path | None,
         env: dict[str, str], startupinfo: None, creationflags: int, shell: bool,
         p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
         restore_signals: bool, gid: None, gids: None, uid: None, umask: int, start_new_session: bool,
         process_group: int,
     ) -> None:  # fmt: skip
-        assert preexec_fn is cwd is None
+        assert preexec_fn is None
         assert p2cread == -1, "its standard input is empty"
-        request = {"arguments": args, "folder": os.getcwd(), "environment": env, "session": start_new_session}
+        request = {
+            "arguments": args,
+            "folder": str(cwd or Path.cwd()),
+            "environment": env,
+            "session": start_new_session,
+        }
         self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             streams = [1 if c2pwrite == -1 else c2pwrite, 2 if errwrite == -1 else errwrite, theirs.fileno()]
             socket.send_fds(_connected(), [json.dumps(request).encode()], streams)
         finally:
             theirs.close()
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+            pipes = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
         self.pid = _number(self._status)
         self._child_created = True
 
@@ -191,6 +198,7 @@ def _run(request: dict[str, Any], streams: list[int]) -> NoReturn:
     """In the fork: become the program."""
     if request["session"]:
         os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
     os.chdir(request["folder"])
     sys.path[0] = request["folder"]
     Keeper._start_program = _fork_program

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.launch import ddrl, mpirun, settings, summary
+from tests.run.launch import mpirun, settings, summary
+from tests.run.preloaded import forked, serial
 
 PROBLEMS = {  # environment, its settings, the optimal return
     "chain": ("tests.run.environments:chain", "{}", 1.0),
@@ -20,8 +21,8 @@ PROBLEMS = {  # environment, its settings, the optimal return
     "FrozenLake": ("FrozenLake-v1", "{is_slippery = false}", 1.0),
 }
 MODES = {
-    "serial": partial(ddrl, "--serial"),
-    "local": ddrl,
+    "serial": serial,
+    "local": forked,
     "mpirun": partial(mpirun, 9, "--set", "cluster.relays=3"),
 }
 FIRST = {("chain", "serial"), ("bandit", "mpirun"), ("FrozenLake", "local")}
