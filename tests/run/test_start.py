@@ -224,7 +224,13 @@ def test_many_ranks_of_a_host_talk_by_tcp_where_they_can(
 def test_what_members_need_is_imported_before_they_are_forked(env: str, shared: bool, tmp_path: Path) -> None:
     """What a rollout imports by itself is memory of its own; the code of a factory may be anybody's."""
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "ddrl.run", *TINY, *settings(f"run.dir={run}", f"env.id={env}")]
+    command = [
+        sys.executable,
+        "-m",
+        "ddrl.run",
+        *TINY,
+        *settings(f"run.dir={run}", f"env.id={env}", "run.max_env_steps=400"),
+    ]
     told = environment(PYTHONVERBOSE="1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=told)
     imports = re.compile(r"^import '([\w.]+)'", re.MULTILINE)
