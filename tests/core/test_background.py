@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,6 +16,8 @@ from ddrl.core.forks import Stream
 from ddrl.run.topology import describe
 from ddrl.telemetry.directory import run_status
 from ddrl.telemetry.reading import Run
+from tests.run.launch import settings
+from tests.run.preloaded import Job
 from tests.sources import ROOT, environment
 from tests.waiting import PATIENCE
 
@@ -55,22 +59,29 @@ def test_a_full_pipe_is_waited_for_once_and_written_again_when_it_has_been_read(
     os.close(writing)
 
 
-TRAIN = f"{sys.executable} -m ddrl.run --serial cartpole --set run.max_env_steps=600 --set run.dir=run"
+TRAIN = ["--serial", "cartpole", *settings("run.max_env_steps=600", "run.dir=run")]
 
 
-@pytest.mark.parametrize("streams", [">&- 2>&-", "2>&1 | head -c 1", ">/dev/full 2>&1", "2>&1 | sleep 1000 & sleep 0"])
+@pytest.mark.parametrize("streams", ["closed", "a reader that leaves", "/dev/full", "a reader that does not read"])
 def test_a_run_ends_whole_whatever_becomes_of_its_output(streams: str, tmp_path: Path) -> None:
-    command = f"({TRAIN}; echo $? > status) {streams}"
-    if streams.endswith("sleep 0"):  # nobody empties the pipe
-        command = f"mkfifo pipe; sleep 1000 < pipe & reader=$!; ({TRAIN} > pipe 2>&1; echo $? > status); kill $reader"
-    subprocess.run(
-        ["bash", "-c", command],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert (tmp_path / "status").read_text() == "0\n"
+    with contextlib.ExitStack() as stack:
+        if streams == "closed":  # which an interpreter sees at its start
+            command = ["bash", "-c", f"{sys.executable} -m ddrl.run {' '.join(TRAIN)} >&- 2>&-"]
+            job = subprocess.Popen(command, cwd=tmp_path, env=environment())
+        elif streams == "/dev/full":
+            full = stack.enter_context(open("/dev/full", "w"))
+            job = Job(TRAIN, cwd=tmp_path, stdout=full, stderr=full)
+        else:
+            reading, writing = os.pipe()
+            job = Job(TRAIN, cwd=tmp_path, stdout=writing, stderr=writing)
+            os.close(writing)
+            if streams == "a reader that leaves":
+                assert os.read(reading, 1)
+                os.close(reading)
+            else:
+                fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 4096)
+                stack.callback(os.close, reading)
+        assert job.wait(PATIENCE) == 0
     assert run_status(tmp_path / "run").state == "ended"
     with Run(tmp_path / "run") as run:
         assert run.series()["env_steps"][-1] >= 600

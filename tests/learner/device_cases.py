@@ -198,7 +198,7 @@ def test_captured_updates_give_the_bits_of_those_launched_one_by_one(
     known = all(launches_alike(part.module) for part in captured.parts.values())
     first = list(case.batches(captured))
     batches = [batch for batch in first if len(batch[0]) == len(first[0][0])] if case.algorithm == "pqn" else first
-    for update in range(2 * devices.WARM_UPS + 4):  # td3's actor is updated less often
+    for update in range(devices.WARM_UPS + (5 if "actor" in captured.parts else 2)):  # td3's actor, less often
         batch = batches[update % len(batches)]
         one, other = (learner.update(batch) for learner in (captured, launched))
         assert one.figures == other.figures

@@ -118,21 +118,21 @@ def test_n_step_windows_lead_to_the_same_values_as_one_step(n: int) -> None:
         spec,
         module=Table(spec),
     )
-    for turn in range(2000):
-        learner.anneal(turn / 2000)
+    for turn in range(1000):
+        learner.anneal(turn / 1000)
         learner.update(batch, statistics=False)
     expected = [(rewards[s:] * DISCOUNT ** np.arange(length - s)).sum() for s in range(length)]
     np.testing.assert_allclose(values(learner, states[:length])[:, 0], expected, atol=5e-3)
 
 
 def share_of_left(double: bool) -> float:
-    """Sutton & Barto (2018), example 6.7, 200 times side by side in one table: how often the agents still go left at
+    """Sutton & Barto (2018), example 6.7, 80 times side by side in one table: how often the agents still go left at
     the end.
 
     From A, even actions go left to B, odd ones right to the end, both for 0; from B every action ends the episode for
     N(-0.1, 1). Left costs 0.1 in expectation. Actions are greedy but for a tenth, so the best agent goes left 5 % of
     the time."""
-    runs, actions, steps = 200, 20, 1800
+    runs, actions, steps = 80, 20, 1800
     generator = np.random.default_rng(0)
     spec = EnvSpec("Maximization-bias", ArraySpec((2 * runs,), "float32"), actions)
     learner = learner_of(

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from itertools import pairwise
 from pathlib import Path
@@ -29,10 +28,9 @@ from ddrl.run.training import Move
 from tests.pool.alternate import Alternate
 from tests.pool.conftest import Lending
 from tests.run.launch import TINY, segments_of, settings, summary
-from tests.run.preloaded import forked, serial
+from tests.run.preloaded import Job, forked, serial
 from tests.run.test_serial import learned, newest, recorded
 from tests.run.test_turns import DROPOUT
-from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -54,8 +52,7 @@ def leases(pool: Path) -> list[dict[str, Any]]:
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ddrl.run", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    return Job(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def status(pool: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:

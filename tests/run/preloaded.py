@@ -2,26 +2,29 @@
 
 Most of a short run's processor time is that import. The fork has its own environment, folder and streams, and runs the
 module as the interpreter would. Torch's modules are hidden in it until something imports torch, so that a keeper, a
-rollout or an evaluator has them as little as in a new interpreter. What is not as there: torch's libraries are mapped,
-the modules of ddrl that learning needs are there already, /proc shows the command of the process that was forked, and
-all forks have one seed of hashes. So tests of how a process starts, and those that find a run's processes by their
-commands, begin a new one (`tests.run.launch.ddrl`); and where two runs must have the same bits, one of them does."""
+rollout or an evaluator has them as little as in a new interpreter; /proc shows its command, and a `sitecustomize` on
+its PYTHONPATH (`tests/run/faults`) is run first, as there. What is not as there: torch's libraries are mapped, the
+modules of ddrl that learning needs are there already, and all forks have one seed of hashes. So tests of how a process
+starts begin a new one (`tests.run.launch.ddrl`); and where two runs must have the same bits, one of them does."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib.abc
 import importlib.machinery
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -31,6 +34,7 @@ from tests.sources import environment
 from tests.waiting import PATIENCE
 
 MOST = 1 << 20  # [bytes] of a request
+LONGEST_COMMAND = 16 << 10  # [bytes]
 _line: socket.socket | None = None
 
 
@@ -39,29 +43,76 @@ def serial(*arguments: str, limit: float = PATIENCE) -> subprocess.CompletedProc
     return forked("--serial", *arguments, limit=limit)
 
 
-def forked(*arguments: str, limit: float = PATIENCE) -> subprocess.CompletedProcess[str]:
+def forked(
+    *arguments: str, limit: float = PATIENCE, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """`python -m ddrl.run ARGUMENTS`, ended, with what it has said."""
-    command = list(arguments)
-    request = {"arguments": command, "folder": os.getcwd(), "environment": environment()}
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        line = _connected()
-        socket.send_fds(line, [json.dumps(request).encode()], [output.fileno(), errors.fileno()])
-        pid = _number(line)
-        line.settimeout(limit)
+        job = Job(arguments, stdout=output, stderr=errors, env=env)
         try:
-            status = _number(line)
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            line.settimeout(None)
-            _number(line)
-            raise subprocess.TimeoutExpired(command, limit) from None
-        finally:
-            line.settimeout(None)
+            status = job.wait(limit)
+        except BaseException:
+            job.kill()
+            job.wait()
+            raise
         said = []
         for stream in (output, errors):
             stream.seek(0)
             said.append(stream.read().decode())
-    return subprocess.CompletedProcess(command, status, *said)
+    return subprocess.CompletedProcess(list(arguments), status, *said)
+
+
+class Job(subprocess.Popen[Any]):
+    """`python -m ddrl.run ARGUMENTS` that goes on while the test does: a Popen whose process is a child of the server,
+    which says when it has ended. env: instead of `tests.sources.environment()`."""
+
+    def __init__(self, arguments: Sequence[str], *, env: dict[str, str] | None = None, **options: Any) -> None:
+        self._status: socket.socket | None = None
+        super().__init__(list(arguments), env=environment() if env is None else env, **options)
+
+    def _execute_child(  # type: ignore[override]
+        self, args: list[str], executable: None, preexec_fn: None, close_fds: bool, pass_fds: Any, cwd: Path | None,
+        env: dict[str, str], startupinfo: None, creationflags: int, shell: bool,
+        p2cread: int, p2cwrite: int, c2pread: int, c2pwrite: int, errread: int, errwrite: int,
+        restore_signals: bool, gid: None, gids: None, uid: None, umask: int, start_new_session: bool,
+        process_group: int,
+    ) -> None:  # fmt: skip
+        assert preexec_fn is None
+        assert p2cread == -1, "its standard input is empty"
+        request = {
+            "arguments": args,
+            "folder": str(cwd or Path.cwd()),
+            "environment": env,
+            "session": start_new_session,
+        }
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            streams = [1 if c2pwrite == -1 else c2pwrite, 2 if errwrite == -1 else errwrite, theirs.fileno()]
+            socket.send_fds(_connected(), [json.dumps(request).encode()], streams)
+        finally:
+            theirs.close()
+            pipes = (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+            self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+        self.pid = _number(self._status)
+        self._child_created = True
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        """As of Popen: (0, 0) while it runs, else its id and what `os.waitpid` said."""
+        assert self._status is not None
+        if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        status = _number(self._status)
+        self._status.close()
+        return self.pid, status
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        if self.returncode is None:
+            with self._waitpid_lock:  # type: ignore[attr-defined]
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid:
+                        self._handle_exitstatus(status)  # type: ignore[attr-defined]
+        return self.returncode
 
 
 def _connected() -> socket.socket:
@@ -71,7 +122,8 @@ def _connected() -> socket.socket:
     if _line is None:
         _line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(theirs.fileno(), True)
-        words = [sys.executable, "-m", "tests.run.preloaded", str(theirs.fileno())]
+        room = "-" * LONGEST_COMMAND  # for the commands of the forks, which /proc shows
+        words = [sys.executable, "-m", "tests.run.preloaded", str(theirs.fileno()), room]
         os.posix_spawn(sys.executable, words, environment())
         theirs.close()
     return _line
@@ -108,23 +160,45 @@ class Hidden(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _serve(line: socket.socket) -> None:
-    """Fork for each request, until nobody asks any more."""
+    """Fork for each request, until nobody asks any more; say when each fork has ended."""
+    running: dict[int, tuple[int, socket.socket]] = {}  # by descriptor: a process, and whom its end is told
+    events = select.poll()
+    events.register(line, select.POLLIN)
     while True:
-        request, streams, _, _ = socket.recv_fds(line, MOST, 2)
-        if not request:
-            return
-        pid = os.fork()
-        if pid == 0:
-            line.close()
-            _run(json.loads(request), streams)
-        for stream in streams:
-            os.close(stream)
-        line.send(b"%d" % pid)
-        line.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        for number, _ in events.poll():
+            if number != line.fileno():
+                pid, told = running.pop(number)
+                events.unregister(number)
+                os.close(number)
+                status = os.waitpid(pid, 0)[1]
+                with contextlib.suppress(BrokenPipeError):  # a test that has failed asks no more
+                    told.send(b"%d" % status)
+                told.close()
+                continue
+            request, streams, _, _ = socket.recv_fds(line, MOST, 3)
+            if not request:
+                return
+            told = socket.socket(fileno=streams.pop())
+            pid = os.fork()
+            if pid == 0:
+                for one in (line, told, *(other for _, other in running.values())):
+                    one.close()
+                for one in running:
+                    os.close(one)
+                _run(json.loads(request), streams)
+            for stream in streams:
+                os.close(stream)
+            told.send(b"%d" % pid)
+            descriptor = os.pidfd_open(pid)
+            running[descriptor] = (pid, told)
+            events.register(descriptor, select.POLLIN)
 
 
 def _run(request: dict[str, Any], streams: list[int]) -> NoReturn:
     """In the fork: become the program."""
+    if request["session"]:
+        os.setsid()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests run under nohup
     os.chdir(request["folder"])
     sys.path[0] = request["folder"]
     Keeper._start_program = _fork_program
@@ -164,6 +238,9 @@ def _become(module: str, arguments: list[str], environment: dict[str, str], stre
         for stream in set(streams):
             os.close(stream)
         sys.argv[1:] = arguments
+        sys.orig_argv = [sys.executable, "-m", module, *arguments]
+        _show_command(sys.orig_argv)
+        _customize(environment)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -173,6 +250,24 @@ def _become(module: str, arguments: list[str], environment: dict[str, str], stre
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _show_command(words: list[str]) -> None:
+    """Let /proc show these words as the command of this process."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])
+    command = b"".join(word.encode() + b"\0" for word in words)
+    assert len(command) < end - begin, "LONGEST_COMMAND is too short"
+    ctypes.memmove(begin, command.ljust(end - begin, b"\0"), end - begin)
+
+
+def _customize(environment: dict[str, str]) -> None:
+    """What a new interpreter does with its PYTHONPATH."""
+    for folder in environment.get("PYTHONPATH", "").split(os.pathsep):
+        if folder not in sys.path:
+            sys.path.append(folder)
+        if (file := Path(folder, "sitecustomize.py")).exists():
+            exec(compile(file.read_text(), file, "exec"), {"__name__": "sitecustomize"})
 
 
 if __name__ == "__main__":

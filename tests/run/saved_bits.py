@@ -1,6 +1,7 @@
 """What a serial run learned and what it learned from, as hashes that do not depend on the processor.
 
     python tests/run/saved_bits.py CASE FOLDER          one JSON object with the hashes of a case
+    python tests/run/saved_bits.py all FOLDER           FOLDER/CASE.json of each, and its output as FOLDER/CASE.txt
 
 Run as a process of its own (`environment` holds the variables that it needs): numerical libraries are told to use
 only the instructions that every x86-64 processor has. The hashes are taken from the rows that replay is given, the
@@ -206,6 +207,29 @@ def hashes(case: str, folder: Path) -> dict[str, Any]:
     }
 
 
+def all_hashes(folder: Path) -> None:
+    """Play each case in a fork of its own: the import of torch is most of what a process takes."""
+    from ddrl.run.process import load_torch
+
+    load_torch()
+    for case in CASES:
+        pid = os.fork()
+        if pid == 0:
+            output = os.open(folder / f"{case}.txt", os.O_WRONLY | os.O_CREAT)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            try:
+                (folder / f"{case}.json").write_text(json.dumps(hashes(case, folder / case)))
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                sys.stdout.flush()
+                os._exit(0)
+        os.waitpid(pid, 0)
+
+
 if __name__ == "__main__":
-    found = hashes(sys.argv[1], Path(sys.argv[2]))
-    print(json.dumps(found))
+    if sys.argv[1] == "all":
+        all_hashes(Path(sys.argv[2]))
+    else:
+        print(json.dumps(hashes(sys.argv[1], Path(sys.argv[2]))))

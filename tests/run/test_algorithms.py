@@ -35,7 +35,7 @@ def test_an_algorithm_of_the_users_own_brings_columns_figures_and_a_chooser(mode
     travel through a relay."""
     wanted = settings(
         f"learner.algorithm={USERS}:Regression", f"rollout.chooser={USERS}:Counting", "run.processes=2",
-        f"run.dir={tmp_path / 'run'}",
+        f"run.dir={tmp_path / 'run'}", "run.max_env_steps=1500",
     )  # fmt: skip
     done = forked(*TINY, *wanted) if mode == "local" else mpirun(6, *TINY, *wanted, *settings("cluster.relays=2"))
     assert done.returncode == 0, done.stderr

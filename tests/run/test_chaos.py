@@ -11,6 +11,7 @@ import pytest
 from ddrl.telemetry import attach
 from ddrl.testing.chaos import Watch, job_of, processes_of
 from tests.run.launch import TINY, UNTIL_STOPPED, segments_of, settings, summary, wait_for_checkpoint
+from tests.run.preloaded import Job, forked
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -20,7 +21,7 @@ CHAOS = [sys.executable, "-m", "ddrl.testing.chaos"]
 def test_a_run_bears_the_deaths_of_its_processes(tmp_path: Path) -> None:
     run = tmp_path / "run"
     more = settings(f"run.dir={run}", "run.processes=2", "rollout.restarts=100")
-    job = subprocess.Popen([sys.executable, "-m", "ddrl.run", *TINY, *UNTIL_STOPPED, *more], env=environment())
+    job = Job([*TINY, *UNTIL_STOPPED, *more])
     try:
         wait_for_checkpoint(run, job)
         words = [*CHAOS, str(run), "--every", "0.7", "--kills", "6", "--roles", "rollout,evaluator,trainer"]
@@ -64,10 +65,10 @@ def test_what_chaos_cannot_do_is_refused(words: list[str], error: str, tmp_path:
 def test_processes_of_other_runs_are_left_alone_and_those_of_a_run_that_was_continued_are_found(tmp_path: Path) -> None:
     run = tmp_path / "run"
     first = [*TINY, *settings(f"run.dir={run}", "run.max_env_steps=600")]
-    subprocess.run([sys.executable, "-m", "ddrl.run", *first], env=environment(), timeout=PATIENCE, check=True)
+    forked(*first).check_returncode()
     assert job_of(run) == ""
     words = ["--resume", str(run), *settings("run.max_env_steps=100000000")]
-    job = subprocess.Popen([sys.executable, "-m", "ddrl.run", *words], env=environment())
+    job = Job(words)
     try:
         wait_until(lambda: "rollout" in {one.role for one in processes_of(job_of(run))}, "a rollout of the run")
         assert processes_of("no such run") == []

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from ddrl.telemetry.summary import list_facts
 from tests.run.launch import MPI_ENVIRONMENT, UNTIL_STOPPED, mpirun_command, segments_of, settings
+from tests.run.preloaded import Job
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -53,8 +53,8 @@ def start(tmp_path, text, *arguments, ranks=0):
     variables = environment(**(MPI_ENVIRONMENT if ranks else {}))
     variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{tmp_path}"
     words = [*SHORT, "--set", f"run.dir={tmp_path / 'run'}", *arguments]
-    return subprocess.Popen(
-        [*(mpirun_command(ranks) if ranks else [sys.executable, "-m", "ddrl.run"]), *words],
+    return (subprocess.Popen if ranks else Job)(
+        [*(mpirun_command(ranks) if ranks else []), *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

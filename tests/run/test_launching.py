@@ -10,6 +10,7 @@ import pytest
 from ddrl.core.errors import JobFailed
 from ddrl.run import ranks, slot
 from tests.run.launch import MPI_ENVIRONMENT, UNTIL_STOPPED, mpirun_command, settings
+from tests.run.preloaded import forked
 from tests.sources import environment
 from tests.waiting import PATIENCE
 
@@ -27,13 +28,12 @@ STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
 
 
 def start(tmp_path, variables, *, command=(sys.executable,), mode=("--serial",)):
-    return subprocess.run(
-        [*command, "-m", "ddrl.run", *mode, *SHORT, "--set", f"run.dir={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=environment(**MPI_ENVIRONMENT, **variables),
-    )
+    words = [*mode, *SHORT, "--set", f"run.dir={tmp_path / 'run'}"]
+    given = environment(**MPI_ENVIRONMENT, **variables)
+    if "--serial" in mode:  # the others end before they import torch
+        return forked(*words, env=given)
+    command = [*command, "-m", "ddrl.run", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=given)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ worse policy kept as the best: each of them misses the answer.
 """
 
 import json
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.run.launch import ddrl, mpirun, settings, summary
+from ddrl import evaluate
+from tests.run.launch import mpirun, settings, summary
+from tests.run.preloaded import forked, serial
 
 PROBLEMS = {  # environment, its settings, the optimal return
     "chain": ("tests.run.environments:chain", "{}", 1.0),
@@ -20,9 +20,9 @@ PROBLEMS = {  # environment, its settings, the optimal return
     "FrozenLake": ("FrozenLake-v1", "{is_slippery = false}", 1.0),
 }
 MODES = {
-    "serial": partial(ddrl, "--serial"),
-    "local": ddrl,
-    "mpirun": partial(mpirun, 9, "--set", "cluster.relays=3"),
+    "serial": serial,
+    "local": forked,
+    "mpirun": partial(mpirun, 6, "--set", "cluster.relays=2"),
 }
 FIRST = {("chain", "serial"), ("bandit", "mpirun"), ("FrozenLake", "local")}
 QUICK = settings(
@@ -43,7 +43,9 @@ QUICK = settings(
         for mode in MODES
     ],
 )
-def test_the_optimal_return_is_reached(problem: str, mode: str, tmp_path: Path) -> None:
+def test_the_optimal_return_is_reached(
+    problem: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     env, kwargs, optimum = PROBLEMS[problem]
     wanted = settings(
         f"env.id={env}", f"env.kwargs={kwargs}", f"run.target_return={optimum}", f"run.dir={tmp_path / 'run'}"
@@ -53,5 +55,6 @@ def test_the_optimal_return_is_reached(problem: str, mode: str, tmp_path: Path) 
     written = summary(tmp_path / "run")
     assert written["reason"] == "run.target_return reached", done.stdout
     assert written["evaluation"] == {"mean": optimum, "std": 0.0, "episodes": 20}
-    command = [sys.executable, "-m", "ddrl.evaluate", str(tmp_path / "run"), "--episodes", "10", "--json"]
-    assert json.loads(subprocess.run(command, capture_output=True, text=True).stdout)["mean"] == optimum
+    capsys.readouterr()
+    assert evaluate.main([str(tmp_path / "run"), "--episodes", "10", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["mean"] == optimum

@@ -13,19 +13,14 @@ import pytest
 from ddrl.core.config import Config
 from ddrl.core.errors import RunDirError
 from ddrl.run.directory import RunDirectory, RunLock
-from tests.run.launch import TINY, UNTIL_STOPPED, ddrl, mpirun, wait_for_checkpoint
+from tests.run.launch import TINY, UNTIL_STOPPED, mpirun, wait_for_checkpoint
+from tests.run.preloaded import Job, forked
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddrl.run", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
+    return Job(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def refused(error: str, run: Path) -> None:
@@ -93,7 +88,7 @@ def test_a_living_run_is_not_started_or_resumed_again(tmp_path: Path) -> None:
         assert loser.returncode == 1
         refused(loser.communicate()[1], run)
         wait_for_checkpoint(run, living)
-        refused(ddrl("--resume", str(run)).stderr, run)
+        refused(forked("--resume", str(run)).stderr, run)
         refused(mpirun(4, "--resume", str(run)).stderr, run)
         assert living.poll() is None
         living.send_signal(signal.SIGINT)

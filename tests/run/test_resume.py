@@ -13,7 +13,7 @@ from ddrl.run.preparation import Preparation
 from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from ddrl.telemetry import Run
-from tests.run.launch import TINY, mpirun, settings, summary
+from tests.run.launch import TINY, settings, summary
 from tests.run.preloaded import serial
 
 
@@ -123,12 +123,9 @@ def test_totals_never_fall_and_no_curve_runs_backwards(tmp_path: Path) -> None:
 
 
 def test_go_on_names_the_launcher_that_was_used(tmp_path: Path) -> None:
-    short = [*TINY, "--set", "run.max_env_steps=600"]
-    done = serial(*short, "--set", f"run.dir={tmp_path / 'a'}")
+    """Of mpirun: tests/run/test_processes.py."""
+    done = serial(*TINY, *settings("run.max_env_steps=600", f"run.dir={tmp_path / 'a'}"))
     assert f"go on:    python -m ddrl.run --serial --resume {tmp_path / 'a'}" in done.stdout
-    done = mpirun(4, *short, "--set", f"run.dir={tmp_path / 'b'}")
-    assert f"go on:    mpirun -n 4 python -m ddrl.run --resume {tmp_path / 'b'}" in done.stdout
-    assert summary(tmp_path / "b")["env_steps"] >= 600
 
 
 def test_a_replay_in_a_file_leaves_none_and_a_resumed_run_makes_it_anew(tmp_path: Path) -> None:

@@ -20,10 +20,19 @@ def test_every_case_has_saved_hashes() -> None:
     assert set(SAVED) == set(saved_bits.CASES)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the hashes are those of x86-64's arithmetic")
-@pytest.mark.parametrize("case", saved_bits.CASES)
-def test_a_serial_run_learns_the_saved_bits(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(HERE / "saved_bits.py"), case, str(tmp_path / case)]
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all cases."""
+    folder = tmp_path_factory.mktemp("bits")
+    command = [sys.executable, str(HERE / "saved_bits.py"), "all", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=saved_bits.environment())
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == SAVED[case]
+    return folder
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the hashes are those of x86-64's arithmetic")
+@pytest.mark.parametrize("case", saved_bits.CASES)
+def test_a_serial_run_learns_the_saved_bits(case: str, played: Path) -> None:
+    found = played / f"{case}.json"
+    assert found.exists(), (played / f"{case}.txt").read_text()
+    assert json.loads(found.read_text()) == SAVED[case]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,15 @@ from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome
 from ddrl.telemetry import Run
 from tests.run.launch import TINY, balances, ddrl, segments_of, settings, summary
-from tests.run.preloaded import serial
+from tests.run.preloaded import forked, serial
 from tests.sources import environment
 from tests.waiting import PATIENCE
 
 KILLED = [sys.executable, "-m", "tests.run.killed_serial"]
 
 
-def run(folder: Path, seed: int, *more: str) -> None:
-    done = ddrl("--serial", *TINY, "--set", f"run.seed={seed}", "--set", f"run.dir={folder}", *more)
+def run(folder: Path, seed: int, *more: str, start: Any = forked) -> None:
+    done = start("--serial", *TINY, "--set", f"run.seed={seed}", "--set", f"run.dir={folder}", *more)
     assert done.returncode == 0, done.stderr
 
 
@@ -48,7 +49,7 @@ def recorded(checkpoint: Path) -> str:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("serial") / "first"
-    run(folder, 3)
+    run(folder, 3, start=ddrl)  # the others are forks, which must have its bits
     return folder
 
 
@@ -86,7 +87,7 @@ def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(first, tmp_pat
     assert len(checkpoints) == 3
     for later in checkpoints[1:]:
         shutil.rmtree(later)
-    done = ddrl("--serial", "--resume", str(resumed))
+    done = serial("--resume", str(resumed))
     assert done.returncode == 0, done.stderr
     assert newest(resumed).name == newest(first).name
     assert learned(newest(resumed)) == learned(newest(first))
@@ -123,7 +124,7 @@ def test_a_run_that_is_killed_at_random_points_ends_with_the_bits_of_an_uninterr
 @pytest.mark.parametrize("mode", ["serial", "local"])
 def test_updates_compute_without_denormal_numbers(mode, tmp_path):
     wanted = settings("learner.network=tests.run.networks:FlushesDenormals", f"run.dir={tmp_path / 'run'}")
-    start = serial if mode == "serial" else ddrl
+    start = serial if mode == "serial" else forked
     done = start(*TINY, *wanted, *settings("run.max_env_steps=600"))
     assert done.returncode == 0, done.stderr
     assert summary(tmp_path / "run")["updates"] > 10
@@ -141,7 +142,8 @@ def test_steps_without_a_look_between_them_change_no_bit(tmp_path):
     found = []
     for name in ("tests.run.step_by_step", "ddrl.run"):
         folder = tmp_path / name
-        done = ddrl("--serial", *settings(*options, f"run.dir={folder}"), module=name)
+        words = settings(*options, f"run.dir={folder}")
+        done = serial(*words) if name == "ddrl.run" else ddrl("--serial", *words, module=name)
         assert done.returncode == 0, done.stderr
         written = summary(folder)
         with Run(folder) as read:

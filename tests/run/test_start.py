@@ -23,6 +23,7 @@ from ddrl.run.preparation import _banner, announce
 from ddrl.run.process import signals_handled
 from ddrl.telemetry.sinks import ProgressLine, ready_text
 from tests.run.launch import TINY, ddrl, mpirun, settings
+from tests.run.preloaded import forked
 from tests.sources import environment
 from tests.telemetry.test_progress_and_summary import records
 from tests.waiting import PATIENCE, wait_until
@@ -50,12 +51,12 @@ def test_the_directory_that_is_announced_is_the_one_of_the_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [*TINY, *settings("run.max_env_steps=300")]
-    done = mpirun(ranks, *words) if ranks else ddrl(*words)
+    done = mpirun(ranks, *words) if ranks else forked(*words)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert f"run:      runs/{run.name}\n" in done.stderr
     assert done.stderr.index("run:  ") < done.stderr.index("steps")
-    went_on = ddrl("--resume", str(run), "--set", "run.max_env_steps=400")
+    went_on = forked("--resume", str(run), "--set", "run.max_env_steps=400")
     assert went_on.returncode == 0, went_on.stderr
     assert "go on with CartPole-v1" in went_on.stderr
 
@@ -223,7 +224,13 @@ def test_many_ranks_of_a_host_talk_by_tcp_where_they_can(
 def test_what_members_need_is_imported_before_they_are_forked(env: str, shared: bool, tmp_path: Path) -> None:
     """What a rollout imports by itself is memory of its own; the code of a factory may be anybody's."""
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "ddrl.run", *TINY, *settings(f"run.dir={run}", f"env.id={env}")]
+    command = [
+        sys.executable,
+        "-m",
+        "ddrl.run",
+        *TINY,
+        *settings(f"run.dir={run}", f"env.id={env}", "run.max_env_steps=400"),
+    ]
     told = environment(PYTHONVERBOSE="1")
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True, env=told)
     imports = re.compile(r"^import '([\w.]+)'", re.MULTILINE)

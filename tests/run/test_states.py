@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from ddrl.run.serial import SerialRun
 from ddrl.run.task import Outcome, Reason
 from tests.run.environments import Walk
 from tests.run.launch import TINY, UNTIL_STOPPED, settings
+from tests.run.preloaded import Job
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -200,9 +199,8 @@ def test_a_run_of_several_processes_keeps_the_states_of_its_first_rollout(tmp_pa
     folder = tmp_path / "run"
     note = tmp_path / "kept"
     more = settings(f"run.dir={folder}", f"env.id={HERE}:Noted", "run.processes=2")
-    command = [sys.executable, "-m", "ddrl.run", *TINY, *UNTIL_STOPPED, *more]
     with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen(command, stdout=log, stderr=log, env=environment(NOTE_OF_STATES=str(note)))
+        job = Job([*TINY, *UNTIL_STOPPED, *more], stdout=log, stderr=log, env=environment(NOTE_OF_STATES=str(note)))
     try:
         wait_until(lambda: (note.exists() and (folder / "policy.json").exists()) or job.poll() is not None, "no states")
         job.send_signal(signal.SIGINT)

@@ -74,6 +74,8 @@ def test_the_scheme_changes_while_models_travel_and_every_plan_becomes_an_event(
         "cluster.relays": 4,
         "cluster.scheme": "direct",
         "env.num_envs": 2,
+        "learner.hidden": [16],
+        "learner.batch_size": 16,
         "run.max_seconds": ENDLESS,
         "run.max_env_steps": 10**9,
         "run.target_return": 1e9,

@@ -41,5 +41,6 @@ def _is_the_one():
     return os.environ.get("OMPI_COMM_WORLD_RANK", "") == _who
 
 
-if any(word.startswith("ddrl.run") for word in sys.orig_argv) and threading.current_thread() is threading.main_thread():
+_learns = any(word.startswith("ddrl.run") for word in sys.orig_argv)
+if _name and _learns and threading.current_thread() is threading.main_thread():  # the hook takes a third of a short job
     sys.setprofile(_look)
