@@ -19,7 +19,7 @@ FOLDER = notebooks()
 # Less than a reader's budget of each notebook (its cell "parameters").
 SMALL = {
     "01_replay": {"K": (5, 7), "S": (6, 8), "REPEATS": 2},
-    "02_distribution": {"SECONDS": 3, "SCHEMES": ("sharded", "direct")},
+    "02_distribution": {"SECONDS": 60, "STEPS": 3000, "SCHEMES": ("sharded", "direct")},
     "03_microbatch": {"STEPS": 8_000, "EPISODES": 3},
     "04_admix": {"STEPS": 400, "DAYS": 2},
     "05_gpu_pool": {"STEPS": 4_000},
