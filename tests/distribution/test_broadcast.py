@@ -200,6 +200,6 @@ def test_a_rank_whose_relay_is_not_ended_by_the_others_in_time_says_so():
 
 
 def test_the_example_acts_with_what_it_trains():
-    done = start(3, ROOT / "docs" / "examples" / "broadcast.py", "--steps", 50)
+    done = start(2, ROOT / "docs" / "examples" / "broadcast.py", "--steps", 50)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(re.findall(r"rank [12] acted with version \d+ last", done.stdout)) == 2
+    assert len(re.findall(r"rank 1 acted with version \d+ last", done.stdout)) == 1
