@@ -391,24 +391,24 @@ def test_a_request_that_names_two_hosts_is_none(
         assert ("error" in json.loads(answer.read())) == (status != 200)
 
 
-def test_trouble_at_the_start_is_one_line(tmp_path: Path) -> None:
+def test_trouble_at_the_start_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     save_run(run, env_config(), value=1.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for options, words in (
-            ([str(run), "--port", str(taken.getsockname()[1])], "choose another --port"),
-            ([str(tmp_path / "none")], "there is no run directory"),
-            ([str(run), "--max-queue", "0"], "serve.max_queue (0) must be at least 1"),
-            ([str(run), "--contracts", str(tmp_path)], "contracts.json does not exist"),
-            ([str(run), "--log", str(tmp_path), "--out", "x.csv"], "contracts.json does not exist"),
-        ):
-            refused = subprocess.run(
-                [sys.executable, "-m", "ddrl.serve", *options],
-                env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
-            )  # fmt: skip
-            assert refused.returncode == 1
-            assert words in refused.stderr
-            assert refused.stderr.count("\n") == 1
+        command = [sys.executable, "-m", "ddrl.serve", str(run), "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    refused = [(done.returncode, done.stderr, "choose another --port")]
+    for options, words in (
+        ([str(tmp_path / "none")], "there is no run directory"),
+        ([str(run), "--max-queue", "0"], "serve.max_queue (0) must be at least 1"),
+        ([str(run), "--contracts", str(tmp_path)], "contracts.json does not exist"),
+        ([str(run), "--log", str(tmp_path), "--out", "x.csv"], "contracts.json does not exist"),
+    ):
+        refused.append((service.main(options), capsys.readouterr().err, words))
+    for status, said, words in refused:
+        assert status == 1
+        assert words in said
+        assert said.count("\n") == 1
 
 
 def test_serving_loads_no_torch(tmp_path: Path) -> None:

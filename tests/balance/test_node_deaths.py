@@ -27,11 +27,10 @@ from tests.waiting import PATIENCE, wait_until
 pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
 
 
-def start(run, *assignments):
-    """A run with three nodes, under an mpirun that does not end the job where one of them dies."""
-    launcher, *words = mpirun_command(
-        7, *TINY, *UNTIL_STOPPED, *settings("learner.nodes=3", "evaluation.period=0", f"run.dir={run}", *assignments)
-    )
+def start(run, nodes, *assignments):
+    """A run with so many nodes, under an mpirun that does not end the job where one of them dies."""
+    own = settings(f"learner.nodes={nodes}", "evaluation.period=0", f"run.dir={run}", *assignments)
+    launcher, *words = mpirun_command(nodes + 3, *TINY, *UNTIL_STOPPED, *own)
     return subprocess.Popen(
         [launcher, "--enable-recovery", *words],
         stdout=subprocess.PIPE,
@@ -81,8 +80,8 @@ def job_of(tmp_path):
     """Starts a job; whatever the test comes to, nothing of it is left."""
     jobs = []
 
-    def begin(*assignments):
-        jobs.append(start(tmp_path / "run", *assignments))
+    def begin(*assignments, nodes=2):
+        jobs.append(start(tmp_path / "run", nodes, *assignments))
         return jobs[0]
 
     yield begin
@@ -91,7 +90,9 @@ def job_of(tmp_path):
 
 @pytest.mark.parametrize("how", ["in shared memory", pytest.param("by messages", marks=pytest.mark.long)])
 def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path, job_of, how):
-    run, job = tmp_path / "run", job_of(*(["balance.first=2"] if how == "by messages" else []))
+    others = {"in shared memory": 1, "by messages": 2}[how]
+    settings_of = {"in shared memory": [], "by messages": ["balance.first=2"]}[how]
+    run, job = tmp_path / "run", job_of(*settings_of, nodes=others + 1)
     wait_for_checkpoint(run, job)
     os.kill(pids(run, Role.NODE)[1], signal.SIGKILL)
     wait_until(lambda: any("node 1 has left" in text for text in notes(run)), "nobody missed the node")
@@ -100,7 +101,7 @@ def test_a_killed_node_changes_the_speed_and_the_run_goes_on_without_it(tmp_path
     os.kill(pids(run, Role.TRAINER)[0], signal.SIGUSR1)  # a clean stop
     status, text = end_of(job)
     assert status == 130, text  # that of an interrupted run
-    assert text.count("node 1 has left: its process has died; 2 continue") == 1, text
+    assert text.count(f"node 1 has left: its process has died; {others} continue") == 1, text
     assert summary(run)["reason"] == "interrupted"
     assert segments_of(run) == []
 

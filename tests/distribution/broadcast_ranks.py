@@ -1,5 +1,5 @@
-"""Programs that tests run under mpirun: `python broadcast_ranks.py NAME ...`. Rank 0 prints one JSON line of findings,
-one a rank."""
+"""Programs that tests run under mpirun: `python broadcast_ranks.py NAME ...`, and further ones after `,`, one after
+another. For each rank 0 prints one JSON line of findings, one a rank."""
 
 import json
 import os
@@ -284,4 +284,6 @@ def failed(feed):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for name, *arguments in map(str.split, " ".join(sys.argv[1:]).split(" , ")):
+        sys.argv[1:] = [name, *arguments]
+        globals()[name]()

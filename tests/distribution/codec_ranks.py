@@ -5,7 +5,7 @@ import hashlib
 import sys
 
 import numpy as np
-from ranks import RANK, SIZE, Host, report
+from ranks import RANK, SIZE, Host, report, run_all
 
 from ddrl.channels.mailbox import checksum
 from ddrl.core.config import ClusterConfig, Config
@@ -156,4 +156,4 @@ def flipped():
 
 
 if __name__ == "__main__":
-    {"models": models, "lost": lost, "flipped": flipped}[sys.argv[1]]()
+    run_all({"models": models, "lost": lost, "flipped": flipped})

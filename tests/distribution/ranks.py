@@ -1,5 +1,5 @@
-"""Programs that tests run under mpirun, one rank a host: `python ranks.py NAME`. Rank 0 prints one JSON line of
-findings."""
+"""Programs that tests run under mpirun, one rank a host: `python ranks.py NAME ...`, and further ones after `,`, one
+after another. For each rank 0 prints one JSON line of findings."""
 
 import ctypes
 import json
@@ -100,9 +100,18 @@ def report(**findings):
     for host in HOSTS:
         host.membership.leave()
         assert (host.membership.data, host.membership.control) == (MPI.COMM_NULL, MPI.COMM_NULL), "communicators stay"
+    HOSTS.clear()
     everyone = WORLD.gather(findings)
     if RANK == 0:
         print(json.dumps(everyone), flush=True)
+
+
+def run_all(programs):
+    """Those of the command line, each with its own arguments in sys.argv."""
+    words = " ".join(sys.argv[1:]).split(" , ")
+    for name, *arguments in map(str.split, words):
+        sys.argv[1:] = [name, *arguments]
+        programs[name]()
 
 
 def models():
@@ -251,7 +260,7 @@ def control():
     """Board commands and values reach every host, tables come back; run() ends on STOP."""
     import threading
 
-    host = Host(1000, ClusterConfig(scheme="auto"))
+    host = Host(1000, ClusterConfig(scheme="direct"))
     host.counters.row(1)["env_steps"].set(100.0 + RANK)
     watched = {}
 
@@ -451,16 +460,18 @@ def alone():
 
 
 if __name__ == "__main__":
-    {
-        "models": models,
-        "traffic": traffic,
-        "replanned": replanned,
-        "flipped": flipped,
-        "control": control,
-        "failing": failing,
-        "closed": closed,
-        "replaced": replaced,
-        "last_rows": last_rows,
-        "measuring": measuring,
-        "alone": alone,
-    }[sys.argv[1]]()
+    run_all(
+        {
+            "models": models,
+            "traffic": traffic,
+            "replanned": replanned,
+            "flipped": flipped,
+            "control": control,
+            "failing": failing,
+            "closed": closed,
+            "replaced": replaced,
+            "last_rows": last_rows,
+            "measuring": measuring,
+            "alone": alone,
+        }
+    )

@@ -5,7 +5,7 @@ import hashlib
 import sys
 
 import numpy as np
-from ranks import RANK, ROW, Host, report
+from ranks import RANK, ROW, Host, report, run_all
 
 from ddrl.channels.board import Command
 from ddrl.core.config import ClusterConfig
@@ -99,4 +99,4 @@ def stalled():
 
 
 if __name__ == "__main__":
-    {"rows": rows, "stalled": stalled}[sys.argv[1]]()
+    run_all({"rows": rows, "stalled": stalled})

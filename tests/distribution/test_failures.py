@@ -88,7 +88,7 @@ def test_an_exception_in_a_relay_ends_every_rank_with_one_message_and_leaves_not
     steps = "900" if where in ("end", "leaving") else "1000000000"
     settings = {"run.dir": run, "run.max_env_steps": steps, "cluster.relays": 3, "evaluation.period": 0}
     command = [
-        *(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", "7", sys.executable),
+        *(str(MPIRUN), "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "-n", "6", sys.executable),
         *(str(Path(__file__).with_name("failing_run.py")), where, str(host), *TINY),
         *(word for name, value in settings.items() for word in ("--set", f"{name}={value}")),
     ]

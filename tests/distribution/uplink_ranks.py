@@ -1,11 +1,9 @@
 """Programs of two ranks that tests of the uplink alone run under mpirun: `python uplink_ranks.py NAME`. Rank 0 prints
 one JSON line of findings."""
 
-import sys
-
 import numpy as np
 from mpi4py import MPI
-from ranks import RANK, ROW, WORLD, report
+from ranks import RANK, ROW, WORLD, report, run_all
 
 from ddrl.channels.lane import Lane, LaneSet
 from ddrl.distribution.flows import RowsUp
@@ -99,4 +97,4 @@ def untaken():
 
 
 if __name__ == "__main__":
-    {"capped": capped, "untaken": untaken}[sys.argv[1]]()
+    run_all({"capped": capped, "untaken": untaken})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,12 +20,14 @@ from ddrl.pool.records import read_pool
 from ddrl.telemetry import Run
 from tests.docs.pages import Section, sections
 from tests.run.launch import MPI_ENVIRONMENT
+from tests.run.preloaded import forked
 from tests.sources import ROOT
 from tests.sources import environment as sources_first
 from tests.waiting import PATIENCE
 
 SHARED, *REST = sections(ROOT / "docs" / "extending.md")
 SECTIONS = {section.title: section for section in REST}
+AS_WRITTEN = "An environment"  # whose command a shell runs
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -33,22 +36,44 @@ def environment(folder: Path) -> dict[str, str]:
     return sources_first(folder, **MPI_ENVIRONMENT, PATH=path)
 
 
-def follow(section: Section, folder: Path) -> Path:
-    """Write the files, run the command; the run directory."""
+def follow(section: Section, folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Write the files, run the command; the run directory.
+
+    A shell runs it as it stands where several processes are started, and for one section of the others; for these the
+    words of the command are given to a fork of a process that has imported torch."""
     SHARED.write(folder)
     section.write(folder)
     (command,) = section.commands
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=folder,
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    words = shlex.split(command)
+    if words[:3] == ["python", "-m", "ddrl.run"] and section.title != AS_WRITTEN:
+        patch.chdir(folder)
+        done = forked(*words[3:])
+    else:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            cwd=folder,
+            env=environment(folder),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (folder / "runs").iterdir()
     return run
+
+
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run directory of a section, which is followed once, in a folder of its own."""
+    runs: dict[str, Path] = {}
+
+    def of(title: str) -> Path:
+        if title not in runs:
+            with pytest.MonkeyPatch.context() as patch:
+                runs[title] = follow(SECTIONS[title], tmp_path_factory.mktemp("section"), patch)
+        return runs[title]
+
+    return of
 
 
 def figure(run: Path, name: str) -> float:
@@ -128,10 +153,10 @@ def test_every_section_is_run() -> None:
 
 
 @pytest.mark.parametrize("title", PROOFS)
-def test_a_section_runs_as_it_stands(title: str, tmp_path: Path) -> None:
+def test_a_section_runs_as_it_stands(title: str, followed: Callable[[str], Path]) -> None:
     if title in ("A scheme", "A codec"):
         pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
-    run = follow(SECTIONS[title], tmp_path)
+    run = followed(title)
     if title == "A pool policy":
         run /= "short"  # one of its two tasks
     config = config_from_toml((run / "config.toml").read_text(), "the run")
@@ -155,9 +180,9 @@ assert f"key={key!r}" in str(test.main), test.main  # of the chart that the page
 """
 
 
-def test_a_dashboard_page_is_found_by_its_name_and_draws(tmp_path: Path) -> None:
+def test_a_dashboard_page_is_found_by_its_name_and_draws(followed: Callable[[str], Path], tmp_path: Path) -> None:
     pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
-    run = follow(SECTIONS["An environment"], tmp_path)
+    run = followed("An environment")
     package = tmp_path / "ddrl" / "dashboard"
     shutil.copytree(ROOT / "ddrl" / "dashboard", package, ignore=shutil.ignore_patterns("__pycache__"))
     SECTIONS["A dashboard page"].write(tmp_path)
@@ -166,7 +191,7 @@ def test_a_dashboard_page_is_found_by_its_name_and_draws(tmp_path: Path) -> None
     done = subprocess.run(
         [sys.executable, "-c", DRAW, str(app), str(run.parent), Path(page).stem.partition("_")[2], "norm"],
         cwd=package,
-        env=environment(tmp_path),
+        env=environment(run.parents[1]),
         capture_output=True,
         text=True,
         timeout=PATIENCE,

@@ -784,10 +784,21 @@ class AnnealedByBuffer(Net):
         return super().forward(x) * (1 - 0.5 ** (self.steps + 1))
 
 
-class CompiledForward(Net):
-    @torch.compile(backend="eager")
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.features(x))
+MADE_LATE = "CompiledForward"
+
+
+@functools.cache
+def __getattr__(name: str) -> Any:
+    """A class whose body imports torch's compiler, which takes as long as the rest of torch: made when it is used."""
+    if name != MADE_LATE:
+        raise AttributeError(f"no network {name!r}")
+
+    class CompiledForward(Net):
+        @torch.compile(backend="eager")
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.features(x))
+
+    return CompiledForward
 
 
 class OnItsDevice(Net):

@@ -147,7 +147,7 @@ WORKING = [
     name
     for name, made in vars(published_networks).items()
     if getattr(made, "__module__", "") == NETWORKS and name not in {"Net", "Sign", *REFUSED} and name[0] != "_"
-]
+] + [published_networks.MADE_LATE]
 FAST = {  # a network of each kind; the others are long
     "BatchNormMLP", "RMSNormMLP", "NewSpectralNorm", "OldWeightNorm", "DropoutMLP", "NoisyInside", "PaddedAttention",
     "TransformerEncoder", "GRUInside", "ImpalaCNN", "Embeddings", "FiLM", "Lazy", "Shared", "AssignedStatistics",

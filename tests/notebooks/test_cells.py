@@ -20,7 +20,8 @@ import pytest
 import ddrl
 from ddrl import cells
 from ddrl.core import plugins
-from ddrl.core.errors import ConfigError, RunDirError
+from ddrl.core.errors import ConfigError, DdrlError, RunDirError
+from tests.run.preloaded import forked
 from tests.sources import ROOT, environment
 from tests.waiting import PATIENCE
 
@@ -726,7 +727,7 @@ except ddrl.core.errors.ConfigError as error: print("refused:", error)
     assert "refused: this Python keeps no source of what is typed into it: write the class into a file" in done.stdout
 
 
-def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
+def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="needs the extra [train]")
     selector = program("tournament.py")
     (tmp_path / "script.py").write_text(selector + SCRIPT % (PATIENCE, PATIENCE))
@@ -744,7 +745,9 @@ def test_a_script_trains_what_it_defines_and_others_go_on_and_play_it(tmp_path):
     assert "ended" in done.stdout, done.stdout
     files = ["chooser.py", "env.py", "network.py", "selector.py"]
     assert sorted(path.name for path in (run / "cells").glob("*.py")) == files
-    on = call("-m", "ddrl.run", "--resume", str(run), "--set", "run.max_env_steps=600")
+    monkeypatch.setenv("XDG_STATE_HOME", state["XDG_STATE_HOME"])
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    on = forked("--resume", str(run), "--set", "run.max_env_steps=600")
     assert on.returncode == 0, on.stderr[-2000:]
     played = call("-m", "ddrl.evaluate", str(run), "--episodes", "1")
     assert played.returncode == 0, played.stderr[-2000:]
@@ -754,7 +757,6 @@ BAD = """
 import gymnasium
 import numpy as np
 import torch
-import ddrl
 
 
 class Fails(gymnasium.Env):
@@ -773,27 +775,18 @@ class Wide(torch.nn.Module):
     def forward(self, observation):
         return self.layer(observation)
 
-
-for given in ({"env": Fails}, {"network": Wide}):
-    try:
-        ddrl.start(settings={"run.processes": 1}, root="runs", wait=%f, **given)
-    except ddrl.core.errors.DdrlError as error:
-        print(error)
 """
 
 
-def test_a_constructor_that_fails_and_a_network_with_the_wrong_output_are_one_line_each(tmp_path):
+def test_a_constructor_that_fails_and_a_network_with_the_wrong_output_are_one_line_each(notebook, tmp_path):
     pytest.importorskip("torch", reason="needs the extra [train]")
-    (tmp_path / "script.py").write_text(BAD % PATIENCE)
-    done = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment(XDG_STATE_HOME=str(tmp_path / "state")),
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE,
-        check=True,
-    )
-    constructor, output = done.stdout.splitlines()
+    book = notebook(BAD)
+    said = []
+    for given in ({"env": book["Fails"]}, {"network": book["Wide"]}):
+        with pytest.raises(DdrlError) as refusal:
+            ddrl.start(settings={"run.processes": 1}, root=tmp_path / "runs", wait=PATIENCE, **given)
+        said.append(str(refusal.value))
+    assert not any("\n" in words for words in said)
+    constructor, output = said
     assert "env:Fails: ValueError: no such map: 'desert' (env.py, line 11, in __init__" in constructor
     assert "network:Wide returns [2, 3] float32 for 2 observations: its forward(observation) must give" in output

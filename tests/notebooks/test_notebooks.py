@@ -19,10 +19,10 @@ FOLDER = notebooks()
 # Less than a reader's budget of each notebook (its cell "parameters").
 SMALL = {
     "01_replay": {"K": (5, 7), "S": (6, 8), "REPEATS": 2},
-    "02_distribution": {"SECONDS": 3, "SCHEMES": ("sharded", "direct")},
-    "03_microbatch": {"STEPS": 25_000, "EPISODES": 3},
-    "04_admix": {"STEPS": 900, "DAYS": 2},
-    "05_gpu_pool": {"STEPS": 20_000},
+    "02_distribution": {"SECONDS": 60, "STEPS": 3000, "SCHEMES": ("sharded", "direct")},
+    "03_microbatch": {"STEPS": 8_000, "EPISODES": 3},
+    "04_admix": {"STEPS": 400, "DAYS": 2},
+    "05_gpu_pool": {"STEPS": 4_000},
 }
 
 # A last cell, run in the notebook's kernel: the data behind its figures, and that widgets do what they say.
