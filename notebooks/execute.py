@@ -6,6 +6,7 @@ pictures too. Used by people and by the tests."""
 from __future__ import annotations
 
 import argparse
+import atexit
 import asyncio
 import os
 import sys
@@ -38,7 +39,11 @@ class Client(NotebookClient):
 
     async def async_start_new_kernel_client(self) -> Any:
         """See `NotebookClient`."""
-        client = await super().async_start_new_kernel_client()
+        try:
+            client = await super().async_start_new_kernel_client()
+        except Exception:
+            atexit.unregister(self._cleanup_kernel)  # of a kernel that is gone, which nbclient has left there
+            raise
         look(client.shell_channel)
         return client
 
@@ -111,7 +116,13 @@ def execute(
         resources={"metadata": {"path": str(folder)}},
     )
     beside = os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])  # explore.py, wherever it is run
-    return client.execute(env={**os.environ, "PYTHONPATH": beside})
+    environment = {**os.environ, "PYTHONPATH": beside}
+    try:
+        return client.execute(env=environment)
+    except RuntimeError as error:
+        if "Kernel died before replying" not in str(error):
+            raise
+        return client.execute(env=environment)  # another process has taken a port that was free: there are others
 
 
 def tidy(notebook: nbformat.NotebookNode) -> None:

@@ -1,6 +1,8 @@
 """What each page hands to its charts and tables, without a browser: the right figure at each place, the right column
 under each name."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +14,8 @@ from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
 from ddrl.telemetry.summary import LEDGER
-from tests.dashboard.scripts import script
 from tests.pool.recorded import write_pool
-from tests.sources import ROOT
+from tests.sources import ROOT, environment
 from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed
 from tests.waiting import PATIENCE
@@ -145,7 +146,8 @@ def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are_o
         recorder.record_snapshot(LEDGER, state="damaged")
         recorder.record_snapshot("replay", probabilities=np.array([0.1, 0.4, 0.3, 0.2]))  # of priorities 1, 16, 9, 4
     app = ROOT / "ddrl" / "dashboard" / "app.py"
-    done = script(WAITING, str(app), str(tmp_path))
+    command = [sys.executable, "-c", WAITING, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
@@ -162,7 +164,8 @@ def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_rec
             recorder.record_event(kind, text)
         recorder.record_snapshot(LEDGER, **ACCOUNTS)
     app = ROOT / "ddrl" / "dashboard" / "app.py"
-    done = script(PAGES, str(app), str(tmp_path))
+    command = [sys.executable, "-c", PAGES, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
@@ -219,7 +222,8 @@ def test_what_is_chosen_is_in_the_address_and_taken_from_it_and_alerts_stand_new
             recorder.record_event("alert", f"{level}: {word}", rule=word, level=level)
         recorder.record_event("error", "a rank has died")
     app = ROOT / "ddrl" / "dashboard" / "app.py"
-    done = script(ADDRESS, str(app), str(tmp_path))
+    command = [sys.executable, "-c", ADDRESS, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
@@ -263,6 +267,7 @@ def test_a_pool_stands_at_its_number_of_tasks_and_a_run_that_is_hidden_keeps_its
         pass
     write_notes(run, Notes("first", ("good", "old"), "a note"))
     app = ROOT / "ddrl" / "dashboard" / "app.py"
-    done = script(CHOSEN, str(app), str(tmp_path))
+    command = [sys.executable, "-c", CHOSEN, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert read_notes(run) == Notes("first", ("good", "old", HIDDEN), "a note")

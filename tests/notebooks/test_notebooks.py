@@ -1,5 +1,7 @@
 import asyncio
+import json
 import re
+import sys
 from queue import Empty
 from types import SimpleNamespace
 
@@ -377,3 +379,27 @@ def test_widgets_are_drawn_from_their_saved_state_for_readers_without_a_kernel()
     ):
         assert part in html
     assert draw("absent", states) == ""
+
+
+def test_a_kernel_whose_port_another_process_has_taken_is_started_anew_once(tmp_path, monkeypatch):
+    died = tmp_path / "died"
+    begin = "import os, sys\nwith open(sys.argv[1], 'a+') as file:\n    first = file.tell() < int(sys.argv[2])\n"
+    begin += "    file.write('x')\nif first:\n    sys.exit('Address already in use')\n"
+    begin += "os.execv(sys.executable, [sys.executable, '-m', 'ipykernel_launcher', *sys.argv[3:]])"
+    folder = tmp_path / "kernels" / "python3"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    nbformat.write(new_notebook(cells=[new_code_cell("print(6 * 7)")]), tmp_path / "one.ipynb")
+
+    def run(deaths):
+        words = [sys.executable, "-c", begin, str(died), str(deaths), "-f", "{connection_file}"]
+        kernel = {"argv": words, "display_name": "dies first", "language": "python"}
+        (folder / "kernel.json").write_text(json.dumps(kernel))
+        died.unlink(missing_ok=True)
+        return execute(tmp_path / "one.ipynb", tmp_path)
+
+    (said,) = run(deaths=1).cells[0].outputs
+    assert said["text"] == "42\n"
+    assert died.read_text() == "xx"
+    with pytest.raises(RuntimeError, match="Kernel died before replying"):
+        run(deaths=2)

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 
@@ -18,8 +20,7 @@ from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, read_settings, w
 from ddrl.telemetry.series import Event
 from ddrl.telemetry.store import Store
 from ddrl.telemetry.summary import Facts, facts_at, facts_of, list_facts
-from tests.dashboard.scripts import script
-from tests.sources import ROOT
+from tests.sources import ROOT, environment
 from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
@@ -176,7 +177,8 @@ def test_the_page_filters_hides_and_names_runs_and_its_address_says_so(tmp_path)
     write_notes(tmp_path / "three", Notes("third", (HIDDEN,), "*no* markdown"))
     assert read_notes(tmp_path / "three") == Notes("third", (HIDDEN,), "*no* markdown")
     app = ROOT / "ddrl" / "dashboard" / "app.py"
-    done = script(PAGE, str(app), str(tmp_path))
+    command = [sys.executable, "-c", PAGE, str(app), str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -231,7 +233,8 @@ def test_what_a_run_a_pool_and_an_event_say_is_text_on_every_page(tmp_path):
     (own / "plan.json").write_text(json.dumps(plan))
     app = ROOT / "ddrl" / "dashboard" / "app.py"
     pages = [path.stem.partition("_")[2] for path in sorted((app.parent / "subjects").glob("*.py"))]
-    done = script(WALK, str(app), str(tmp_path), *pages)
+    command = [sys.executable, "-c", WALK, str(app), str(tmp_path), *pages]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert all(page in done.stdout for page in ("overview", "ranks", "pool")), done.stdout
 
@@ -328,7 +331,8 @@ def test_the_newest_alerts_of_a_run_are_shown_the_newest_first(tmp_path):
         level = ("warning", "error")[number % 2]
         store.event(Event(0.0, 60.0 * number, "alert", f"{level}: number {number}", {"level": level}))
     store.close()
-    done = script(ALERTS, str(tmp_path))
+    command = [sys.executable, "-c", ALERTS, str(tmp_path)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.splitlines() == [
         "warning: number 4 (4m00s into the run)",
         "error: number 3 (3m00s into the run)",
