@@ -6,8 +6,8 @@ pictures too. Used by people and by the tests."""
 from __future__ import annotations
 
 import argparse
-import atexit
 import asyncio
+import atexit
 import os
 import sys
 import tempfile
