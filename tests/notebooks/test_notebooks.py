@@ -24,7 +24,7 @@ SMALL = {
     "02_distribution": {"SECONDS": 60, "STEPS": 3000, "SCHEMES": ("sharded", "direct")},
     "03_microbatch": {"STEPS": 8_000, "EPISODES": 3},
     "04_admix": {"STEPS": 400, "DAYS": 2},
-    "05_gpu_pool": {"STEPS": 4_000},
+    "05_gpu_pool": {"STEPS": 20_000},
 }
 
 # A last cell, run in the notebook's kernel: the data behind its figures, and that widgets do what they say.
