@@ -71,7 +71,7 @@ def gemm_of_torch() -> int:
 
 
 def has_kernel(tensor: torch.Tensor) -> bool:
-    """Whether the C++ kernel's loops compute in such memory."""
+    """Whether the C++ kernel's loops compute in this tensor's memory."""
     return tensor.is_cpu and not _torch_alone
 
 
@@ -189,7 +189,7 @@ class BatchLoader:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._on_host = device.type == "cpu"
+        self._on_host = device.type == "cpu"  # asked three times an update; a device makes its name anew each time
         self._layouts: dict[Hashable, _Layout] = {}
         self._batch: Any = None  # whose copy is there
         self._there = TensorBatch()

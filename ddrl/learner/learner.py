@@ -163,7 +163,8 @@ class Learner:
             self._check_finite(numbers)
             self._last_loss = numbers.get("loss", self._last_loss)
         priorities = None if priority is None else self._loader.fetch(priority)
-        if priorities is not None and len(priorities):  # between two checks of the statistics; NaN is the largest
+        # Also where no statistics were asked for. numpy's argmax takes NaN for the largest number.
+        if priorities is not None and len(priorities):
             self._check_finite({"a priority": float(priorities[priorities.argmax()])})
         return Update(priorities, batch, numbers)
 
