@@ -680,7 +680,8 @@ class Job:
             self._spare[1].close()
         self.keeper.end(STOP_TIMEOUT if self.channels is not None else 0.0)
         self.keeper.close()
-        if in_order and self.board.command == Command.FAIL:
+        is_said = self._parent is not None and self._parent.take(Result) is not None
+        if in_order and self.board.command == Command.FAIL and not is_said:
             self.note(f"after the end of training: {read_failure(self.run_id, self.host)}", 0)
         if self._link is not None:
             self._link.close()

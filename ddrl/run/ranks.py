@@ -324,6 +324,7 @@ class Lead:
             result = _result_of_trainer(mail, work, keeper)
             if failure and result.document is not None:
                 result = Result(None, failure)
+                keeper.send(result)  # which need not say it too
         except DdrlError as error:
             result = keeper.result or Result(None, str(error))
             if not ordered:
