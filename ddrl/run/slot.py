@@ -13,7 +13,8 @@ loader, half of a rank's calls to the file system; they are left out where the h
 
 Its transport through shared memory takes time and memory in every rank for every other rank of its host. Where these
 are many it is left out, and ranks of one host talk by TCP: nearly all of them are slots, whose messages are few and
-short. Models go from host to host, by TCP or a fabric in any case."""
+short. Models go from host to host, by TCP or a fabric in any case. MPI_Init would still ask for the place and the
+address of each of them: where they talk by TCP, a rank takes itself for the only one of its host (`peers.cpp`)."""
 
 from __future__ import annotations
 
@@ -357,7 +358,10 @@ def prepare_mpi(ranks: int) -> None:
     set_timer_slack(min(SLACK_PER_RANK * ranks, MAX_SLACK))
     has_fabric = any(os.path.isdir(fabric) for fabric in FABRICS)
     left_out = "^ofi" if has_fabric else "^ofi,uct"
-    os.environ.setdefault("OMPI_MCA_btl", left_out + ",sm" * _does_without_shared_memory())
+    by_tcp = "OMPI_MCA_btl" not in os.environ and _does_without_shared_memory()
+    os.environ.setdefault("OMPI_MCA_btl", left_out + ",sm" * by_tcp)
+    if by_tcp and not has_fabric:
+        _forget_peers()
     if not (has_fabric or NO_FABRIC.keys() & os.environ.keys()):
         os.environ.update(NO_FABRIC)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of what the keeper starts; the trainer sets its own number
@@ -373,6 +377,15 @@ def _does_without_shared_memory() -> bool:
         return False
     ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")
     return has_network and ranks.isdigit() and int(ranks) in MANY_RANKS and not may_lose_ranks(os.getppid())
+
+
+def _forget_peers() -> None:
+    """Let MPI_Init take this rank for the only one of its host (`peers.cpp`)."""
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | os.RTLD_GLOBAL)
+    import ddrl.run._peers  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    sys.setdlopenflags(flags)
 
 
 def set_timer_slack(nanoseconds: int) -> None:

@@ -64,7 +64,7 @@ class Copy:
             shutil.copytree(source, self.path)
             return
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/**/_kernel*.so")]
+        compiled = [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/**/*.so")]
         compiled += [str(path.relative_to(ROOT)) for path in ROOT.glob("ddrl/**/*.pyc")]
         for name in [*filter(None, listed.split("\0")), *compiled]:
             if (ROOT / name).is_file():

@@ -22,7 +22,7 @@ from ddrl.run.directory import RunDirectory
 from ddrl.run.preparation import _banner, announce
 from ddrl.run.process import signals_handled
 from ddrl.telemetry.sinks import ProgressLine, ready_text
-from tests.run.launch import TINY, ddrl, mpirun, settings
+from tests.run.launch import MPI_ENVIRONMENT, TINY, ddrl, mpirun, mpirun_command, settings
 from tests.run.preloaded import forked
 from tests.sources import environment
 from tests.telemetry.test_progress_and_summary import records
@@ -185,9 +185,11 @@ def test_a_users_choice_of_transports_and_threads_is_kept(
 def test_a_fabric_of_the_host_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot, "set_timer_slack", lambda nanoseconds: None)
     monkeypatch.setattr(slot, "FABRICS", (str(tmp_path / "none"), str(tmp_path)))
+    monkeypatch.setattr(slot, "_does_without_shared_memory", lambda: True)
+    monkeypatch.setattr(slot, "_forget_peers", lambda: pytest.fail("a fabric's transports know the ranks of a host"))
     monkeypatch.setattr(os, "environ", {})
     slot.prepare_mpi(2)
-    assert os.environ == {"OMPI_MCA_btl": "^ofi"} | THREADS
+    assert os.environ == {"OMPI_MCA_btl": "^ofi,sm"} | THREADS
 
 
 @pytest.mark.parametrize(
@@ -214,8 +216,32 @@ def test_many_ranks_of_a_host_talk_by_tcp_where_they_can(
     monkeypatch.setattr(slot, "FABRICS", ())
     monkeypatch.setattr(slot, "may_lose_ranks", lambda launcher: recovers and launcher == os.getppid())
     monkeypatch.setattr(os, "environ", dict(given))
+    alone: list[bool] = []
+    monkeypatch.setattr(slot, "_forget_peers", lambda: alone.append(True))
     slot.prepare_mpi(300)
     assert os.environ.items() >= {"OMPI_MCA_btl": expected}.items()
+    assert bool(alone) == expected.endswith("uct,sm")
+
+
+ASKING = """
+from ddrl.run import slot
+slot.MANY_RANKS = range(3, 4)
+slot.prepare_mpi(3)
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"of this host: {world.Split_type(MPI.COMM_TYPE_SHARED).Get_size()}, sum {world.allreduce(world.Get_rank())}")
+"""
+
+
+@pytest.mark.parametrize(("ranks", "known"), [(3, 1), (2, 2)])
+def test_many_ranks_of_a_host_are_strangers_to_mpi(ranks: int, known: int) -> None:
+    """So that MPI_Init asks for none of them, and they reach each other all the same."""
+    pytest.importorskip("mpi4py", reason="needs the extra [mpi]")
+    head = mpirun_command(ranks)[: -len(("-m", "ddrl.run"))]
+    told = environment(**MPI_ENVIRONMENT)
+    done = subprocess.run([*head, "-c", ASKING], capture_output=True, text=True, timeout=PATIENCE, env=told)
+    total = sum(range(ranks))
+    assert sorted(done.stdout.splitlines()) == [f"of this host: {known}, sum {total}"] * ranks, done.stderr
 
 
 @pytest.mark.parametrize(
