@@ -75,11 +75,12 @@ def named_in(words: str, path: Path) -> list[str]:
 
 
 def file_of(module: str) -> Path | None:
-    """Where a module is written, from the root; of a compiled kernel the folder of its sources."""
+    """Where a module is written, from the root; of a compiled kernel the folder of its sources, `_peers`: peers.cpp."""
     if module.endswith("._kernel"):
         return Path(*module.split(".")[:-1], "kernel")
     path = Path(*module.split("."))
-    places = (path.with_suffix(".py"), path / "__main__.py", path / "__init__.py")
+    source = path.with_name(path.name[1:] + ".cpp")
+    places = (path.with_suffix(".py"), path / "__main__.py", path / "__init__.py", source)
     return next((place for place in places if (ROOT / place).exists()), None)
 
 

@@ -72,9 +72,10 @@ def wait(
     from mpi4py import MPI
 
     begun = time.perf_counter()
-    while not MPI.Request.Testall(requests):
+    while (ended := MPI.Request.Testsome(requests)) is not None:
         meanwhile()
-        rest(begun, share, longest)
+        if not ended:  # else there may be more: MPICH takes one message a poll
+            rest(begun, share, longest)
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

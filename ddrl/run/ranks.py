@@ -382,7 +382,8 @@ def _answer(world: MPI.Intracomm, work: bytearray) -> None:
     """Tell every rank the work of all."""
     from mpi4py import MPI
 
-    wait([world.Isend([work, MPI.BYTE], rank, slot.WORK) for rank in range(1, world.Get_size())], share=SHARE)
+    sends = [world.Isend([work, MPI.BYTE], rank, slot.WORK) for rank in range(1, world.Get_size())]
+    wait(sends, share=SHARE, longest=MAX_SLEEP)
 
 
 def _with_work(work: bytes | bytearray, *letters: int) -> list[int]:
@@ -404,13 +405,15 @@ def _part(mail: Mail, work: bytearray, result: Result, run_id: str, relays: list
     the wait is bounded, and then the job is aborted."""
     from mpi4py import MPI
 
+    ends: list[MPI.Request] = []
     for rank in _with_work(work, slot.SLOT):
         with contextlib.suppress(MPI.Exception):  # it has died
-            mail.world.Isend([b"e", MPI.BYTE], rank, slot.END).Free()
+            ends.append(mail.world.Isend([b"e", MPI.BYTE], rank, slot.END))
     deadline = time.monotonic() + END_TIMEOUT
     begun = time.perf_counter()
-    while relays:
+    while relays or ends:
         received = mail.take()
+        ends = [request for request in ends if not _has_left(request)]  # MPICH forgets what has not before it ends
         if received is None:
             rest(begun, SHARE, MAX_SLEEP)
         gone = mail.dead()
@@ -422,6 +425,17 @@ def _part(mail: Mail, work: bytearray, result: Result, run_id: str, relays: list
                 abort(mail.world, run_id)
             if slot.reports_deaths():  # one that looks for survivors finds that this process has ended
                 return
+            ends.clear()  # Open MPI sends them before it ends
+
+
+def _has_left(request: MPI.Request) -> bool:
+    """Whether a message is on its way, or the rank that it is for has died."""
+    from mpi4py import MPI
+
+    try:
+        return request.Test()
+    except MPI.Exception:
+        return True
 
 
 def _result_of_trainer(mail: Mail, work: bytearray, keeper: HostKeeper) -> Result:

@@ -13,6 +13,7 @@ from benchmarks.harness import RESULTS
 
 PROGRAM = """
 import ddrl.replay
+import ddrl.run._peers
 COMMAND = ["python", "-m", "ddrl.run"]
 """
 
@@ -27,6 +28,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ddrl/replay/__init__.py": "from ddrl import _kernel\n",
         "ddrl/kernel/replay.hpp": "",
         "ddrl/run/__main__.py": 'PACKAGE = "ddrl.learner.algorithms"\nCOMMAND = "ddrl.pool.task:main"\n',
+        "ddrl/run/peers.cpp": "",
         "ddrl/learner/algorithms/dqn.py": "def loss():\n    from ddrl.learner import losses\n",
         "ddrl/learner/losses.py": "",
         "ddrl/pool/task.py": "",
@@ -60,6 +62,7 @@ def test_code_is_what_a_program_imports_and_runs_with_the_plug_ins_that_are_foun
         "ddrl/__init__.py",
         "ddrl/kernel",
         "ddrl/run/__main__.py",
+        "ddrl/run/peers.cpp",
         "ddrl/tasks",
         "ddrl/learner/algorithms/dqn.py",
         "ddrl/learner/losses.py",

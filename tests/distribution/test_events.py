@@ -2,8 +2,10 @@
 
 import os
 import select
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,3 +80,16 @@ def test_without_an_epoll_the_bell_alone_is_waited_for(monkeypatch):
     assert made.wait(seen, LONG) is False
     assert board.relay_bell.value != seen
     made.close()
+
+
+def test_a_wait_sleeps_only_where_a_poll_finds_nothing(monkeypatch):
+    """MPICH takes one message a poll: hundreds of them would come one sleep after another."""
+    polls = iter([[0], [2], [], [1], None])
+    request = SimpleNamespace(Testsome=lambda requests: next(polls))
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(Request=request)))
+    slept = []
+    monkeypatch.setattr(events.time, "sleep", slept.append)
+    between = []
+    events.wait([0, 1, 2], lambda: between.append(len(slept)), longest=0.0)
+    assert slept == [0.0]
+    assert between == [0, 0, 0, 1]

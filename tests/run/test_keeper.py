@@ -242,19 +242,34 @@ def test_an_algorithm_whose_description_fails_is_named_not_the_environment() -> 
         probe_in_fork(config)
 
 
+SELECTS = ("23 ", "270 ")  # numbers of system calls (x86-64)
+
+
 @pytest.mark.parametrize("spare", [False, True])
 def test_a_trainer_whose_keeper_died_before_it_had_begun_removes_what_that_one_had_made(spare: bool) -> None:
-    """A spare does not: its trainer may still save."""
+    """A spare waits until its trainer has ended, which may still save."""
     run_id = uuid.uuid4().hex[:8]
     segment = Segment.create(segment_name(run_id, 0, "board"), "board", 64)
     other = Segment.create(segment_name(uuid.uuid4().hex[:8], 0, "board"), "board", 64)
+
+    def left() -> set[str]:
+        return {path.name for path in SHM.iterdir()} & {segment.name, other.name}
+
+    trainer = subprocess.Popen(["sleep", "1000"])
+    words = ["spare", str(trainer.pid)] * spare + [run_id, "0", "2", str(os.getppid())]  # this process is its parent
+    started = subprocess.Popen([sys.executable, "-m", "ddrl.run.trainer", *words], env=environment())
     try:
-        words = ["spare"] * spare + [run_id, "0", "2", str(os.getppid())]  # its parent is this process, not the named
-        done = subprocess.run([sys.executable, "-m", "ddrl.run.trainer", *words], env=environment(), check=False)
-        assert done.returncode == 1
-        left = {segment.name, other.name} if spare else {other.name}
-        assert {path.name for path in SHM.iterdir()} & {segment.name, other.name} == left
+        if spare:
+            call = Path(f"/proc/{started.pid}/syscall")
+            wait_until(lambda: started.poll() is not None or call.read_text().startswith(SELECTS), "it does not wait")
+            assert left() == {segment.name, other.name}
+            trainer.kill()
+        assert started.wait(PATIENCE) == 1
+        assert left() == {other.name}
     finally:
+        started.kill()
+        trainer.kill()
+        trainer.wait()
         segment.unlink()
         other.unlink()
 

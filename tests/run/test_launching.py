@@ -1,14 +1,17 @@
 """The mode of a run follows from what MPI says; launchers that do not fit are refused in one line."""
 
+import itertools
 import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from ddrl.core.errors import JobFailed
 from ddrl.run import ranks, slot
+from ddrl.run.topology import Result
 from tests.run.launch import MPI_ENVIRONMENT, UNTIL_STOPPED, mpirun_command, settings
 from tests.run.preloaded import forked
 from tests.sources import environment
@@ -177,6 +180,39 @@ def test_ranks_with_another_version_are_refused_with_the_place(other, words):
     with pytest.raises(ranks.VersionError, match=words):
         ranks._read_records([slot.record(0), other])
     slot.leave_meeting_point()
+
+
+class FakeMpi:
+    """Messages that leave after some looks; to a rank that has died none leaves."""
+
+    BYTE = None
+    Exception = KeyError
+
+    def __init__(self, looks, died=-1):
+        self.left = []
+        self._looks = looks
+        self._died = died
+
+    def Isend(self, buffer, rank, tag):
+        looks = itertools.count()
+        return SimpleNamespace(Test=lambda: self._test(rank, next(looks)))
+
+    def _test(self, rank, looks):
+        if rank == self._died:
+            raise self.Exception
+        if looks == self._looks:
+            self.left.append(rank)
+        return looks >= self._looks
+
+
+def test_rank_0_ends_once_what_ends_the_slots_has_left(monkeypatch):
+    """MPICH's MPI_Finalize forgets messages that have not, and their ranks would wait for ever."""
+    mpi = FakeMpi(looks=3, died=2)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+    mail = SimpleNamespace(world=mpi, take=lambda: None, dead=set)
+    work = bytearray([slot.RELAY, slot.SLOT, slot.SLOT, slot.SLOT, 0])
+    ranks._part(mail, work, Result({}), "1", [])
+    assert mpi.left == [1, 3]
 
 
 def test_a_copy_with_another_column_or_another_field_speaks_another_protocol(monkeypatch):
