@@ -156,6 +156,15 @@ def test_gaussian_actions_have_the_density_that_is_recorded() -> None:
     np.testing.assert_array_equal(chooser.greedy({"mean": mean}), mean)
 
 
+def test_a_random_action_has_the_density_of_all_its_numbers() -> None:
+    bounds = {"action_low": (-1.0, 0.0, 0.0), "action_high": (1.0, 4.0, 0.5)}
+    spec = EnvSpec("box", ArraySpec((2,), "float32"), 0, ArraySpec((3,), "float32"), **bounds)
+    action, columns = Gaussian(spec, 400, 1, {}).random(SEEN)
+    assert (action >= bounds["action_low"]).all()
+    assert (action <= bounds["action_high"]).all()
+    np.testing.assert_allclose(columns["log_prob"], np.full(400, -math.log(2.0 * 4.0 * 0.5)), rtol=1e-6)
+
+
 def test_the_noise_around_a_deterministic_policy_is_as_wide_as_the_exploration() -> None:
     chooser = Gaussian(BOX, 4000, 1, {})
     action, _ = chooser.choose({"mean": np.zeros((4000, 3), np.float32)}, SEEN, 0.3)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from ddrl.channels.mailbox import checksum
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.core.errors import ConfigError, MessageError, MissingExtraError
 from ddrl.core.rows import ParameterLayout
-from ddrl.distribution import codecs
+from ddrl.distribution import codecs, models
 from ddrl.distribution.chunks import Bases, CodedAssembly, Coding, Encoder, Headers, SentVersions
+from ddrl.distribution.models import ModelSender
 from ddrl.distribution.plan import cut_chunks
+from ddrl.distribution.schemes import Choice
 
 pytest.importorskip("zstandard", reason="needs the extra [codecs]")
 LAYOUT = ParameterLayout.of(
@@ -298,3 +301,23 @@ def test_the_root_tells_a_version_against_the_newest_confirmed_one_and_whole_one
     sent.confirmed(3)
     assert sent.base(4) == (3, versions[3])
     assert [version.kept for version in versions] == [1, 1, 1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(("given_size", "cut"), [(0, 4_000), (1_000, 1_000)])
+def test_pieces_that_auto_has_chosen_for_the_wire_are_cut_larger_in_the_model(given_size, cut, monkeypatch):
+    """Of a model that travels as a quarter of its bytes; what the user has set is in bytes of the model."""
+    made = []
+    root = SimpleNamespace(
+        links=None,
+        mailbox=SimpleNamespace(nbytes=1_000_000),
+        codec=SimpleNamespace(wire_bytes=lambda first, last: 250_000),
+        hosts=4,
+        _config=Config(cluster=ClusterConfig(chunk_bytes=given_size)),
+        plan_with=made.append,
+    )
+    asked = []
+    choice = Choice("chain", {"chunk_bytes": 1_000})
+    monkeypatch.setattr(models, "choose", lambda config, hosts, nbytes, network: asked.append(nbytes) or choice)
+    ModelSender._plan(root)
+    assert asked == [250_000]
+    assert made == [Choice("chain", {"chunk_bytes": cut})]

@@ -136,15 +136,16 @@ def test_one_slow_link_makes_neither_the_rounds_long_nor_its_partners_slow(size,
         assert pieces * PIECE / 2.5e7 == pytest.approx(ROUND_SECONDS, rel=0.2)
 
 
-def test_links_of_very_unequal_rates_are_all_found():
+@pytest.mark.parametrize("latency", [0.0, 0.02])
+def test_links_of_very_unequal_rates_are_all_found_near_and_far(latency):
     up = [1e7 * (1 + rank % 7) for rank in range(12)]
     down = [1e7 * (1 + rank % 5) for rank in range(12)]
 
     def timed(shift, counts):
         pairs = [min(up[rank], down[(rank + shift) % 12]) for rank in range(12)]
-        return [pieces * PIECE / rate for pieces, rate in zip(counts, pairs, strict=True)]
+        return [2 * latency + pieces * PIECE / rate for pieces, rate in zip(counts, pairs, strict=True)]
 
-    rates, _ = measure_rates(12, 0.0, timed)
+    rates, _ = measure_rates(12, latency, timed)
     fastest = max(down)  # nobody can show that it sends faster than anybody receives
     assert rates.up == pytest.approx([min(rate, fastest) for rate in up], rel=0.05)
     assert rates.down == pytest.approx(down, rel=0.05)
@@ -162,7 +163,7 @@ def test_the_roots_rate_is_the_best_that_the_rounds_or_its_fan_out_have_shown(fa
             return 1e-3
 
         def round(self, shift, counts):
-            return [1e-3 + pieces * PIECE / 1e7 for pieces in counts]
+            return [2e-3 + pieces * PIECE / 1e7 for pieces in counts]
 
         def gather(self, value):
             return value if isinstance(value, list) else [value] * 3

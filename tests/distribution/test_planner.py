@@ -80,6 +80,13 @@ def test_of_plans_that_keep_up_alike_the_one_whose_models_arrive_soonest_is_chos
     assert simulate(plan, links).seconds <= 1.25 * links.bound(nbytes)  # large chunks would keep up too, in 1.9 times
 
 
+def test_many_senders_at_a_host_cost_a_twentieth_of_the_time_and_no_more():
+    network = Network.equal(16, 1e6, latency=1e-4, message_seconds=3e-5)
+    chosen = choose_best(Situation(network, 1_000))
+    assert make_plan(chosen.scheme, 16, 1_000, **chosen.parameters).senders() == 16
+    assert period(Choice("stripes", {"fanout": 2, "chunk_bytes": 1_000}), network, 1_000) > 1.3 * chosen.seconds
+
+
 def test_a_small_model_travels_whole_and_a_large_one_in_chunks():
     network = Network.equal(100, 1.25e9, latency=1e-4, message_seconds=5e-5, header_bytes=128)
     assert choose_best(Situation(network, 2_000)).scheme == "postal"
