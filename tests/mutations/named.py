@@ -7,7 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-OUTSIDE = ("outside", "held_out", "held_out_again", "held_out_third")  # files of faults by somebody who had not seen the tests
+OUTSIDE = (
+    "outside",
+    "held_out",
+    "held_out_again",
+    "held_out_third",
+)  # files of faults by somebody who had not seen the tests
 
 
 class Fault(NamedTuple):

@@ -1,6 +1,7 @@
 """What limits a run, from tables of counters as processes write them: each case is a run of ten seconds."""
 
 import math
+import re
 import threading
 
 import numpy as np
@@ -124,6 +125,28 @@ def test_two_moments_that_are_further_apart_than_the_span_are_a_window():
         14,
     )
     assert find_causes(apart, Config())[0].kind == "learner"
+
+
+@pytest.mark.parametrize(
+    ("kind", "way", "setting"),
+    [
+        ("processor", "Fewer", "run.processes"),
+        ("learner", "fewer updates", "replay.samples_per_insert"),
+        ("replay", "Fewer updates", "replay.samples_per_insert"),
+        ("environments", "more environments", "env.num_envs"),
+        ("policy", "More environments", "env.num_envs"),
+        ("network", "More time", "learner.publish_period"),
+        ("disk", "More steps", "run.checkpoint_period"),
+        ("filling", "A smaller", "replay.min_size"),
+        ("pacing", "A larger", "replay.samples_per_insert"),
+        ("lag", "A larger", "rollout.max_policy_lag"),
+        ("evaluation", "Fewer episodes", "evaluation.episodes"),
+    ],
+)
+def test_a_remedy_names_a_setting_and_the_way_to_change_it(kind, way, setting):
+    section, name = setting.split(".")
+    assert hasattr(getattr(Config(), section), name)
+    assert re.search(rf"{way}[^,.]*{re.escape(setting)}", REMEDIES[kind])
 
 
 def test_a_ratio_far_below_one_is_why_a_trainer_waits():
