@@ -1,6 +1,7 @@
 """What each page hands to its charts and tables, without a browser: the right figure at each place, the right column
 under each name."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -251,6 +252,7 @@ assert diamond.x == (3,), diamond.x
 assert 0.5 < diamond.y[0] <= 1.0, diamond.y
 streamlit.dataframe = lambda *_, **__: SimpleNamespace(selection=SimpleNamespace(rows=[0]))  # a click on the first row
 test = page("runs")
+test.text_input(key="filter").input("first").run()  # so the first row that is shown is not the first of all
 (hide,) = [button for button in test.button if button.label == "Hide the chosen runs"]
 hide.click().run()
 assert not test.exception, test.exception
@@ -265,9 +267,13 @@ def test_a_pool_stands_at_its_number_of_tasks_and_a_run_that_is_hidden_keeps_its
     (run / "config.toml").write_text(config_to_toml(CONFIG))
     with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), CONFIG):
         pass
+    others = [tmp_path / name for name in ("another", "test")]
+    for other in others:
+        shutil.copytree(run, other)
     write_notes(run, Notes("first", ("good", "old"), "a note"))
     app = ROOT / "ddrl" / "dashboard" / "app.py"
     command = [sys.executable, "-c", CHOSEN, str(app), str(tmp_path)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert read_notes(run) == Notes("first", ("good", "old", HIDDEN), "a note")
+    assert not any(HIDDEN in read_notes(other).tags for other in others)
