@@ -250,12 +250,21 @@ page("pool")
 (diamond,) = [trace for trace in drawn["tasks"].data if trace.marker.symbol == "diamond"]
 assert diamond.x == (3,), diamond.x
 assert 0.5 < diamond.y[0] <= 1.0, diamond.y
-streamlit.dataframe = lambda *_, **__: SimpleNamespace(selection=SimpleNamespace(rows=[0]))  # a click on the first row
+frames = []
+
+def dataframe(frame, **_):
+    frames.append(frame)
+    return SimpleNamespace(selection=SimpleNamespace(rows=[0]))  # a click on the first row
+
+streamlit.dataframe = dataframe
 test = page("runs")
 test.text_input(key="filter").input("first").run()  # so the first row that is shown is not the first of all
 (hide,) = [button for button in test.button if button.label == "Hide the chosen runs"]
 hide.click().run()
 assert not test.exception, test.exception
+assert frames[-1].empty
+test.toggle(key="hidden").set_value(True).run()
+assert list(frames[-1]["tags"]) == ["good, old, hidden"], frames[-1]["tags"]
 """
 
 

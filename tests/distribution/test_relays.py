@@ -379,3 +379,18 @@ def test_a_host_is_left_out_for_its_own_silence_and_not_for_time_in_which_the_ro
     with pytest.raises(HostLeftOut, match=r"host 2 has shown no sign of life for 20 s \(cluster\.host_limit\)"):
         hear_of_host_1_alone(25.0)
     assert left_out == [2]
+
+
+@pytest.mark.parametrize(("received", "again"), [(0, [1, 0, 2]), (4, [0, 2]), (6, [2]), (7, [])])
+def test_blocks_that_the_root_has_not_got_are_sent_again_in_order(received, again, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(REQUEST_NULL=None)))
+    sent = []
+    control = SimpleNamespace(Issend=lambda data, rank, tag: sent.append(data.view(np.int64).tolist()))
+    membership = SimpleNamespace(control=control, keep=lambda part: None, host=2)
+    rows = flows.RowsUp(membership, SimpleNamespace(capacity=8), np.dtype(np.int64), 1 << 20, 1.0)
+    for block, (first, count) in enumerate([(4, 2), (0, 4), (6, 1)]):
+        rows._sent[block] = (first, count)
+        rows._blocks[block][:count] = range(first, first + count)
+    monkeypatch.setattr(flows, "_rows_received", lambda membership, counts: {2: received})
+    rows.reset(membership)
+    assert sent == [{0: [4, 5], 1: [0, 1, 2, 3], 2: [6]}[block] for block in again]
