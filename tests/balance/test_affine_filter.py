@@ -52,6 +52,16 @@ def test_drift_is_learned_where_it_is_and_unlearned_where_it_is_not():
     assert np.median(drift[:50]) < 0.01
 
 
+@pytest.mark.parametrize("between", [0, 1, 2])
+def test_iterations_without_a_nodes_time_do_not_part_the_innovations_that_its_drift_is_learned_from(between):
+    track = AffineFilter(CLUSTER, FilterSettings(drift=0.02, jitter_learning=0.0))
+    heard = [1.0] * 6 + [1.1] + [None] * between + [1.2]
+    for seconds in heard:
+        times = np.full(3, seconds or 1.0)
+        track.update(Observation.of(CLUSTER, np.full(3, 100), times, received=np.full(3, seconds is not None)))
+    np.testing.assert_allclose(track.drift, 0.02984, rtol=1e-3)  # two innovations that agree
+
+
 @pytest.mark.parametrize("jitter", [0.02, 0.2, 0.5])
 def test_jitter_is_learned(jitter):
     assert np.median(follow(jitter, 0.0).jitter) == pytest.approx(jitter, rel=0.15)

@@ -96,7 +96,9 @@ def test_the_oldest_checkpoint_gives_way_to_the_newest_but_never_the_last_whole_
     run.finish()
 
 
-@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, True), (errno.EFBIG, False), (errno.EACCES, False)])
+@pytest.mark.parametrize(
+    ("number", "remedy"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EFBIG, False), (errno.EACCES, False)]
+)
 def test_free_some_space_is_said_of_a_full_disk_alone(
     number: int, remedy: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
