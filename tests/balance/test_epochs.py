@@ -118,3 +118,11 @@ def test_the_weights_of_each_deal_give_the_mean_of_all_its_samples(count, sizes)
         assert mean == pytest.approx(data[np.concatenate([*dealt.values()])].mean())
         for node in dealt:
             epochs.done(node)
+
+
+def test_what_is_given_back_is_dealt_before_the_rest() -> None:
+    epochs = Epochs(10, seed=3)
+    first = epochs.deal({"a": 2, "b": 3})
+    epochs.done("a")
+    epochs.give_back("b")
+    np.testing.assert_array_equal(epochs.deal({"c": 3})["c"], first["b"])
