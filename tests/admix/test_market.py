@@ -161,6 +161,15 @@ def test_theta_of_a_hand_computed_graph():
     assert np.allclose(Inventory(third, inventory.supply).water(), [2 / 3, 0.5, 1 / 6])
 
 
+def test_requests_that_filters_keep_from_contracts_are_no_supply():
+    booked = replace(contracts([60, 20]), genders=np.array([[True, True], [False, True]]))
+    supply = np.array([[30.0, 20.0], [30.0, 20.0]])
+    whole, half = Inventory(booked, supply), Inventory(booked, 2 * supply, usable=0.5)
+    assert half.contract_supply.tolist() == whole.contract_supply.tolist() == [100, 40]
+    assert np.allclose(half.split(), whole.split())
+    assert np.allclose(half.water(), whole.water())
+
+
 def test_theta_is_one_where_supply_does_not_suffice_and_counts_the_billed_rate():
     inventory = Inventory(contracts([40, 150], billed_rate=0.8), np.full((2, 2), 25.0))
     assert np.allclose(inventory.split(), [0.5, 1.0])

@@ -23,8 +23,9 @@ from tests.waiting import PATIENCE
 
 PAGES = """
 import sys
+import numpy as np
 from streamlit.testing.v1 import AppTest
-from ddrl.dashboard import drawing
+from ddrl.dashboard import drawing, watch
 app, runs = sys.argv[1:]
 sys.argv = [app, runs]
 drawn = {}
@@ -90,6 +91,12 @@ assert (ranks.value["seconds silent"] < 1.0).all(), ranks.value
 assert events.value["what"].tolist() == ["third", "second", "first"], events.value
 assert events.value["kind"].tolist() == ["stop", "alarm", "note"], events.value
 assert events.value["after [s]"].is_monotonic_decreasing, events.value
+whole = watch.ranks_of
+count = len(ranks.value)
+health = np.array(["silent", "late", *["reported"] * (count - 2)])
+watch.ranks_of = lambda run, latest: {**whole(run, latest), "health": health}
+words = [one.value for one in page("ranks").warning]
+assert any(text.startswith(f"2 of {count} ranks") for text in words), words
 """
 
 
@@ -246,7 +253,8 @@ def page(name):
     assert not test.exception, test.exception
     return test
 
-page("pool")
+captions = [one.value for one in page("pool").caption]
+assert any("task of that row often finds the device with the task of that column" in text for text in captions), captions
 (diamond,) = [trace for trace in drawn["tasks"].data if trace.marker.symbol == "diamond"]
 assert diamond.x == (3,), diamond.x
 assert 0.5 < diamond.y[0] <= 1.0, diamond.y
