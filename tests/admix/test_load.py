@@ -125,6 +125,17 @@ def test_no_server_is_one_clear_error() -> None:
     assert load.main(["http://127.0.0.1:9"]) == 1
 
 
+@pytest.mark.parametrize(("lost", "wrong", "status"), [(0, 0, 0), (1, 0, 1), (0, 1, 1)])
+def test_the_command_fails_where_an_answer_was_lost_or_wrong(
+    lost: int, wrong: int, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = load.Result(seconds=1.0, lost=lost, wrong=wrong, latencies=[0.1])
+    monkeypatch.setattr(load, "_contracts", lambda url: [1, 2, 3])
+    monkeypatch.setattr(load, "run", lambda *_: result)
+    assert load.main(["http://127.0.0.1:9", "--candidates", "2"]) == status
+    assert json.loads(capsys.readouterr().out) == result.figures()
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
