@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks.admix import rooms
 from benchmarks.harness import Timing, bootstrapped_mean, interleave, ratios
+from benchmarks.learning import learner
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
 from ddrl.admix.load import Generator
@@ -285,3 +286,15 @@ def test_the_picture_of_replay_shows_medians_in_each_of_its_panels(monkeypatch: 
     }
     titles = [note.text for note in figure.layout.annotations]
     assert titles == list(picture.PANELS)
+
+
+def test_an_update_is_compared_with_the_products_of_its_own_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner, "limit_case", lambda *_: None)
+    monkeypatch.setattr(learner, "learner_case", lambda *_, **__: None)
+    seconds = {"limit": 4.0, "ddrl": 8.0, "limit, plain": 1.0, "ddrl, plain": 3.0, "ddrl by autograd": 16.0}
+    taken = {name: [each, each] for name, each in seconds.items()}
+    monkeypatch.setattr(learner, "interleave", lambda *_, **__: taken)
+    figures = learner.measure("mlp", 64, 2, 1_000_000, None)
+    found = {name: ratio.median for name, ratio in figures["limit_over_measured"].items()}
+    assert found == {"ddrl": 0.5, "ddrl, plain": pytest.approx(1 / 3), "ddrl by autograd": 0.25}
+    assert {name: timing.median for name, timing in figures["microseconds"].items()} == seconds

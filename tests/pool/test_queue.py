@@ -174,6 +174,25 @@ def test_fair_lets_the_task_with_most_work_remaining_go_first():
     assert order == ["t1", "t2", "t0"]
 
 
+def test_no_wait_of_a_round_that_takes_several_leases_is_its_work():
+    policy = BetweenGradients(FairSettings(patience=1e9))
+    for task in ("often", "once"):
+        policy.join(task, 1.0)
+        policy.released(task, 0, 1.0, 0.0)  # so that nobody who waits is due
+    for part, asked in enumerate((0.0, 5.0)):
+        request = Request("often", asked, 0, 11, part)
+        policy.asked(request)
+        policy.granted(request, 0, asked + 4.0)
+    request = Request("once", 0.0, 0, 11)
+    policy.asked(request)
+    policy.granted(request, 1, 0.0)
+    later = [Request("often", 12.0, 1, 10), Request("once", 5.0, 1, 10)]  # 4 s of work a round, and 5
+    for request in later:
+        policy.asked(request)
+    chosen, _ = policy.choose(later, [0], 12.0)
+    assert chosen.task == "once"
+
+
 def test_fair_serves_the_least_served_where_nothing_is_known_of_the_rest():
     queue = queue_of(Fair(FairSettings(patience=1e9)), 1, 2)
     for task, hold in (("t0", 3.0), ("t1", 1.0)):
