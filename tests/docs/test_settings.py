@@ -15,9 +15,10 @@ pytest.importorskip("torch", reason="needs the extra [train]")
 
 from ddrl.admix.mixer import MAX_CANDIDATES
 from ddrl.core import plugins
-from ddrl.core.config import CORE_SECTIONS
+from ddrl.core.config import CORE_SECTIONS, ClusterConfig
 from ddrl.core.plugins import installed_slices
 from ddrl.core.settings import describe_plugin_settings, describe_settings
+from ddrl.distribution.models import bases_kept
 from ddrl.envs.spaces import MAX_COMBINATIONS
 from ddrl.run.keeper import FIRST_PAUSE, MAX_PAUSE
 from ddrl.telemetry.control import MAX_LIVE
@@ -34,7 +35,9 @@ NO_SETTINGS = {  # attributes, modules and files of the same form
     *("replay.snapshot", "run.about", "run.figures", "run.frame", "telemetry.sqlite"),
 }
 ALGORITHMS = "ddrl.learner.algorithms"
+KEPT = [bases_kept(ClusterConfig(codec="xor_zstd", versions_in_flight=count)) for count in (1, 2)]
 LIMITS = {  # what a page says of them
+    "codecs": f"`{KEPT[1] - KEPT[0]} versions_in_flight + {2 * KEPT[0] - KEPT[1]}`",
     "environments": f"each combination is one action, at most {MAX_COMBINATIONS:,} of them",
     "serving": f"one entry a candidate (at most {MAX_CANDIDATES})",
     "deaths": f"after {FIRST_PAUSE:g} s, and each further pause is twice as long, at most {MAX_PAUSE:g} s",

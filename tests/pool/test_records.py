@@ -59,6 +59,11 @@ def test_the_parts_of_a_round_are_one_round_of_their_task_whose_waits_and_holds_
     sums = {"wait_seconds": 3.0, "longest_wait": 2.0, "held_seconds": 5.0, "busy_seconds": 4.0}
     assert figures.of_task("a") == {"rounds": 2, "expired": 1, **sums}
     assert figures.of_task("b")["rounds"] == 1
+    assert [row["busy_per_wall"] for row in figures.devices(10.0)] == [0.35, 0.45]
+    totals = figures.totals(10.0)
+    assert totals["busy_per_wall"] == pytest.approx(8.0 / (10.0 * 2))
+    assert totals["busy_per_held"] == pytest.approx(8.0 / 9.5)
+    assert (totals["wait_seconds"], totals["longest_wait"]) == (3.5, 2.0)
 
 
 def test_no_figure_of_a_pool_beats_its_bound(tmp_path):
