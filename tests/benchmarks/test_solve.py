@@ -84,6 +84,28 @@ def test_a_peer_s_seconds_are_those_of_its_process_without_evaluation_and_confir
     assert (found["seconds"], found["processor_seconds"], found["seed"]) == (65.0, 60.0, 1)
 
 
+def test_seconds_of_a_run_are_those_of_its_whole_process_and_processors_without_its_evaluator(monkeypatch) -> None:
+    summary = {"wall_seconds": 40.0, "reason": "run.target_return reached", "env_steps": 9, "updates": 4}
+    summary |= {"policy_lag": {}, "trainer_shares": {}}
+
+    def popen(command, **_):
+        (run,) = [Path(word.removeprefix("run.dir=")) for word in command if word.startswith("run.dir=")]
+        run.mkdir()
+        (run / "summary.json").write_text(json.dumps(summary))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(solve.subprocess, "Popen", popen)
+    judged = solve.subprocess.CompletedProcess([], 0, json.dumps({"mean": 480.0}), "")
+    monkeypatch.setattr(solve.subprocess, "run", lambda *_, **__: judged)
+    monkeypatch.setattr(solve, "evaluator_seconds", lambda process: 7.0)
+    monkeypatch.setattr(solve, "children_seconds", iter([100.0, 150.0]).__next__)
+    monkeypatch.setattr(solve, "time", SimpleNamespace(perf_counter=iter([5.0, 50.0]).__next__))
+    monkeypatch.setattr(solve, "_evaluations", lambda run: [])
+    found = solve.run_ddrl("cartpole", 3, 475.0)
+    kinds = ("seconds", "processor_seconds", "evaluator_seconds", "warm_seconds", "confirmed_mean", "reached")
+    assert [found[kind] for kind in kinds] == [45.0, 43.0, 7.0, 40.0, 480.0, True]
+
+
 def test_the_evaluator_s_processor_time_is_told_from_that_of_other_processes() -> None:
     names = ("ddrl 1 evaluator", "ddrl 2 rollout")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
