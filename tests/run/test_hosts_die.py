@@ -140,6 +140,7 @@ def test_hosts_of_which_all_ranks_die_are_left_out_until_none_has_a_rollout(tmp_
         }
         assert Counter(one.role for one in victims_of(job_of(job.run))) == wanted
         job.kill(["ddrl 6 relay", "slot 7", "slot 8"])
+        wait_until(lambda: any("host 2 has died" in text for text in job.alarms()), "nobody has noticed it")
         job.goes_on([1])
         job.kill(["ddrl 3 relay", "slot 4", "slot 5"])
         said = job.process.communicate(timeout=PATIENCE)[0]
