@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from benchmarks.admix import rooms
+from benchmarks.distribution import __main__ as broadcasts
 from benchmarks.harness import Timing, bootstrapped_mean, interleave, ratios
 from benchmarks.learning import learner
 from benchmarks.run import starts
@@ -298,3 +299,13 @@ def test_an_update_is_compared_with_the_products_of_its_own_form(monkeypatch: py
     found = {name: ratio.median for name, ratio in figures["limit_over_measured"].items()}
     assert found == {"ddrl": 0.5, "ddrl, plain": pytest.approx(1 / 3), "ddrl by autograd": 0.25}
     assert {name: timing.median for name, timing in figures["microseconds"].items()} == seconds
+
+
+def test_rounds_of_a_broadcast_are_one_row_with_processor_seconds_a_gb_of_the_model() -> None:
+    setting = SimpleNamespace(bytes=5_000_000, bound=0.4)
+    rounds = [{"periods": [0.5, 0.6], "relay_seconds": 0.06}, {"periods": [0.4], "relay_seconds": 0.04}]
+    groups = [{"results": [{"label": "chain", "cpu": 0.5, "problems": [], **each}]} for each in rounds]
+    (row,) = broadcasts.summarize(setting, groups)
+    assert (row["seconds"], row["low"], row["high"], row["models"], row["rounds"]) == (0.5, 0.4, 0.6, 3, 2)
+    assert row["efficiency"] == pytest.approx(0.8)
+    assert row["processor_seconds_per_gb_and_relay"] == pytest.approx(0.05 / 0.005)
