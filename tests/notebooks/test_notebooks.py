@@ -230,6 +230,8 @@ figure = busy_against_tasks(tasks, {"simulated, fair": shares}, bound)
 (line,) = (trace for trace in figure.data if trace.name == "simulated, fair")
 np.testing.assert_allclose(line.x, list(tasks))
 np.testing.assert_allclose(line.y, shares)
+variation = min(typical.variation, 1.0)
+np.testing.assert_allclose(shares, steady_shares(tasks, duty=typical.duty, devices=1, variation=variation)[0])
 assert figure.data[0].name.startswith("bound") and list(figure.data[0].y) == list(bound)
 diamond = busy_against_tasks(tasks, {}, bound, pool_of_tasks.measured_point(pool)).data[-1]
 assert list(diamond.x) == [3] and 0 < diamond.y[0] <= 1
