@@ -46,8 +46,8 @@ def test_the_best_of_all_evaluations_is_kept_on_disk_and_of_equal_ones_the_last(
     best, seen = open_best(tmp_path), []
     for version, mean in enumerate([5.0, 3.0, 7.0, 6.9, 7.0]):
         best.consider(evaluation(version, mean), vector(version))
-        seen.append(kept(best, tmp_path))
-    assert seen == [0, 0, 2, 2, 4]
+        seen.append((kept(best, tmp_path), best.worse_since))
+    assert seen == [(0, 0), (0, 1), (2, 0), (2, 1), (4, 2)]  # one that equals the best is no improvement
     assert not best.target_reached
 
 

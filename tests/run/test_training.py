@@ -20,7 +20,7 @@ from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
 from ddrl.learner.algorithm import Regressions
 from ddrl.replay.sources import Used
 from ddrl.run.checkpoint import LiveSettings, TrainingState
-from ddrl.run.training import Move, TrainerEnds, Training
+from ddrl.run.training import UPDATES_BEYOND, Move, TrainerEnds, Training
 
 SCHEMA = row_schema(EnvSpec("fake", ArraySpec((1,), "float32"), 2))
 NBYTES = 64
@@ -300,3 +300,21 @@ def test_what_arrives_beyond_the_last_step_is_counted_beside_what_is_recorded(th
             training.drain()
     state = training.state
     assert (state.rows_taken, state.env_steps, state.rows_beyond) == (170, 100, 70)
+
+
+def test_returns_beyond_the_support_are_said_once_after_updates_in_a_row(capfd: pytest.CaptureFixture[str]) -> None:
+    made = Training.__new__(Training)
+    made.config = Config(learner=LearnerConfig(algorithm="c51"))
+    made._count = {}
+    made._beyond = 0
+    made._warned = False
+
+    def after(*shares: float) -> str:
+        for share in shares:
+            made.show({"support_ends": share})
+        return capfd.readouterr().err
+
+    beyond = [1.0] * (UPDATES_BEYOND - 1)
+    assert after(*beyond, 0.0, *beyond, 0.0, 1.0, 0.0) == ""
+    assert "100% of the targets' probability is beyond learner.c51.v_min" in after(*beyond, 1.0)
+    assert after(*beyond, 1.0, 0.0, *beyond, 1.0) == ""
