@@ -383,9 +383,12 @@ def _forget_peers() -> None:
     """Let MPI_Init take this rank for the only one of its host (`peers.cpp`)."""
     flags = sys.getdlopenflags()
     sys.setdlopenflags(flags | os.RTLD_GLOBAL)
-    import ddrl.run._peers  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-    sys.setdlopenflags(flags)
+    try:
+        import ddrl.run._peers  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    except ModuleNotFoundError:  # these sources are newer than what is built: the start takes longer
+        return
+    finally:
+        sys.setdlopenflags(flags)
 
 
 def set_timer_slack(nanoseconds: int) -> None:

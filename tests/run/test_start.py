@@ -223,6 +223,13 @@ def test_many_ranks_of_a_host_talk_by_tcp_where_they_can(
     assert bool(alone) == expected.endswith("uct,sm")
 
 
+def test_sources_without_the_extension_that_was_built_start_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = sys.getdlopenflags()
+    monkeypatch.setitem(sys.modules, "ddrl.run._peers", None)
+    slot._forget_peers()
+    assert sys.getdlopenflags() == flags
+
+
 ASKING = """
 from ddrl.run import slot
 slot.MANY_RANKS = range(3, 4)
