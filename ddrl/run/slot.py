@@ -1,8 +1,8 @@
 """A rank of mpirun until it knows what it is.
 
-Hundreds of ranks run this module and most run nothing else, so it imports os, sys, signal and MPI alone. A rank tells
-rank 0 its machine and its cores; rank 0 answers with the work of every rank, a letter each. A rank without work is a
-slot: the place of a process that its host's keeper starts. It waits for the end, and takes part in it.
+Hundreds of ranks run this module and most run nothing else, so it imports parts of the interpreter and MPI alone. A
+rank tells rank 0 its machine and its cores; rank 0 answers with the work of every rank, a letter each. A rank without
+work is a slot: the place of a process that its host's keeper starts. It waits for the end, and takes part in it.
 
 In MPI_Init a rank that waits for others polls, with sleeps of 100 microseconds: hundreds of them take the processors
 from those that still start. The kernel's timer slack makes these sleeps long.
@@ -14,10 +14,15 @@ loader, half of a rank's calls to the file system; they are left out where the h
 Its transport through shared memory takes time and memory in every rank for every other rank of its host. Where these
 are many it is left out, and ranks of one host talk by TCP: nearly all of them are slots, whose messages are few and
 short. Models go from host to host, by TCP or a fabric in any case. MPI_Init would still ask for the place and the
-address of each of them: where they talk by TCP, a rank takes itself for the only one of its host (`peers.cpp`)."""
+address of each of them: where they talk by TCP, a rank takes itself for the only one of its host (`peers.cpp`).
+
+MPICH with UCX makes a connection to every rank, also to those of its host, which it reaches by shared memory. Over
+libfabric it makes none before the first message. So ranks that are all on one host take libfabric, where MPICH has
+both."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -58,6 +63,7 @@ NO_FABRIC = {"OMPI_MCA_pml": "^ucx", "OMPI_MCA_mtl": "^ofi"}
 # How many ranks of a host do without Open MPI's transport through shared memory: fewer gain little, and with more rank
 # 0, to which each has a connection then, could open more files than the usual limit of a process, 1,024.
 MANY_RANKS = range(64, 513)
+MPICH_WITH_BOTH = "ch4:ucx ofi"  # in what MPICH says of itself
 # Names of the processes that start ranks, as /proc/PID/comm cuts them.
 LAUNCHERS = {
     "mpirun",
@@ -178,7 +184,10 @@ def main(arguments: list[str]) -> int:
     elif PRINT_ONLY & set(arguments):
         return 0
     prepare_mpi(launched()[0])
+    if not is_first:
+        gc.disable()  # what a start imports stays
     try:
+        begin_mpi()
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: there is no libmpi
         if start is not None:
@@ -226,6 +235,7 @@ def _take_part(world: MPI.Intracomm, launcher: int, start: ranks.Lead | None, ar
         wait(world.Irecv([bytearray(1), MPI.BYTE], 0, END), launcher, POLL_PERIOD)
         return leave(0, work)
     set_timer_slack(0)
+    gc.enable()
     from ddrl.run import ranks
 
     return leave(ranks.follow(world, bytes(work), launcher), work)
@@ -367,16 +377,37 @@ def prepare_mpi(ranks: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # also of what the keeper starts; the trainer sets its own number
 
 
+def begin_mpi() -> None:
+    """MPI_Init, in MPICH by the transport that a job of one host starts soonest with; what the user has set stays."""
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    mpi4py.rc.finalize = True
+    from mpi4py import MPI
+
+    ranks = os.environ.get("PMI_SIZE")
+    on_one_host = ranks is not None and os.environ.get("MPI_LOCALNRANKS") == ranks
+    if on_one_host and MPICH_WITH_BOTH in MPI.Get_library_version() and _has_network():
+        os.environ.setdefault("MPIR_CVAR_CH4_NETMOD", "ofi")
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+
+
+def _has_network() -> bool:
+    """Whether this host is in a network: transports over the network fail, or are not used, where there is only
+    its own loopback interface."""
+    try:
+        with open(ROUTES) as file:
+            return len(file.readlines()) > 1
+    except OSError:
+        return False
+
+
 def _does_without_shared_memory() -> bool:
     """Whether the ranks of this host are many, and can talk by TCP: Open MPI does not use the loopback interface for
     it, so there must be another one; and it ends the job where a connection breaks, so not where ranks may die."""
-    try:
-        with open(ROUTES) as file:
-            has_network = len(file.readlines()) > 1
-    except OSError:
-        return False
     ranks = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "0")
-    return has_network and ranks.isdigit() and int(ranks) in MANY_RANKS and not may_lose_ranks(os.getppid())
+    return _has_network() and ranks.isdigit() and int(ranks) in MANY_RANKS and not may_lose_ranks(os.getppid())
 
 
 def _forget_peers() -> None:

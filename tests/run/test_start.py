@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -221,6 +222,47 @@ def test_many_ranks_of_a_host_talk_by_tcp_where_they_can(
     slot.prepare_mpi(300)
     assert os.environ.items() >= {"OMPI_MCA_btl": expected}.items()
     assert bool(alone) == expected.endswith("uct,sm")
+
+
+MPICH = "MPICH Version: 5.0.2\nMPICH Device:       ch4:ucx ofi\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "library", "lines", "netmod"),
+    [
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, MPICH, 2, "ofi"),
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, MPICH, 2, None),  # hosts, which may have fabrics
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, MPICH, 1, None),  # the loopback interface alone, which may be down
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4"}, MPICH.replace(" ofi", ""), 2, None),
+        ({"PMI_SIZE": "4", "MPI_LOCALNRANKS": "4", "MPIR_CVAR_CH4_NETMOD": "ucx"}, MPICH, 2, "ucx"),
+        ({}, MPICH, 2, None),
+    ],
+)
+def test_ranks_of_one_host_start_without_a_connection_to_each_other(
+    given: dict[str, str],
+    library: str,
+    lines: int,
+    netmod: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What MPICH finds in its environment when it is begun, once, and whether its end is left to the process's end."""
+    routes = tmp_path / "route"
+    routes.write_text("".join(["Iface\tDestination\n", "eth0\t00000000\n"][:lines]))
+    monkeypatch.setattr(slot, "ROUTES", str(routes))
+    monkeypatch.setattr(os, "environ", dict(given))
+    begun: list[str | None] = []
+    mpi = SimpleNamespace(
+        Get_library_version=lambda: library,
+        Is_initialized=lambda: bool(begun),
+        Init_thread=lambda: begun.append(os.environ.get("MPIR_CVAR_CH4_NETMOD")),
+    )
+    package = SimpleNamespace(MPI=mpi, rc=SimpleNamespace(initialize=True, finalize=None))
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+    slot.begin_mpi()
+    slot.begin_mpi()
+    assert begun == [netmod]
+    assert (package.rc.initialize, package.rc.finalize) == (False, True)
 
 
 def test_sources_without_the_extension_that_was_built_start_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
