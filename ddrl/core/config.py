@@ -492,8 +492,9 @@ class ChannelConfig:
     lane_rows: int = setting(
         0,
         "rows",
-        "Rows that one lane holds: more hides pauses of the drain, fewer keep experience fresh; 0: four vector "
-        "steps where samples_per_insert makes rollouts wait, else 512.",
+        "Rows that one lane holds, at least a vector step: more hides pauses of the drain, fewer keep experience "
+        "fresh; 0: where samples_per_insert makes rollouts wait, four vector steps, with more than 16 rollouts 64 in "
+        "all lanes together, at least one in each; else 512.",
         ge=0,
     )
 

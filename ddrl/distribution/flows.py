@@ -84,13 +84,12 @@ class Duty:
 
 
 class RowsUp(Duty):
-    """Drains `lanes` and sends to the root. A block is sent when a quarter of it is filled, or `period` seconds after
-    the last.
+    """Drains `lanes` and sends to the root. A block is sent when it is filled, or `period` seconds after the last.
 
-    A block holds at most `block_bytes`, and no more rows than the lanes: rows that wait in blocks are as late as rows
-    that wait in lanes. MPI may report a block as taken before the root has all of it, but not the next one too: so a
-    block is filled again once the next one has been taken, and what the root lacks when another host dies is still
-    here."""
+    A block holds at most `block_bytes`, and no more than a quarter of the lanes' rows: rows that wait in blocks are as
+    late as rows that wait in lanes. MPI may report a block as taken before the root has all of it, but not the next
+    one too: so a block is filled again once the next one has been taken, and what the root lacks when another host
+    dies is still here."""
 
     def __init__(
         self, membership: Membership, lanes: LaneSet, row_dtype: np.dtype[Any], block_bytes: int, period: float
@@ -101,11 +100,10 @@ class RowsUp(Duty):
         self._mpi = MPI
         self._lanes = lanes
         self._period = period
-        rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity))
+        rows = max(1, min(block_bytes // row_dtype.itemsize, lanes.capacity // 4))
         self._blocks = [np.empty(rows, row_dtype) for _ in range(BLOCKS)]
         self._sent = [(0, 0)] * BLOCKS  # of each block: number of its first row, rows
         self._requests: list[Any] = [MPI.REQUEST_NULL] * BLOCKS
-        self._enough = max(1, rows // 4)
         self._last = 0.0
         self._next = 0  # block to fill
         self.flush = False  # send what there is
@@ -134,7 +132,7 @@ class RowsUp(Duty):
             return False
         now = time.monotonic()
         pending = self._lanes.pending
-        if not pending or (pending < self._enough and not self.flush and now - self._last < self._period):
+        if not pending or (pending < len(self._blocks[0]) and not self.flush and now - self._last < self._period):
             self._mpi.Request.Testall(self._requests)
             return False
         index = self._next

@@ -42,6 +42,9 @@ from ddrl.run.checkpoint import Records
 MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 LANE_ROWS = 512  # of a lane that is drained all the time
+HELD_STEPS = (
+    64  # vector steps that wait in the lanes of all rollouts that are held back; four in each where they are few
+)
 
 
 def rollouts_of_host(config: Config) -> int:
@@ -144,14 +147,14 @@ class Topology:
         return transition_columns(self.schema) if self.config.replay.through_areas else ()
 
     def lane_rows(self) -> int:
-        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back are full: what waits there
-        is learned from late."""
-        channels = self.config.channels
-        # A collector ends before its lane is drained: the lane holds all of a round's steps.
-        steps = self.config.section("pool").collect_steps if self.in_rounds else 2
-        least = 2 * steps * self.config.env.num_envs  # room for that many vector steps, ends included
+        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back are full: what waits there is
+        learned from late, by as many vector steps as all of them hold together."""
+        num_envs = self.config.env.num_envs
+        # A collector ends before its lane is drained: all of a round's steps and ends must fit.
+        least = 2 * self.config.section("pool").collect_steps * num_envs if self.in_rounds else num_envs
         held_back = self.config.replay.samples_per_insert > 0
-        return max(channels.lane_rows or (0 if held_back else LANE_ROWS), least)
+        steps = min(4, max(1, HELD_STEPS // max(1, self.rollouts)))
+        return max(self.config.channels.lane_rows or (steps * num_envs if held_back else LANE_ROWS), least)
 
     @cached_property
     def state_keeper(self) -> Assignment | None:

@@ -296,19 +296,16 @@ def test_blocks_of_experience_hold_no_more_rows_than_the_lanes_that_they_drain()
     root, sender = run(2, "capped", program="uplink_ranks.py")
     assert sender["too_few"] is False  # a row less than a quarter of the lanes
     assert sender["first"] is True  # a quarter of them, though the block's bytes would hold a thousand times as many
-    assert root["blocks"] == [
-        4,
-        16,
-        73,
-    ]  # a quarter; all that lanes of 16 hold, though more comes as they are drained; 4096 bytes of 56
-    assert sender["held"] == [16, 73]
+    # A quarter; a quarter of lanes of 16, though more waits there; 4096 bytes of 56.
+    assert root["blocks"] == [4, 4, 73]
+    assert sender["held"] == [4, 73]
 
 
-def test_a_root_that_takes_no_block_has_producers_wait_after_three_times_their_lanes():
+def test_a_root_that_takes_no_block_has_producers_wait_after_half_as_much_again_as_their_lanes():
     root, sender = run(2, "untaken", program="uplink_ranks.py")
-    assert sender["figures"] == {"rows_written": 3 * 16, "rows_forwarded": 2 * 16, "bytes_sent": 2 * 16 * 56}
-    assert sender["pushed"] == 3 * 16  # two blocks on their way, and full lanes
-    assert root["blocks"] == [16, 16, 16]  # and none is lost
+    assert sender["figures"] == {"rows_written": 2 * 4 + 16, "rows_forwarded": 2 * 4, "bytes_sent": 2 * 4 * 56}
+    assert sender["pushed"] == 2 * 4 + 16  # two blocks on their way, and full lanes
+    assert root["blocks"] == [4] * 6  # and none is lost
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
@@ -387,7 +384,7 @@ def test_blocks_that_the_root_has_not_got_are_sent_again_in_order(received, agai
     sent = []
     control = SimpleNamespace(Issend=lambda data, rank, tag: sent.append(data.view(np.int64).tolist()))
     membership = SimpleNamespace(control=control, keep=lambda part: None, host=2)
-    rows = flows.RowsUp(membership, SimpleNamespace(capacity=8), np.dtype(np.int64), 1 << 20, 1.0)
+    rows = flows.RowsUp(membership, SimpleNamespace(capacity=16), np.dtype(np.int64), 1 << 20, 1.0)
     for block, (first, count) in enumerate([(4, 2), (0, 4), (6, 1)]):
         rows._sent[block] = (first, count)
         rows._blocks[block][:count] = range(first, first + count)

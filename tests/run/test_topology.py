@@ -5,6 +5,7 @@ import pytest
 from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import unlink_run
 from ddrl.core.config import ChannelConfig, Config, EnvConfig, ReplayConfig
+from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
 from ddrl.run.topology import LANE_ROWS, Topology, board_name, read_failure, report_failure
 
@@ -12,21 +13,27 @@ SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
 
 @pytest.mark.parametrize(
-    ("samples_per_insert", "channels", "rows"),
+    ("samples_per_insert", "rollouts", "channels", "rows"),
     [
-        (32.0, ChannelConfig(), 32),  # held back: four vector steps of 8 environments
-        (0.0, ChannelConfig(), LANE_ROWS),  # free: room to hide the drain's pauses
-        (32.0, ChannelConfig(lane_rows=100), 100),
-        (32.0, ChannelConfig(lane_rows=8), 32),  # two vector steps with their ends must fit
+        (32.0, 0, ChannelConfig(), 32),
+        (32.0, 16, ChannelConfig(), 32),  # held back: four vector steps of 8 environments
+        (32.0, 21, ChannelConfig(), 24),  # 64 vector steps of all of them
+        (32.0, 33, ChannelConfig(), 8),
+        (32.0, 300, ChannelConfig(), 8),  # one must fit
+        (0.0, 300, ChannelConfig(), LANE_ROWS),  # free: room to hide the drain's pauses
+        (32.0, 16, ChannelConfig(lane_rows=100), 100),
+        (32.0, 300, ChannelConfig(lane_rows=100), 100),
+        (32.0, 1, ChannelConfig(lane_rows=4), 8),
     ],
 )
 def test_lanes_of_rollouts_that_are_held_back_are_short(
-    samples_per_insert: float, channels: ChannelConfig, rows: int
+    samples_per_insert: float, rollouts: int, channels: ChannelConfig, rows: int
 ) -> None:
     config = Config(
         env=EnvConfig(num_envs=8), replay=ReplayConfig(samples_per_insert=samples_per_insert), channels=channels
     )
-    assert Topology("run", config, SPEC, Declaration("dqn", "epsilon_greedy"), ()).lane_rows() == rows
+    ranks = tuple(Assignment(rank, Role.ROLLOUT, 0, rank) for rank in range(rollouts))
+    assert Topology("run", config, SPEC, Declaration("dqn", "epsilon_greedy"), ranks).lane_rows() == rows
 
 
 def test_a_failure_that_is_reported_after_the_channels_are_removed_leaves_nothing() -> None:
