@@ -99,7 +99,7 @@ class Ring:
 class LaneSet:
     """Rings drained fairly by one consumer."""
 
-    def __init__(self, rings: Sequence[object]) -> None: ...
+    def __init__(self, rings: Sequence[object], streams: Sequence[int]) -> None: ...
 
     def drain(self, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> int:
         """Move rows of all rings to `out`; returns how many."""

@@ -120,8 +120,8 @@ struct PyLaneSet : ddrl::LaneSet {
         }
         return rings;
     }
-    explicit PyLaneSet(std::vector<nb::object> objects)
-        : ddrl::LaneSet(rings_of(objects)), owners(std::move(objects)) {}
+    PyLaneSet(std::vector<nb::object> objects, const std::vector<size_t>& streams)
+        : ddrl::LaneSet(rings_of(objects), streams), owners(std::move(objects)) {}
 
     size_t drain_into(const Bytes& out) {
         if (owners.empty()) return 0;
@@ -378,7 +378,7 @@ static void bind_lanes(nb::module_& module) {
         .def_prop_ro("wait_seconds", &ddrl::Ring::wait_seconds);
 
     nb::class_<PyLaneSet>(module, "LaneSet", "Rings drained fairly by one consumer.")
-        .def(nb::init<std::vector<nb::object>>(), "rings"_a)
+        .def(nb::init<std::vector<nb::object>, std::vector<size_t>>(), "rings"_a, "streams"_a)
         .def("drain", &PyLaneSet::drain_into, "out"_a, "Move rows of all rings to `out`; returns how many.")
         .def_prop_ro("pending", &ddrl::LaneSet::pending);
 }

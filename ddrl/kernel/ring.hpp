@@ -157,37 +157,75 @@ private:
     Doorbell* bell_ = nullptr;
 };
 
-// Rings that one consumer drains into one block of rows, fairly and in order within each ring.
+// Rings that one consumer drains into one block of rows, in order within each ring.
+//
+// Where the consumer takes fewer rows than there are, producers wait, and what waits grows old: of hundreds of
+// producers each would act rarely, and what it did would be read late. So rings of a few streams (environments) come
+// first for a while, and others in turn.
 class LaneSet {
 public:
-    explicit LaneSet(std::vector<Ring*> rings) : rings_(std::move(rings)) {}
+    static constexpr size_t streams_at_once = 32;  // that come first
+    static constexpr size_t stream_rows = 512;  // taken for each stream of a ring until another ring is among the first
+
+    // `streams`: of each ring; 0: it always comes first; 1 where it is missing.
+    LaneSet(const std::vector<Ring*>& rings, const std::vector<size_t>& streams) {
+        // Neighbours explore alike (epsilon_spread), and those that come first together should not: their order is that
+        // of multiples of the golden ratio.
+        for (uint32_t at = 0; at < rings.size(); ++at)
+            lanes_.push_back({at * 2654435769u, rings[at], at < streams.size() ? streams[at] : 1});
+        std::sort(lanes_.begin(), lanes_.end(), [](const Lane& a, const Lane& b) { return a.place < b.place; });
+    }
 
     // Rows in all rings together.
     size_t pending() const {
         size_t rows = 0;
-        for (const Ring* ring : rings_) rows += ring->size();
+        for (const Lane& lane : lanes_) rows += lane.ring->size();
         return rows;
     }
 
-    // Move at most `count` rows to `out`; returns how many. Rings that hold rows share the space equally, space that
-    // some leave free is given to the others, and the ring that is first changes with each call. O(rings + bytes): each
-    // round fills `out` or empties a ring.
+    // Move at most `count` rows to `out`; returns how many. O(rings + bytes).
     size_t drain(byte* out, size_t count) {
-        if (rings_.empty() || count == 0) return 0;
-        const size_t row_bytes = rings_[0]->row_bytes();
+        if (lanes_.empty() || count == 0) return 0;
+        size_t before = 0;
+        size_t streams = 0;
+        while (before < lanes_.size() && streams < streams_at_once) streams += at(before++).streams;
+        size_t moved = share(out, count, 0, before);
+        if (moved < count)
+            moved += share(out + moved * lanes_[0].ring->row_bytes(), count - moved, before, lanes_.size());
+        ++turn_;
+        taken_ += moved;
+        if (taken_ >= stream_rows * lanes_[first_].streams) {
+            first_ = (first_ + 1) % lanes_.size();
+            taken_ = 0;
+        }
+        return moved;
+    }
+
+private:
+    struct Lane {
+        uint32_t place;
+        Ring* ring;
+        size_t streams;
+    };
+
+    const Lane& at(size_t after_first) const { return lanes_[(first_ + after_first) % lanes_.size()]; }
+
+    // The same from the rings `begin` to `end`, counted from the first. Rings that hold rows share the space equally,
+    // space that some leave free is given to the others, and another ring begins at each call: each round fills `out`
+    // or empties a ring.
+    size_t share(byte* out, size_t count, size_t begin, size_t end) {
         holding_.clear();
-        for (size_t turn = 0; turn < rings_.size(); ++turn) {
-            Ring* ring = rings_[(first_ + turn) % rings_.size()];
+        for (size_t turned = 0; turned < end - begin; ++turned) {
+            Ring* ring = at(begin + (turned + turn_) % (end - begin)).ring;
             if (ring->filled(count) > 0) holding_.push_back(ring);
         }
-        first_ = (first_ + 1) % rings_.size();
         size_t moved = 0;
         while (!holding_.empty() && moved < count) {
-            const size_t share = std::max<size_t>(1, (count - moved) / holding_.size());
+            const size_t part = std::max<size_t>(1, (count - moved) / holding_.size());
             size_t remaining = 0;
             for (Ring* ring : holding_) {
-                const size_t wanted = std::min(share, count - moved);
-                const size_t taken = ring->pop(out + moved * row_bytes, wanted);
+                const size_t wanted = std::min(part, count - moved);
+                const size_t taken = ring->pop(out + moved * ring->row_bytes(), wanted);
                 moved += taken;
                 if (taken == wanted) holding_[remaining++] = ring;
             }
@@ -196,10 +234,11 @@ public:
         return moved;
     }
 
-private:
-    std::vector<Ring*> rings_;
-    std::vector<Ring*> holding_;  // rings with rows left, within one drain
-    size_t first_ = 0;  // the ring that comes first
+    std::vector<Lane> lanes_;
+    std::vector<Ring*> holding_;  // rings with rows left, within one share
+    size_t turn_ = 0;  // drains
+    size_t first_ = 0;  // the lane that comes first
+    size_t taken_ = 0;  // rows since then
 };
 
 }  // namespace ddrl

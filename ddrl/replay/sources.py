@@ -106,8 +106,10 @@ class RateLimiter:
 
     def insertable(self) -> int:
         """How many transitions may be recorded now; UNLIMITED where nothing limits."""
-        if self.samples_per_insert == 0 or not self._available():
+        if self.samples_per_insert == 0:
             return UNLIMITED
+        if not self._available():  # more rows of the same environments make what can be drawn, not rows of all of them
+            return max(self._batch, self.min_size - self.inserts)
         room = self.tolerance - self.samples_behind / self.samples_per_insert
         one = room >= min(1.0, self.tolerance)  # a tolerance below 1 must not block both sides
         return max(int(one), math.floor(min(max(room, 0.0), UNLIMITED)), self.min_size - self.inserts)

@@ -6,6 +6,7 @@ what the processes of a host say to one another while they start and end.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -155,6 +156,14 @@ class Topology:
         held_back = self.config.replay.samples_per_insert > 0
         steps = min(4, max(1, HELD_STEPS // max(1, self.rollouts)))
         return max(self.config.channels.lane_rows or (steps * num_envs if held_back else LANE_ROWS), least)
+
+    @property
+    def lane_streams(self) -> int:
+        """Environments of a rollout, by which lanes are drained in turn; 0 where the job goes on once every rollout has
+        stepped: in closed loops, and where updates wait for rows of recent versions."""
+        config = self.config
+        awaited = math.isfinite(config.rollout.max_policy_lag) and config.rollout.at_max_lag == "wait"
+        return 0 if config.cluster.closed_loop or awaited else config.env.num_envs
 
     @cached_property
     def state_keeper(self) -> Assignment | None:
@@ -377,7 +386,9 @@ class HostChannels:
     def _lane(self, kind: str, index: int, rows: int = 0) -> Lane:
         """Made for so many rows; 0: attached."""
         name = self._name(kind, index)
-        return self._keep(Lane.create(name, self._dtype, rows) if rows else Lane.attach(name, self._dtype))
+        lane = Lane.create(name, self._dtype, rows) if rows else Lane.attach(name, self._dtype)
+        lane.streams = self.topology.lane_streams
+        return self._keep(lane)
 
     @property
     def drain_bell(self) -> Doorbell:
@@ -400,6 +411,7 @@ class HostChannels:
             there = len(topology.on_host(host))
             lane = self._lane("remote", host, max(4, there if topology.in_rounds else 0) * rows)  # a round's data fit
             lane.bell = self.board.trainer_bell
+            lane.streams *= sum(rank.role is Role.ROLLOUT for rank in topology.on_host(host))
             self.remote_lanes.append(lane)
             name = self._name("mirror", host)
             mirror = Counters.create(name, there, topology.columns) if rows else Counters.attach(name)

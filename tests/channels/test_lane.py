@@ -195,6 +195,18 @@ def test_a_set_drains_lanes_fairly_and_in_order():
     assert LaneSet([]).drain(out) == 0
 
 
+def test_lanes_of_a_few_environments_come_before_the_others():
+    lanes = [Lane.create(None, ROW, 50) for _ in range(3)]
+    for i, lane in enumerate(lanes):
+        lane.streams = 32
+        lane.push(rows(100 * i, 50))
+    lane_set, out = LaneSet(lanes), np.empty(90, ROW)
+    assert lane_set.drain(out[:40]) == 40
+    assert [np.count_nonzero(out["number"][:40] // 100 == i) for i in range(3)] == [40, 0, 0]
+    assert lane_set.drain(out) == 90  # what the first leaves free is given to the others
+    assert [np.count_nonzero(out["number"] // 100 == i) for i in range(3)] == [10, 40, 40]
+
+
 def test_lanes_of_different_rows_are_no_set():
     with pytest.raises(ChannelError, match="same rows"):
         LaneSet([Lane.create(None, ROW, 4), Lane.create(None, np.uint64, 4)])

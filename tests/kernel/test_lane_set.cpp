@@ -1,5 +1,6 @@
 #include "ring.hpp"
 
+#include <iterator>
 #include <map>
 #include <random>
 #include <vector>
@@ -36,10 +37,10 @@ struct Lanes {
         }
         return pushed;
     }
-    LaneSet set() {
+    LaneSet set(std::vector<size_t> streams = {}) {
         std::vector<Ring*> rings;
         for (Ring& ring : consumers) rings.push_back(&ring);
-        return LaneSet(rings);
+        return LaneSet(rings, streams);
     }
 };
 
@@ -105,7 +106,92 @@ static void no_lane_starves_when_the_space_is_smaller_than_the_set() {
     for (uint32_t lane = 0; lane < 6; ++lane) EXPECT(counts[lane] == 10);
 }
 
+static std::map<uint32_t, int> counts_of(const std::vector<Row>& rows) {
+    std::map<uint32_t, int> counts;
+    for (const Row& row : rows) ++counts[row.lane];
+    return counts;
+}
+
+using Counts = std::map<uint32_t, size_t>;
+
+// Rows taken of each lane while all of them are full, `count` at once.
+static Counts taken_of_full_lanes(Lanes& lanes, LaneSet& set, size_t rows, size_t count) {
+    Counts counts;
+    std::vector<Row> out;
+    for (size_t lane = 0; lane < lanes.next.size(); ++lane) lanes.push(lane, 8);
+    for (size_t taken = 0; taken < rows; taken += count) {
+        EXPECT(drain(set, out, count) == count);
+        for (const Row& row : out) {
+            ++counts[row.lane];
+            lanes.push(row.lane, 1);
+        }
+    }
+    return counts;
+}
+
+static void a_few_lanes_come_first_for_a_while_and_all_of_them_in_turn() {
+    Lanes lanes(40, 8);
+    LaneSet set = lanes.set(std::vector<size_t>(40, 8));
+    const size_t at_once = LaneSet::streams_at_once / 8;
+    const size_t turn = LaneSet::stream_rows * 8;
+    Counts first = taken_of_full_lanes(lanes, set, turn, 4);
+    EXPECT(first.size() == at_once);
+    for (const auto& [lane, count] : first) EXPECT(count == turn / at_once);
+    Counts second = taken_of_full_lanes(lanes, set, turn, 4);
+    EXPECT(second.size() == at_once);
+    size_t again = 0;
+    for (const auto& [lane, count] : second) again += first.count(lane);
+    EXPECT(again == at_once - 1);  // one has had its turn
+    Counts all = taken_of_full_lanes(lanes, set, 40 * turn, 4);
+    EXPECT(all.size() == 40);
+    for (const auto& [lane, count] : all) EXPECT(count == turn);
+}
+
+static void lanes_without_streams_always_come_first() {
+    Lanes lanes(40, 8);
+    LaneSet set = lanes.set(std::vector<size_t>(40, 0));
+    const Counts counts = taken_of_full_lanes(lanes, set, 400, 4);
+    EXPECT(counts.size() == 40);
+    for (const auto& [lane, count] : counts) EXPECT(count == 10);
+}
+
+static void lanes_that_come_first_together_are_far_from_each_other() {
+    Lanes lanes(300, 8);
+    LaneSet set = lanes.set(std::vector<size_t>(300, 8));
+    for (int turn = 0; turn < 300; ++turn) {
+        const Counts first = taken_of_full_lanes(lanes, set, LaneSet::stream_rows * 8, 8);
+        EXPECT(first.size() == 4);
+        for (auto at = first.begin(), next = std::next(at); next != first.end(); ++at, ++next)
+            EXPECT(next->first - at->first > 10);
+    }
+}
+
+static void what_the_first_leave_free_goes_to_the_others() {
+    Lanes lanes(3, 100);
+    LaneSet set = lanes.set({LaneSet::streams_at_once, LaneSet::streams_at_once, LaneSet::streams_at_once});
+    for (size_t lane = 0; lane < 3; ++lane) lanes.push(lane, 10);
+    std::vector<Row> out;
+    EXPECT(drain(set, out, 24) == 24);
+    Counts counts;
+    for (const Row& row : out) ++counts[row.lane];
+    EXPECT(counts.size() == 3 && counts[0] == 10);  // the other two share the rest
+    EXPECT(counts[1] == 7 && counts[2] == 7);
+}
+
+static void a_lane_of_many_streams_comes_first_alone_and_longer() {
+    Lanes lanes(2, 8);
+    LaneSet set = lanes.set({10 * LaneSet::streams_at_once, 1});
+    const size_t turn = 10 * LaneSet::streams_at_once * LaneSet::stream_rows;
+    EXPECT(taken_of_full_lanes(lanes, set, turn, 8).size() == 1);
+    EXPECT(taken_of_full_lanes(lanes, set, 8, 8).size() == 2);
+}
+
 int main() {
+    RUN(a_few_lanes_come_first_for_a_while_and_all_of_them_in_turn);
+    RUN(lanes_without_streams_always_come_first);
+    RUN(lanes_that_come_first_together_are_far_from_each_other);
+    RUN(what_the_first_leave_free_goes_to_the_others);
+    RUN(a_lane_of_many_streams_comes_first_alone_and_longer);
     RUN(rows_keep_their_order_within_a_lane_and_none_is_lost);
     RUN(full_lanes_share_the_space_equally);
     RUN(what_a_short_lane_leaves_free_goes_to_the_others);

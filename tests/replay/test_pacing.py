@@ -55,6 +55,20 @@ def test_before_min_size_all_that_it_lacks_may_be_recorded_and_the_tolerance_bey
     assert limiter.can_sample()
 
 
+def test_where_nothing_can_be_drawn_yet_rows_come_a_batch_at_a_time() -> None:
+    """Of hundreds of environments the first ones come so far that there is a window, and not all of them."""
+    drawable: list[int] = []
+    limiter = RateLimiter(4.0, 100, 50.0, 16, lambda: bool(drawable))
+    for inserts, room in ((0, 100), (90, 16), (10, 16), (5000, 16)):
+        limiter.inserted(inserts)
+        assert limiter.insertable() == room
+        assert not limiter.ready()
+    drawable.append(1)
+    assert limiter.ready()
+    assert limiter.insertable() == 0
+    assert RateLimiter(0.0, 100, 50.0, 16, lambda: False).insertable() >= 1_000_000  # nobody waits
+
+
 def test_its_state_goes_through_a_checkpoint() -> None:
     limiter, other = RateLimiter(8.0, 10, 50.0), RateLimiter(8.0, 10, 50.0)
     limiter.inserted(40)

@@ -53,7 +53,7 @@ def test_rows_are_taken_until_a_window_is_whole_whatever_samples_per_insert_says
     streams = np.stack([episode(SCHEMA, stream, 4, None) for stream in range(100)])
     for step in range(3):  # a window has four rows
         assert not source.pacing.ready()
-        assert source.pacing.insertable() >= 100
+        assert source.pacing.insertable() > 0
         source.record(streams[:, step], 0)
     source.record(streams[:, 3], 0)
     assert source.pacing.ready()

@@ -1,13 +1,15 @@
 """How much experience may wait between rollouts and the trainer; what a failure leaves."""
 
+from dataclasses import replace
+
 import pytest
 
 from ddrl.channels.board import Board, Command
 from ddrl.channels.segment import unlink_run
-from ddrl.core.config import ChannelConfig, Config, EnvConfig, ReplayConfig
+from ddrl.core.config import ChannelConfig, ClusterConfig, Config, EnvConfig, ReplayConfig, RolloutConfig
 from ddrl.core.roles import Assignment, Role
 from ddrl.core.specs import ArraySpec, Declaration, EnvSpec
-from ddrl.run.topology import LANE_ROWS, Topology, board_name, read_failure, report_failure
+from ddrl.run.topology import LANE_ROWS, HostChannels, Topology, board_name, read_failure, report_failure
 
 SPEC = EnvSpec("CartPole-v1", ArraySpec((4,), "float32"), 2)
 
@@ -34,6 +36,29 @@ def test_lanes_of_rollouts_that_are_held_back_are_short(
     )
     ranks = tuple(Assignment(rank, Role.ROLLOUT, 0, rank) for rank in range(rollouts))
     assert Topology("run", config, SPEC, Declaration("dqn", "epsilon_greedy"), ranks).lane_rows() == rows
+
+
+@pytest.mark.parametrize(
+    ("config", "streams"),
+    [
+        (Config(), 8),
+        (Config(cluster=ClusterConfig(closed_loop=True)), 0),
+        (Config(rollout=RolloutConfig(max_policy_lag=20.0)), 0),
+        (Config(rollout=RolloutConfig(max_policy_lag=20.0, at_max_lag="drop")), 8),
+    ],
+)
+def test_lanes_are_drained_in_turn_unless_the_job_waits_for_every_rollout(config: Config, streams: int) -> None:
+    """Of a rollout with 8 environments; the lane of another host's relay stands for all of its rollouts."""
+    ranks = [Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0)]
+    ranks += [Assignment(2 + rollout, Role.ROLLOUT, 1, 1 + rollout) for rollout in range(3)]
+    config = replace(config, env=EnvConfig(num_envs=8))
+    topology = Topology("lanes", config, SPEC, Declaration("dqn", "epsilon_greedy"), tuple(ranks))
+    channels = HostChannels.create(topology, 0, Board.create(board_name("lanes", 0)))
+    try:
+        assert [lane.streams for lane in channels.drained_lanes()] == [streams, 3 * streams]
+    finally:
+        channels.close()
+        unlink_run("lanes")
 
 
 def test_a_failure_that_is_reported_after_the_channels_are_removed_leaves_nothing() -> None:
