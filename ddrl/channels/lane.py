@@ -43,7 +43,7 @@ class Lane(Channel):
         self.dtype = dtype
         self.ring = _kernel.Ring(segment.array[_DIGEST_NBYTES:])
         self._bell: _kernel.Doorbell | None = None
-        self.streams = 1  # environments whose rows it carries; 0: none of them may wait for others (`LaneSet.drain`)
+        self.streams = 1  # environments whose rows it carries; 0: all lanes of a `LaneSet` share fairly
 
     @classmethod
     def create(cls, name: str | None, dtype: DTypeLike, capacity: int) -> Lane:
@@ -158,9 +158,9 @@ class LaneSet:
 
     def drain(self, out: Array) -> int:
         """Move rows of all lanes into `out` [n]; returns how many. Order is kept within each lane; never waits. Where
-        there are more rows, lanes of some 32 environments come first, which share `out` fairly, and others after 512
-        rows for each environment: what waits grows old, and the rows of a few that seldom wait are new.
-        O(lanes + bytes)."""
+        there are more rows, lanes of some 32 environments share `out` fairly, and others get what these leave; another
+        lane comes first after 512 rows for each environment of the one that did. What waits grows old, and the rows of
+        a few that seldom wait are new. O(lanes + bytes)."""
         return self._set.drain(self.lanes[0]._as_bytes(out)) if self.lanes else 0  # pyright: ignore[reportPrivateUsage]
 
     @property

@@ -161,13 +161,13 @@ private:
 //
 // Where the consumer takes fewer rows than there are, producers wait, and what waits grows old: of hundreds of
 // producers each would act rarely, and what it did would be read late. So rings of a few streams (environments) come
-// first for a while, and others in turn.
+// first, then those of a few others, as far as rows are wanted, and from time to time another ring is the first.
 class LaneSet {
 public:
-    static constexpr size_t streams_at_once = 32;  // that come first
-    static constexpr size_t stream_rows = 512;  // taken for each stream of a ring until another ring is among the first
+    static constexpr size_t streams_at_once = 32;  // of rings that share what they give
+    static constexpr size_t stream_rows = 512;  // taken in all for each stream of the first ring, until the next is it
 
-    // `streams`: of each ring; 0: it always comes first; 1 where it is missing.
+    // `streams`: of each ring; 1 where it is missing. Rings of 0 all share what they give.
     LaneSet(const std::vector<Ring*>& rings, const std::vector<size_t>& streams) {
         // Neighbours explore alike (epsilon_spread), and those that come first together should not: their order is that
         // of multiples of the golden ratio.
@@ -186,12 +186,12 @@ public:
     // Move at most `count` rows to `out`; returns how many. O(rings + bytes).
     size_t drain(byte* out, size_t count) {
         if (lanes_.empty() || count == 0) return 0;
-        size_t before = 0;
-        size_t streams = 0;
-        while (before < lanes_.size() && streams < streams_at_once) streams += at(before++).streams;
-        size_t moved = share(out, count, 0, before);
-        if (moved < count)
-            moved += share(out + moved * lanes_[0].ring->row_bytes(), count - moved, before, lanes_.size());
+        size_t moved = 0;
+        for (size_t begin = 0, end = 0; begin < lanes_.size() && moved < count; begin = end) {
+            size_t streams = 0;
+            while (end < lanes_.size() && streams < streams_at_once) streams += at(end++).streams;
+            moved += share(out + moved * lanes_[0].ring->row_bytes(), count - moved, begin, end);
+        }
         ++turn_;
         taken_ += moved;
         if (taken_ >= stream_rows * lanes_[first_].streams) {
@@ -210,9 +210,9 @@ private:
 
     const Lane& at(size_t after_first) const { return lanes_[(first_ + after_first) % lanes_.size()]; }
 
-    // The same from the rings `begin` to `end`, counted from the first. Rings that hold rows share the space equally,
-    // space that some leave free is given to the others, and another ring begins at each call: each round fills `out`
-    // or empties a ring.
+    // The same of the rings `begin` to `end`, counted from the first. Those that hold rows share the space equally,
+    // space that some leave free is given to the others, and another one begins at each call: each round fills `out` or
+    // empties a ring.
     size_t share(byte* out, size_t count, size_t begin, size_t end) {
         holding_.clear();
         for (size_t turned = 0; turned < end - begin; ++turned) {

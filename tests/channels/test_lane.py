@@ -203,8 +203,10 @@ def test_lanes_of_a_few_environments_come_before_the_others():
     lane_set, out = LaneSet(lanes), np.empty(90, ROW)
     assert lane_set.drain(out[:40]) == 40
     assert [np.count_nonzero(out["number"][:40] // 100 == i) for i in range(3)] == [40, 0, 0]
-    assert lane_set.drain(out) == 90  # what the first leaves free is given to the others
-    assert [np.count_nonzero(out["number"] // 100 == i) for i in range(3)] == [10, 40, 40]
+    assert lane_set.drain(out) == 90  # what the first leaves is given to the second, and what that leaves to the third
+    counts = [np.count_nonzero(out["number"] // 100 == i) for i in range(3)]
+    assert counts[0] == 10
+    assert sorted(counts[1:]) == [30, 50]
 
 
 def test_lanes_of_different_rows_are_no_set():
