@@ -147,23 +147,28 @@ class Topology:
         """The columns of a sample in the explorers' areas; none where rows go through lanes."""
         return transition_columns(self.schema) if self.config.replay.through_areas else ()
 
+    @property
+    def held_back(self) -> bool:
+        """Whether rollouts wait for the learner."""
+        return self.config.replay.samples_per_insert > 0
+
     def lane_rows(self) -> int:
-        """Rows that one lane holds. Lanes of rollouts that samples_per_insert holds back are full: what waits there is
-        learned from late, by as many vector steps as all of them hold together."""
+        """Rows that one lane holds. Lanes of rollouts that are held back are full: what waits there is learned from
+        late, by as many vector steps as all of them hold together."""
         num_envs = self.config.env.num_envs
         # A collector ends before its lane is drained: all of a round's steps and ends must fit.
         least = 2 * self.config.section("pool").collect_steps * num_envs if self.in_rounds else num_envs
-        held_back = self.config.replay.samples_per_insert > 0
         steps = min(4, max(1, HELD_STEPS // max(1, self.rollouts)))
-        return max(self.config.channels.lane_rows or (steps * num_envs if held_back else LANE_ROWS), least)
+        return max(self.config.channels.lane_rows or (steps * num_envs if self.held_back else LANE_ROWS), least)
 
     @property
     def lane_streams(self) -> int:
-        """Environments of a rollout, by which lanes are drained in turn; 0 where the job goes on once every rollout has
-        stepped: in closed loops, and where updates wait for rows of recent versions."""
+        """Environments of a rollout that is held back, by which lanes are drained group by group; 0 where all lanes
+        share fairly: where the job goes on once every rollout has stepped (closed loops, updates that wait for rows of
+        recent versions), and where nothing holds rollouts back but the time that draining takes."""
         config = self.config
         awaited = math.isfinite(config.rollout.max_policy_lag) and config.rollout.at_max_lag == "wait"
-        return 0 if config.cluster.closed_loop or awaited else config.env.num_envs
+        return config.env.num_envs if self.held_back and not (config.cluster.closed_loop or awaited) else 0
 
     @cached_property
     def state_keeper(self) -> Assignment | None:

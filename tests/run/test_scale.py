@@ -24,3 +24,15 @@ def test_forty_ranks_over_four_relays_learn_with_every_version_on_every_host(tmp
     assert all(figures["rows_forwarded"] > 0 for host, figures in hosts.items() if host), hosts
     assert (written["checksum_failures"], written["rows_dropped"]) == (0, 0)
     assert segments_of(run) == []
+
+
+@pytest.mark.timeout(900)
+def test_hundreds_of_ranks_learn_within_the_steps_of_a_task_for_a_few(tmp_path):
+    """Shared out evenly they would be 38 steps for each of 1,576 environments, most of them learned from late."""
+    run = tmp_path / "run"
+    done = mpirun(200, "cartpole", *settings(f"run.dir={run}"), limit=850)
+    assert done.returncode == 0, done.stderr
+    written = summary(run)
+    assert written["env_steps"] <= 60_000
+    assert written["evaluation"]["mean"] > 100, done.stdout  # of a policy that learned nothing: 10
+    assert segments_of(run) == []

@@ -43,11 +43,14 @@ def test_lanes_of_rollouts_that_are_held_back_are_short(
     [
         (Config(), 8),
         (Config(cluster=ClusterConfig(closed_loop=True)), 0),
+        (Config(replay=ReplayConfig(samples_per_insert=0.0)), 0),
         (Config(rollout=RolloutConfig(max_policy_lag=20.0)), 0),
         (Config(rollout=RolloutConfig(max_policy_lag=20.0, at_max_lag="drop")), 8),
     ],
 )
-def test_lanes_are_drained_in_turn_unless_the_job_waits_for_every_rollout(config: Config, streams: int) -> None:
+def test_lanes_of_held_back_rollouts_are_drained_group_by_group_unless_the_job_waits_for_all(
+    config: Config, streams: int
+) -> None:
     """Of a rollout with 8 environments; the lane of another host's relay stands for all of its rollouts."""
     ranks = [Assignment(0, Role.TRAINER, 0, 0), Assignment(1, Role.ROLLOUT, 0, 0)]
     ranks += [Assignment(2 + rollout, Role.ROLLOUT, 1, 1 + rollout) for rollout in range(3)]
