@@ -97,7 +97,7 @@ class Ring:
     def wait_seconds(self) -> float: ...
 
 class LaneSet:
-    """Rings drained fairly by one consumer."""
+    """Rings drained by one consumer."""
 
     def __init__(self, rings: Sequence[object], streams: Sequence[int]) -> None: ...
 

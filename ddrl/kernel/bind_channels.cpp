@@ -377,7 +377,7 @@ static void bind_lanes(nb::module_& module) {
         .def_prop_ro("waits", &ddrl::Ring::waits)
         .def_prop_ro("wait_seconds", &ddrl::Ring::wait_seconds);
 
-    nb::class_<PyLaneSet>(module, "LaneSet", "Rings drained fairly by one consumer.")
+    nb::class_<PyLaneSet>(module, "LaneSet", "Rings drained by one consumer.")
         .def(nb::init<std::vector<nb::object>, std::vector<size_t>>(), "rings"_a, "streams"_a)
         .def("drain", &PyLaneSet::drain_into, "out"_a, "Move rows of all rings to `out`; returns how many.")
         .def_prop_ro("pending", &ddrl::LaneSet::pending);

@@ -192,11 +192,12 @@ public:
             while (end < lanes_.size() && streams < streams_at_once) streams += at(end++).streams;
             moved += share(out + moved * lanes_[0].ring->row_bytes(), count - moved, begin, end);
         }
-        ++turn_;
         taken_ += moved;
         if (taken_ >= stream_rows * lanes_[first_].streams) {
             first_ = (first_ + 1) % lanes_.size();
             taken_ = 0;
+        } else {
+            ++turn_;  // not both, or every other ring would begin where all share and one row is taken at once
         }
         return moved;
     }
@@ -236,7 +237,7 @@ private:
 
     std::vector<Lane> lanes_;
     std::vector<Ring*> holding_;  // rings with rows left, within one share
-    size_t turn_ = 0;  // drains
+    size_t turn_ = 0;  // which ring of a share begins
     size_t first_ = 0;  // the lane that comes first
     size_t taken_ = 0;  // rows since then
 };

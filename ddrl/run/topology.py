@@ -43,9 +43,8 @@ from ddrl.run.checkpoint import Records
 MAILBOX_SLOTS = 4  # parameter vectors of a host without relays: newest, being written, and pinned ones
 START_TIMEOUT = 600.0  # [s] a trainer may import torch beside 300 starting ranks
 LANE_ROWS = 512  # of a lane that is drained all the time
-HELD_STEPS = (
-    64  # vector steps that wait in the lanes of all rollouts that are held back; four in each where they are few
-)
+# Vector steps that wait in the lanes of all rollouts that are held back; four in each lane where they are few.
+HELD_STEPS = 64
 
 
 def rollouts_of_host(config: Config) -> int:

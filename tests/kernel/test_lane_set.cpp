@@ -142,11 +142,21 @@ static void a_few_lanes_come_first_for_a_while_and_all_of_them_in_turn() {
 }
 
 static void lanes_without_streams_share_fairly() {
-    Lanes lanes(40, 8);
-    LaneSet set = lanes.set(std::vector<size_t>(40, 0));
-    const Counts counts = taken_of_full_lanes(lanes, set, 400, 4);
-    EXPECT(counts.size() == 40);
-    for (const auto& [lane, count] : counts) EXPECT(count == 10);
+    for (const size_t count : {1, 2, 4}) {
+        Lanes lanes(40, 8);
+        LaneSet set = lanes.set(std::vector<size_t>(40, 0));
+        const Counts counts = taken_of_full_lanes(lanes, set, 1600, count);
+        EXPECT(counts.size() == 40);
+        for (const auto& [lane, taken] : counts) EXPECT(taken == 40);
+    }
+}
+
+static void a_lane_without_streams_among_others_does_not_stay_the_first() {
+    Lanes lanes(3, 64);
+    LaneSet set = lanes.set({0, LaneSet::streams_at_once, LaneSet::streams_at_once});
+    const size_t turn = LaneSet::stream_rows * LaneSet::streams_at_once;
+    Counts counts = taken_of_full_lanes(lanes, set, 4 * turn, 1);
+    EXPECT(counts[1] >= turn && counts[2] >= turn);
 }
 
 static void lanes_that_come_first_together_are_far_from_each_other() {
@@ -183,6 +193,7 @@ static void a_lane_of_many_streams_comes_first_alone_and_longer() {
 int main() {
     RUN(a_few_lanes_come_first_for_a_while_and_all_of_them_in_turn);
     RUN(lanes_without_streams_share_fairly);
+    RUN(a_lane_without_streams_among_others_does_not_stay_the_first);
     RUN(lanes_that_come_first_together_are_far_from_each_other);
     RUN(what_the_first_leave_free_goes_to_the_next_few);
     RUN(a_lane_of_many_streams_comes_first_alone_and_longer);
