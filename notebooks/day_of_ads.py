@@ -49,7 +49,8 @@ def scores(market: Market, names: Sequence[str], *, days: int = 3, delay: float 
         played, before = ([market.day(seed, number) for seed in seeds] for number in (1, 0))
         return Case.of(played, before, market.config.click_value)  # type: ignore[arg-type]
 
-    reported, other = case(0), case(1000)
+    reported = case(0)
+    other = case(1000)
     found: dict[str, list[float]] = {}
     for name in names:
         rule = load(name)

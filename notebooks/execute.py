@@ -55,7 +55,8 @@ class Client(NotebookClient):
 
         An interrupt that comes while the kernel still writes the traceback of the last one loses the reply for ever."""
         if cell is not self._late:
-            self._late, self._interrupts = cell, ()
+            self._late = cell
+            self._interrupts = ()
         now = time.monotonic()
         if self._interrupts and now < self._interrupts[-1] + REPLY_LIMIT:
             await asyncio.sleep(LOOK_AGAIN)  # the waits may be without length by now

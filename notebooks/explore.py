@@ -142,7 +142,9 @@ def distribution_sliders() -> Any:
         raise MissingExtraError("ipywidgets", "notebook", "explore.distribution_sliders") from None
 
     def draw(hosts: int, m: int, megabits: int, microseconds: int) -> None:
-        rate, latency, nbytes = megabits * 125e3, microseconds * 1e-6, 2_000_000  # Mbit/s, us a message
+        rate = megabits * 125e3  # [bytes/s]
+        latency = microseconds * 1e-6
+        nbytes = 2_000_000
         m = min(m, hosts)
         simulation = simulated("sharded", hosts, nbytes=nbytes, rate=rate, latency=latency, relays=m)
         display(gantt(simulation.trace, f"sharded, m = {m}, {hosts} hosts: {simulation.seconds * 1e3:.1f} ms"))

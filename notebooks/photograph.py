@@ -40,7 +40,8 @@ def draw(model: str, states: Mapping[str, Mapping[str, Any]]) -> str:
     if name == "Button":
         return f"<button>{label}</button>"
     if "Slider" in name:
-        low, high = state.get("min", 0), state.get("max", 100)
+        low = state.get("min", 0)
+        high = state.get("max", 100)
         slider = f"<input type=range min={low} max={high} step=any value={value}> <b>{value}</b>"
         return f'<div class=row><span style="width:110px">{label}</span>{slider}</div>'
     if name == "Output":
@@ -66,7 +67,8 @@ def photograph(html: str, height: int) -> bytes | None:
     if chromium is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        page, picture = Path(folder) / "page.html", Path(folder) / "page.png"
+        page = Path(folder) / "page.html"
+        picture = Path(folder) / "page.png"
         page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>{html}")
         command = [
             chromium,

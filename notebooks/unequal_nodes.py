@@ -47,7 +47,8 @@ class ProcessCluster:
     def run(self, iterations: int) -> ProcessCluster:
         """Make so many iterations more."""
         for _ in range(iterations):
-            sizes, seconds = self._balancer.sizes, [0.0] * len(self._nodes)
+            sizes = self._balancer.sizes
+            seconds = [0.0] * len(self._nodes)
             begin = time.perf_counter()
             for node, size, factor in zip(self._nodes, sizes, self._factors, strict=True):
                 node.send(round(size * factor))

@@ -135,7 +135,10 @@ def main() -> None:
     parser.add_argument("--run", type=Path, action="append", default=[], help="a run of D4PG in the (one) cell")
     options = parser.parse_args()
     if options.short:
-        options.days, options.seeds, options.training_days, options.cell = 4, 1, 4, ["match"]
+        options.days = 4
+        options.seeds = 1
+        options.training_days = 4
+        options.cell = ["match"]
     found = continued(options.json)
     found.setdefault("cells", {})
     found["setup"] = {"days": options.days, "training_days": options.training_days, "turns": 3}

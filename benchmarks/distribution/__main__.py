@@ -263,7 +263,9 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=4, help="of each in a round (%(default)s)")
     options = parser.parse_args()
     if options.short:
-        options.rounds, options.models, options.sizes = 1, 1, "32"
+        options.rounds = 1
+        options.models = 1
+        options.sizes = "32"
     given = {"hosts": options.hosts, "rate": options.rate, "bytes": options.bytes, "mtu": options.mtu}
     setting = replace(SMALL if options.short else Setting(), **{key: of for key, of in given.items() if of is not None})
     if options.json == parser.get_default("json"):

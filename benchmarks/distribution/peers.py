@@ -198,7 +198,9 @@ def main() -> None:
     parser.add_argument("--shardcast", nargs=4, action="append", help="one for each size: as TUNING")
     options = parser.parse_args()
     if options.short:
-        options.rounds, options.models, options.sizes = 1, 1, [1_000_000]
+        options.rounds = 1
+        options.models = 1
+        options.sizes = [1_000_000]
     tunings = dict(zip(options.sizes, options.shardcast or [TUNING] * len(options.sizes), strict=True))
     if problem := cluster.available():
         raise SystemExit(f"skipped: {problem}")

@@ -103,7 +103,8 @@ def learner_of(case: Case, device: str, *, captured: bool = True) -> Learner:
 def batch_of(case: Case, device: str, seed: int = 0) -> Any:
     """Random experience, where replay would have drawn it: in memory from which it comes to the device fastest."""
     generator = np.random.default_rng(seed)
-    spec, size = case.spec, case.batch
+    spec = case.spec
+    size = case.batch
 
     def kept(array: np.ndarray) -> np.ndarray:
         memory = devices.host_array(array.shape, array.dtype, torch.device(device))
@@ -121,13 +122,15 @@ def batch_of(case: Case, device: str, seed: int = 0) -> Any:
             return kept(generator.integers(0, spec.num_actions, lead))
         return kept(generator.uniform(-2.0, 2.0, (*lead, spec.action.size)).astype(np.float32))
 
-    handles, places = np.zeros(size, np.uint64), np.zeros(size, np.uint32)
+    handles = np.zeros(size, np.uint64)
+    places = np.zeros(size, np.uint32)
     versions = np.zeros(size, np.uint64)
     if case.algorithm == "pqn":
         target = generator.standard_normal(size, np.float32)
         return Minibatch(states(size), actions(size), target, np.ones(size, np.uint32), versions[:, None])
     if case.algorithm == "r2d2":
-        length, burn = R2D2["length"], R2D2["burn_in"]
+        length = R2D2["length"]
+        burn = R2D2["burn_in"]
         return Sequences(
             states(size, length + burn + 1),
             actions(size, length + burn),

@@ -145,7 +145,8 @@ def main():
     library, way, algorithm, network, batch, device = sys.argv[1:]
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as ddrl's trainer does
-    image, size = network == "nature_cnn", int(batch)
+    image = network == "nature_cnn"
+    size = int(batch)
     if library == "sb3":
         update = sb3_update(way != "ready", algorithm, image, size, device)
     else:

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 role, upstream = sys.argv[1:3]
-poll, shard_bytes = float(sys.argv[3]), int(sys.argv[4])
+poll = float(sys.argv[3])
+shard_bytes = int(sys.argv[4])
 PORT = 8000
 folder = Path(tempfile.mkdtemp())
 shutil.copytree(Path(importlib.util.find_spec("shardcast").origin).parent, folder / "sources" / "shardcast")

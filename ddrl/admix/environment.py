@@ -359,7 +359,8 @@ def make_book(env: EnvConfig, folder: Path | None = None) -> Book:
             alpha = day.yesterday_alpha if play.prior == "yesterday" else np.zeros(day.contracts.count)
             return Book(day.contracts, day.inventory, play, config.click_value, bids, alpha)
     elif kind == "logged":
-        bids, own = given.pop("bids", 24), given.pop("folder", "")
+        bids = given.pop("bids", 24)
+        own = given.pop("folder", "")
         if not isinstance(bids, int) or bids < 0 or not isinstance(own, str):
             raise ConfigError("env.kwargs: bids must be a number of bid slots, and folder the path of a log")
         given.pop("num_envs", None)

@@ -236,11 +236,19 @@ CALLS = ("MPI_Isend", "MPI_Issend", "MPI_Irecv", "MPI_Testsome", "MPI_Grequest_s
 NOTED = ("send", "sent", "received")
 
 
+def share(window_bytes: int, plan: Plan, host: int) -> int:
+    """Of the bytes that `host` may have under way, the most to one other: an equal part each where it sends to few, so
+    that a link does not run dry while both processes wait for a processor; a quarter where it sends to many, so that a
+    slow one delays only its own messages."""
+    receivers = np.unique(plan.target[plan.sent_by(host)])
+    return window_bytes // min(4, max(1, len(receivers)))
+
+
 class Executor:
     """Runs `plan` on rank `comm.rank` of `comm` (host numbers are ranks).
 
     `inbox`: where versions land; None at the root. `epoch` numbers plans. `versions_in_flight`: models that may travel
-    at once. `window_bytes`: most bytes handed to MPI and not yet taken, a quarter of it to one host; a message that is
+    at once. `window_bytes`: most bytes handed to MPI and not yet taken, a `share` of it to one host; a message that is
     larger goes alone. `trace` records every send and arrival. With a `coding` what is sent is the coded form, in memory
     of its own; relays pass it on as it came."""
 
@@ -292,7 +300,7 @@ class Executor:
             plan.chunks,
             self._packing.sizes,
             window_bytes,
-            max([window_bytes // 4, *self._packing.sizes]),
+            max([share(window_bytes, plan, self._host), *self._packing.sizes]),
             2 * versions_in_flight,
             POSTED,
             trace,

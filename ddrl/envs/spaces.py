@@ -216,7 +216,8 @@ def with_action_ranges(spec: EnvSpec) -> EnvSpec:
     ranges = tuple(zip(spec.action_low, spec.action_high, strict=True))
     if spec.networks or spec.action.ranges or set(ranges) <= {(-1.0, 1.0)}:
         return spec
-    low, high = min(spec.action_low), max(spec.action_high)
+    low = min(spec.action_low)
+    high = max(spec.action_high)
     note = f"env.scale = auto: critics and exploration see actions from {low:g} to {high:g} as -1 to 1"
     return replace(spec, action=replace(spec.action, ranges=ranges), notes=(*spec.notes, note))
 

@@ -203,7 +203,9 @@ class BatchLoader:
         if self._on_host:
             return _as_tensors(batch, _shared)
         if batch is not self._batch or part in self._served:
-            self._batch, self._there, self._served = batch, self._copy(batch), set()
+            self._batch = batch
+            self._there = self._copy(batch)
+            self._served = set()
         self._served.add(part)
         return self._there
 
@@ -508,7 +510,8 @@ class BusySeconds:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
-        begin, end = self._event(), self._event()
+        begin = self._event()
+        end = self._event()
         begin.record()
         yield
         end.record()

@@ -551,7 +551,10 @@ def _text(value: Any) -> str:
 # library in the browser.
 
 _SIZE = (640, 200)  # [px], width and height
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 632, 18, 166  # [px], edges of the drawing
+_LEFT = 52  # [px], edges of the drawing
+_RIGHT = 632
+_TOP = 18
+_BOTTOM = 166
 
 
 def sketch(lines: Sequence[tuple[str, Floats, Floats]], *, x_name: str = "", y_name: str = "") -> str:

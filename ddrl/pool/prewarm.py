@@ -403,7 +403,7 @@ class Planner:
         self._mode = mode
         self._orders: dict[int, Order] = {}  # of this round and later ones
         self._courses: dict[int, _Course] = {}  # this round and the one before
-        self._ends: dict[int, float] = {}  # by worker, of its newest process that has ended
+        self._ends: dict[int, float] = {}  # by worker, of a process that has ended since the worker last sent
 
     def begin(self, round: int, now: float) -> list[Order]:
         """The parameters of a round are about to be published: the orders that go out before."""
@@ -438,13 +438,14 @@ class Planner:
         course.starts[worker] = start
         course.sent[worker] = sent
         course.startup[worker] = math.nan if stayed else ready - start
+        ended = self._ends.pop(worker, start)  # nothing where the process before has not ended yet
         if before is not None:
             order = self._orders.get(round)
             has_time = order is not None and order.starts[worker].at is not None
             for warmth in [self.warmth, self.predicted] if has_time else [self.warmth]:
                 warmth.count(ready, course.parameters)
                 if not stayed:
-                    warmth.absent_seconds += max(0.0, start - self._ends.get(worker, start))
+                    warmth.absent_seconds += max(0.0, start - ended)
         return stayed
 
     def note_corrected(self, corrected: Corrected) -> None:

@@ -2,7 +2,11 @@
 
 import ctypes
 
+import pytest
+
 from ddrl._kernel import Transfers
+from ddrl.distribution.executor import share
+from ddrl.distribution.schemes import make_plan
 
 INTS = ctypes.POINTER(ctypes.c_int)
 POST = ctypes.CFUNCTYPE(
@@ -75,3 +79,20 @@ def test_after_a_move_nothing_that_mpi_has_completed_is_left_unseen():
         assert moved == bool(arrivals)
         received += [message for _, message in arrivals]
     assert received == row
+
+
+@pytest.mark.parametrize(
+    ("scheme", "parameters", "host", "part"),
+    [
+        ("chain", {"chunk_bytes": 10_000}, 0, 1),
+        ("chain", {"chunk_bytes": 10_000}, 3, 1),
+        ("chain", {"chunk_bytes": 10_000}, 8, 1),  # it sends to nobody
+        ("tree", {"fanout": 2}, 0, 2),
+        ("tree", {"fanout": 3}, 0, 3),
+        ("direct", {}, 0, 4),
+    ],
+)
+def test_of_what_may_be_under_way_each_receiver_has_an_equal_part_and_at_least_a_quarter(
+    scheme, parameters, host, part
+):
+    assert share(1 << 19, make_plan(scheme, 8, 1_000_000, **parameters), host) == (1 << 19) // part

@@ -24,7 +24,9 @@ from tests.mutations.nearest import BROWSER
 ROOT = Path(__file__).parents[2]
 KERNEL = "ddrl/kernel/"
 PYTEST = ("-x", "-vv", "--no-header", "--tb=line", "-rfE")
-FASTER_BUILD = Fault("compiled in half the time", "ddrl/kernel/CMakeLists.txt", "(_kernel PRIVATE -O3", "(_kernel PRIVATE -O1")
+FASTER_BUILD = Fault(
+    "compiled in half the time", "ddrl/kernel/CMakeLists.txt", "(_kernel PRIVATE -O3", "(_kernel PRIVATE -O1"
+)
 NO_TESTS = 5  # pytest's exit status where none is left to run
 BY_TIME = re.compile(
     r"[Tt]imeout|timed out|no end|exit status -9|within [\d.]+ s"

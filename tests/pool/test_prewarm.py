@@ -291,6 +291,8 @@ def test_a_planner_orders_the_next_round_measures_the_one_before_and_counts_how_
     assert planner.predicted.collectors == 0
     planner.begin(7, 20.0)
     assert math.isnan(planner.measured.startup[1])
+    assert not planner.note_sent(7, 0, start=20.0, ready=21.0, sent=22.0)
+    assert warmth.absent_seconds == 2.5, "worker 0's process of round 6 has not ended when the next one starts"
 
 
 def test_a_planner_keeps_collectors_alive_until_rounds_predict_then_orders_each_round_once():

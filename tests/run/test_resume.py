@@ -38,7 +38,11 @@ def go_on(run: SerialRun, env_steps: int) -> None:
 
 def stop(run: SerialRun) -> dict:
     run.task.end(Reason.INTERRUPTED)
-    return run.finish()
+    try:
+        return run.finish()
+    except BaseException as error:
+        run.abandon(error)  # as a run does that ends with it: nothing is left in shared memory
+        raise
 
 
 def policy(folder: Path) -> dict:
