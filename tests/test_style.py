@@ -11,7 +11,7 @@ def assigns_several(node: ast.AST) -> bool:
     """Whether one statement gives several names new values, other than by unpacking or a swap."""
     if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
         return False
-    (target,) = node.targets[:1]
+    target = node.targets[0]
     if not isinstance(target, ast.Tuple):
         return False
     return {ast.unparse(each) for each in target.elts} != {ast.unparse(each) for each in node.value.elts}
