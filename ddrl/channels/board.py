@@ -225,8 +225,10 @@ class Counters(Channel):
         _kernel.read_table(out, self._table)
         return out
 
-    def load(self, table: Array) -> None:
-        """Overwrite the whole table with `table` [rows, columns] (a mirror of another host's)."""
-        if table.shape != self._table.shape:
-            raise ValueError(f"counters {self.segment.name} are {self._table.shape}, got a table {table.shape}")
-        _kernel.store_table(self._table, np.ascontiguousarray(table, np.float64))
+    def change(self, places: Array, values: Floats) -> None:
+        """Overwrite the values at `places`, ascending, counted row by row (a mirror of another host's table)."""
+        table = self.table()
+        if places.size and places[-1] >= table.size:
+            raise ValueError(f"counters {self.segment.name} are {table.shape}, which has no place {places[-1]}")
+        table.reshape(-1)[places] = values
+        _kernel.store_table(self._table, table)

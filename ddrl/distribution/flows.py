@@ -23,7 +23,7 @@ import numpy as np
 
 from ddrl.channels.board import Board, Command, CounterRow, Counters
 from ddrl.channels.lane import Lane, LaneSet, MessageLane
-from ddrl.core.specs import Array
+from ddrl.core.specs import Array, Floats
 from ddrl.distribution.membership import (
     MAX_TEXT,
     PLANS,
@@ -46,6 +46,10 @@ from ddrl.distribution.requests import Posted
 
 BLOCKS = 3  # of a relay, in turn; two may be on their way
 TABLE_PERIOD = 0.25  # between tables of a host [s]
+MAX_TABLE_PERIOD = 1.0  # where the root's link is slow: a table is a sign of life too
+TABLES_SHARE = 1 / 8  # of the root's link, that the tables of all hosts take
+UNKNOWN_RATE = 1e6  # of that link, where it was not measured [bytes/s]
+TABLE_BYTES = 300  # of a message without values, about, and headers of TCP
 STATE_PERIOD = 0.1  # between reads of the root's board values [s]
 QUIET_SECONDS = 10.0  # after STOP for the producers of a host to fall silent [s]
 # After STOP without any row taken by the trainer before rows are given up [s]; a closed lane gives them up at once.
@@ -301,25 +305,30 @@ def _rows_received(membership: Membership, counts: dict[int, int]) -> dict[int, 
 
 
 class TablesUp(Duty):
-    """Sends this host's counters to the root: whole tables, every TABLE_PERIOD, the newest replaces the last."""
+    """Sends what has changed of this host's counters to the root, every TABLE_PERIOD, more seldom where the tables of
+    all hosts would take more than TABLES_SHARE of the root's link: whatever waits there delays the answers to what the
+    root sends. `models`: whose measured links say how fast that one is."""
 
     def __init__(self, membership: Membership, table: Counters, own: CounterRow) -> None:
         """own: this relay's row."""
         super().__init__(membership)
+        self.models: ModelReceiver | None = None
         self._table = table
+        self._sent: Floats | None = None
         self._own = own
-        self._next = 0.0
+        self._last = -math.inf
+        self._period = TABLE_PERIOD
         membership.beat = self._beat
 
     def _beat(self) -> None:
+        """While others are waited for, perhaps to measure the links, tables are no more than signs of life."""
         self._own["heartbeat"].set(time.time())
+        self._period = MAX_TABLE_PERIOD
         self.progress()
 
     def progress(self) -> bool:
-        """Send the table where the last messages have left and TABLE_PERIOD has passed."""
-        now = time.monotonic()
-        if now >= self._next and self._membership.messages.all_sent:
-            self._next = now + TABLE_PERIOD
+        """Send the table where the last messages have left and its period has passed."""
+        if time.monotonic() >= self._last + self._period and self._membership.messages.all_sent:
             self._send()
         return False
 
@@ -328,18 +337,30 @@ class TablesUp(Duty):
         passed on; False before."""
         if self._own["rows_forwarded"].value != rows:
             return False
-        self._next = math.inf
         self._send()
+        self._last = math.inf
         return True
 
     def _send(self) -> None:
-        self._membership.send_root(Table(self._table.table()))
+        table = self._table.table().reshape(-1)
+        places = np.arange(len(table), dtype=np.int32)
+        if self._sent is not None:
+            places = places[table.view(np.uint64) != self._sent.view(np.uint64)]  # bits: NaN is no change
+        values = table[places]
+        self._membership.send_root(Table(places, values))
+        self._sent = table
+        self._last = time.monotonic()
+        links = None if self.models is None else self.models.links
+        rate = TABLES_SHARE * (UNKNOWN_RATE if links is None else links.down[0])
+        seconds = self._membership.hosts * (TABLE_BYTES + places.nbytes + values.nbytes) / rate
+        self._period = min(MAX_TABLE_PERIOD, max(TABLE_PERIOD, seconds))
 
     def reset(self, membership: Membership) -> None:
-        """Send a table at once."""
+        """Send a whole table at once: the last one may not have arrived."""
         super().reset(membership)
         membership.beat = self._beat
-        self._next = 0.0
+        self._sent = None
+        self._last = -math.inf
 
 
 class TablesIn(Duty):
@@ -411,7 +432,7 @@ class TablesIn(Duty):
         if silence >= ANSWER_SECONDS:  # other connections may still wait: TCP tries again after twice the last pause
             self._healed_at = max(self._healed_at, time.monotonic() + min(silence, TCP_LONGEST_PAUSE))
         self._silence[host] = 0.0
-        self._mirrors[host - 1].load(message.values)
+        self._mirrors[host - 1].change(message.places, message.values)
 
 
 class Starter(Protocol):

@@ -24,7 +24,7 @@ import numpy as np
 
 from ddrl.channels.wire import Wire
 from ddrl.core.errors import DdrlError, JobFailed
-from ddrl.core.specs import Floats
+from ddrl.core.specs import Array, Floats
 from ddrl.distribution.requests import Exchange, MpiEnd, Part, nothing, wait, withdraw
 
 if TYPE_CHECKING:
@@ -112,8 +112,10 @@ class MemberFailed(msgspec.Struct, tag="member_failed"):
 
 
 class Table(msgspec.Struct, tag="table"):
-    """Relay to root. The host's whole table of counters [rows, columns]; the newest replaces the last."""
+    """Relay to root, and a sign of life. What has changed in the host's table of counters since its last message:
+    `values` [k] at `places` [k] of the table, counted row by row."""
 
+    places: Array
     values: Floats
 
 

@@ -310,7 +310,7 @@ def host_relay(
     duties: list[Duty] = [rows, tables]
     if starter is not None:
         duties.append(LinesIn(membership, starter))
-    models = ModelReceiver(membership, config, local, trace)
+    models = tables.models = ModelReceiver(membership, config, local, trace)
     commands = HostCommands(
         membership,
         local.board,

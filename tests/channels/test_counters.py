@@ -50,13 +50,15 @@ def test_counters_of_a_process_that_ended_are_not_reported_until_the_next_one_co
     assert counters.row(0)["a"].value == 2
 
 
-def test_a_whole_table_is_mirrored():
+def test_changes_of_a_table_are_mirrored():
     counters = Counters.create(None, 2, ("a", "b", "c"))
-    table = np.array([[1, np.nan, 3], [4, 5, 6]])
-    counters.load(table)
-    np.testing.assert_array_equal(counters.table(), table)
-    with pytest.raises(ValueError, match=r"are \(2, 3\), got a table \(3, 2\)"):
-        counters.load(table.T)
+    counters.change(np.arange(6), np.array([1, np.nan, 3, 4, 5, 6]))
+    counters.change(np.array([1, 5]), np.array([2.0, np.nan]))
+    counters.change(np.array([], int), np.array([]))
+    np.testing.assert_array_equal(counters.table(), [[1, 2, 3], [4, 5, np.nan]])
+    with pytest.raises(ValueError, match=r"are \(2, 3\), which has no place 6"):
+        counters.change(np.array([0, 6]), np.array([0.0, 0.0]))
+    assert counters.table()[0, 0] == 1
 
 
 def test_a_table_is_a_copy():

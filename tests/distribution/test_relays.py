@@ -2,8 +2,10 @@
 
 import functools
 import json
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import reduce
 from operator import xor
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.distribution.schemes import BINOMIAL, SCATTER_RING
+from ddrl.channels.board import Counters
 from ddrl.distribution import flows
 from ddrl.distribution.membership import HostLeftOut, Table
 from ddrl.distribution.plan import HEADER_BYTES, MODEL_HEADER_BYTES
@@ -322,11 +325,63 @@ def test_every_relay_measures_the_same_links_and_what_a_message_and_a_byte_cost_
     assert first["up"] != anew["up"]
 
 
+def test_tables_of_all_hosts_leave_the_roots_link_to_what_it_answers(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: now[0]))
+    sent: list[tuple[float, Table]] = []
+    membership = SimpleNamespace(
+        hosts=100,
+        beat=None,
+        messages=SimpleNamespace(all_sent=True),
+        send_root=lambda table: sent.append((now[0], table)),
+    )
+    counters = Counters.create(None, 3)
+    mirror = Counters.create(None, 3)
+    own = counters.row(0)
+    tables = flows.TablesUp(membership, counters, own)
+
+    def bytes_a_second(seconds: float, turn: Callable[[], object]) -> float:
+        """Of 100 such hosts, each message with 300 bytes of headers; what they send is mirrored exactly."""
+        sent.clear()
+        for step in range(round(20 * seconds)):
+            now[0] += 0.05
+            own["env_steps"].add(1)
+            counters.row(2)["episodes"].set(math.nan if step % 2 else step)
+            turn()
+        for _, table in sent:
+            mirror.change(table.places, table.values)
+        assert 1 <= len(sent) >= seconds / (flows.MAX_TABLE_PERIOD + 0.1)  # a host is never silent for longer
+        gaps = np.diff([moment for moment, _ in sent])
+        assert gaps.min() >= flows.TABLE_PERIOD
+        return 100 * sum(300 + table.places.nbytes + table.values.nbytes for _, table in sent) / seconds
+
+    bytes_a_second(10.0, tables.progress)
+    assert bytes_a_second(20.0, tables.progress) < 0.41 * 312_500  # 2.5 Mbit/s: links were not measured
+    tables.models = SimpleNamespace(links=SimpleNamespace(down=[312_500.0]))
+    tables.progress()
+    assert bytes_a_second(20.0, tables.progress) < 0.13 * 312_500
+    tables.models = SimpleNamespace(links=SimpleNamespace(down=[1.25e8]))
+    bytes_a_second(2.0, tables.progress)
+    bytes_a_second(20.0, tables.progress)
+    assert len(sent) > 60
+    assert bytes_a_second(20.0, membership.beat) < 0.13 * 312_500
+    membership.hosts = 4000
+    tables.models = SimpleNamespace(links=SimpleNamespace(down=[1e5]))
+    bytes_a_second(20.0, tables.progress)
+    now[0] += 2.0
+    tables.progress()
+    mirror.change(sent[-1][1].places, sent[-1][1].values)
+    np.testing.assert_array_equal(mirror.table(), counters.table())
+    tables.reset(membership)
+    tables.progress()
+    assert len(sent[-1][1].values) == counters.table().size  # what was sent last may not have arrived
+
+
 def test_links_are_not_measured_before_each_connection_of_a_host_that_was_cut_off_carries_again(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(flows, "time", SimpleNamespace(monotonic=lambda: now[0]))
     membership = SimpleNamespace(shrinks=False, beat=None)
-    mirror = SimpleNamespace(load=lambda values: None)
+    mirror = SimpleNamespace(change=lambda places, values: None)
     tables = flows.TablesIn(membership, [mirror, mirror], {}, None, 120.0)
     load = tables.handlers()[Table]
 
@@ -335,7 +390,7 @@ def test_links_are_not_measured_before_each_connection_of_a_host_that_was_cut_of
             now[0] += flows.TABLE_PERIOD
             tables.progress()
             for host in hosts:
-                load(host, Table(np.zeros((1, 1))))
+                load(host, Table(np.zeros(0, int), np.zeros(0)))
         return tables.all_answer()
 
     assert answers_after(5.0, 1, 2)
@@ -357,11 +412,11 @@ def test_a_host_is_left_out_for_its_own_silence_and_not_for_time_in_which_the_ro
         return True
 
     membership = SimpleNamespace(shrinks=True, beat=None, leave_out=leave_out)
-    mirror = SimpleNamespace(load=lambda values: None)
+    mirror = SimpleNamespace(change=lambda places, values: None)
     tables = flows.TablesIn(membership, [mirror, mirror], {}, None, 20.0)
     load = tables.handlers()[Table]
     for host in (1, 2):
-        load(host, Table(np.zeros((1, 1))))
+        load(host, Table(np.zeros(0, int), np.zeros(0)))
     for _ in range(3):
         now[0] += 1000.0  # the root's relay was stopped
         tables.progress()
@@ -370,7 +425,7 @@ def test_a_host_is_left_out_for_its_own_silence_and_not_for_time_in_which_the_ro
     def hear_of_host_1_alone(seconds: float) -> None:
         for _ in range(round(seconds / flows.TABLE_PERIOD)):
             now[0] += flows.TABLE_PERIOD
-            load(1, Table(np.zeros((1, 1))))
+            load(1, Table(np.zeros(0, int), np.zeros(0)))
             tables.progress()
 
     with pytest.raises(HostLeftOut, match=r"host 2 has shown no sign of life for 20 s \(cluster\.host_limit\)"):
