@@ -26,24 +26,26 @@ SLICES = ("admix", "balance", "pool")
 
 def measured_code(command: str) -> list[Path]:
     """The files and folders under the figures of a command, from the root; the library where its program has left."""
-    todo = [module for module in re.findall(r"-m (\S+)", command) if MODULE.fullmatch(module)]
-    if not todo or not all(map(file_of, todo)):
+    programs = [file_of(module) for module in re.findall(r"-m (\S+)", command) if MODULE.fullmatch(module)]
+    todo = [path for path in programs if path is not None]
+    if not todo or len(todo) < len(programs):
         return [Path("ddrl")]
     found: set[Path] = set()
     while todo:
-        path = file_of(todo.pop())
-        if path is not None and path not in found:
+        path = todo.pop()
+        if path not in found:
             found.add(path)
-            todo += modules_in(path) if path.suffix == ".py" else ()
+            todo += files_in(path) if path.suffix == ".py" else ()
     if Path("ddrl/run/__main__.py") in found:
         found.add(Path("ddrl/tasks"))
     return sorted(found)
 
 
 @functools.cache
-def modules_in(path: Path) -> tuple[str, ...]:
-    """Modules that a file of this tree imports or names, and the compiled kernel's folder as a module."""
-    return tuple(_modules_in(path, ast.parse((ROOT / path).read_text())))
+def files_in(path: Path) -> frozenset[Path]:
+    """Files of modules that a file of this tree imports or names, and the compiled kernel's folder."""
+    modules = set(_modules_in(path, ast.parse((ROOT / path).read_text())))
+    return frozenset(file for file in map(file_of, modules) if file is not None)
 
 
 def _modules_in(path: Path, tree: ast.Module) -> Iterator[str]:
@@ -84,15 +86,16 @@ def file_of(module: str) -> Path | None:
     return next((place for place in places if (ROOT / place).exists()), None)
 
 
-def changed_since(code: list[Path], commit: str) -> list[str]:
+def changed_since(code: list[Path], commit: str) -> Iterator[str]:
     """Files of this code that say something else since `commit`, at which figures were measured; that alone where git
-    does not know it."""
+    does not know it. One by one: to read all versions of all files takes half a minute."""
     commit = commit.rstrip("+")
     if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
-        return [commit]
+        yield commit
+        return
     words = _git("diff", "--raw", "--no-abbrev", "--no-renames", commit, "HEAD", "--", *map(str, code)).split()
     files = zip(words[2::6], words[3::6], words[5::6], strict=True)  # of modes, versions, a letter and the path
-    return [path for old, new, path in files if said(old, path) != said(new, path)]
+    yield from (path for old, new, path in files if said(old, path) != said(new, path))
 
 
 @functools.cache
@@ -117,12 +120,12 @@ def main() -> None:
         file = json.loads(path.read_text())
         for part, origin in {"": file, **file.get("kept", {})}.items():
             code = measured_code(origin["command"])
-            changed = changed_since(code, origin.get("commit", ""))
-            if changed:
-                rows.append((f"{path.stem} {part}", origin["date"], len(changed), changed[0]))
+            changed = next(changed_since(code, origin.get("commit", "")), None)
+            if changed is not None:
+                rows.append((f"{path.stem} {part}", origin["date"], changed or "(measured before commits were noted)"))
     if rows:
         print("Warning: the code under these figures has changed since they were measured:")
-        print_table(("figures", "measured", "files changed", "the first"), rows)
+        print_table(("figures", "measured", "the first file that has changed"), rows)
     else:
         print("No figure is older than its code.")
 

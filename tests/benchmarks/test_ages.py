@@ -35,12 +35,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "ddrl/tasks/cartpole.toml": "",
     }
     monkeypatch.setattr(ages, "ROOT", tmp_path)
-    ages.modules_in.cache_clear()
+    ages.files_in.cache_clear()
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     for path, text in files.items():
         commit(tmp_path, path, text)
     yield tmp_path
-    ages.modules_in.cache_clear()
+    ages.files_in.cache_clear()
 
 
 def commit(tree: Path, path: str, text: str) -> None:
@@ -78,17 +78,17 @@ def test_a_change_of_what_the_code_says_makes_its_figures_old_wherever_else_some
     code = ages.measured_code("python -m benchmarks.speed")
     measured = head(tree)
     commit(tree, "ddrl/pool/task.py", "1")  # which the program does not run
-    assert ages.changed_since(code, measured) == []
+    assert list(ages.changed_since(code, measured)) == []
     commit(tree, "ddrl/kernel/replay.hpp", "2")
     commit(tree, "ddrl/learner/losses.py", "2")
     commit(tree, "ddrl/tasks/cartpole.toml", "# 2")
     changed = ["ddrl/kernel/replay.hpp", "ddrl/learner/losses.py", "ddrl/tasks/cartpole.toml"]
-    assert ages.changed_since(code, measured) == changed
-    assert ages.changed_since(code, measured[:8] + "+") == changed
-    assert ages.changed_since(code, head(tree)) == []
+    assert list(ages.changed_since(code, measured)) == changed
+    assert list(ages.changed_since(code, measured[:8] + "+")) == changed
+    assert list(ages.changed_since(code, head(tree))) == []
     commit(tree, "ddrl/learner/losses.py", "")  # as it was
-    assert ages.changed_since(code, measured) == [changed[0], changed[2]]
-    assert ages.changed_since(code, "0123abcd") == ["0123abcd"]
+    assert list(ages.changed_since(code, measured)) == [changed[0], changed[2]]
+    assert list(ages.changed_since(code, "0123abcd")) == ["0123abcd"]
 
 
 def test_comments_and_docstrings_make_no_figure_old_but_new_and_lost_files_do(tree: Path) -> None:
@@ -98,13 +98,13 @@ def test_comments_and_docstrings_make_no_figure_old_but_new_and_lost_files_do(tr
     measured = head(tree)
     commit(tree, "ddrl/learner/losses.py", 'def loss():\n    """Of all."""\n    # why\n    return (2)\n')
     commit(tree, "ddrl/kernel/replay.hpp", '// two\nint a = 2; /* a */\nauto b = "// no comment";\n')
-    assert ages.changed_since(code, measured) == []
+    assert list(ages.changed_since(code, measured)) == []
     commit(tree, "ddrl/kernel/replay.hpp", 'int a = 2;\nauto b = "// a comment";\n')
     commit(tree, "ddrl/kernel/new.hpp", "int c;")
-    assert ages.changed_since(code, measured) == ["ddrl/kernel/new.hpp", "ddrl/kernel/replay.hpp"]
+    assert list(ages.changed_since(code, measured)) == ["ddrl/kernel/new.hpp", "ddrl/kernel/replay.hpp"]
     (tree / "ddrl/kernel/new.hpp").unlink()
     commit(tree, "ddrl/kernel/replay.hpp", "")
-    assert ages.changed_since(code, measured) == ["ddrl/kernel/replay.hpp"]
+    assert list(ages.changed_since(code, measured)) == ["ddrl/kernel/replay.hpp"]
 
 
 def test_the_table_of_ages_names_the_parts_that_are_old(tree: Path, monkeypatch, capsys) -> None:
@@ -112,12 +112,16 @@ def test_the_table_of_ages_names_the_parts_that_are_old(tree: Path, monkeypatch,
     monkeypatch.setattr(ages, "RESULTS", tree / "results")
     command = "python -m benchmarks.speed"
     kept = {"loads": {"command": command, "date": "2026-11-20", "commit": head(tree)}}
+    kept["grid"] = {"command": command, "date": "2026-11-01"}
     commit(tree, "ddrl/learner/losses.py", "2")
     document = {"command": command, "date": "2026-11-25", "commit": head(tree), "loads": 1, "kept": kept}
     commit(tree, "results/speed.json", json.dumps(document, indent=1))
     ages.main()
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("speed")]
-    assert rows == [["speed", "loads", "2026-11-20", "1", "ddrl/learner/losses.py"]]
+    assert rows == [
+        ["speed", "loads", "2026-11-20", "ddrl/learner/losses.py"],
+        ["speed", "grid", "2026-11-01", *"(measured before commits were noted)".split()],
+    ]
 
 
 def test_a_program_of_replay_depends_on_the_kernel_and_not_on_ad_mixing() -> None:

@@ -84,7 +84,9 @@ def shown_steps(browser):
     return browser.run("return [...document.querySelectorAll('[data-testid=stMetricValue]')].map(e => e.innerText)[0]")
 
 
-def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, browser):
+def test_every_page_shows_its_figures_the_numbers_move_and_nothing_is_hidden_from_a_screen_reader(
+    tmp_path, dashboard, browser
+):
     with LiveRun(tmp_path / "runs" / "alpha"):
         browser.open(dashboard)
         browser.wait_for("alpha", "running", *PAGES["Overview"])
@@ -93,10 +95,11 @@ def test_every_page_shows_its_figures_and_the_numbers_move(tmp_path, dashboard, 
         loaded = browser.run("return performance.getEntriesByType('resource').map(e => e.name.split('/').pop())")
         assert any("plotly" in name for name in loaded)
         assert not [name for name in loaded if "Highlighter" in name], "1.5 MB for code that the page does not show"
-        for page, words in PAGES.items():
+        for page, words in {**PAGES, "Runs": ("Compare the chosen runs",)}.items():
             go_to(browser, page)
             browser.wait_for("alpha", *words)
             assert "Traceback" not in browser.text
+            assert browser.violations() == [], page
         go_to(browser, "Overview")
         browser.wait_for("Return")
     browser.wait_for("ended", "After ")

@@ -18,8 +18,11 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
@@ -28,6 +31,13 @@ REFRESH = 3.0  # [s] between two drawings of a page; each costs half a second of
 POLL_PERIOD = 0.25  # [s]; each look at the text makes Chromium lay out the whole page
 NARROWEST = 500  # [px]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+# Of what axe-core finds, not Streamlit's own: a table is a canvas that scrolls, with a hidden table beside it for
+# screen readers, whose cells have the same names in each table.
+OURS = (
+    "['serious', 'critical'].includes(v.impact)"
+    " && !(v.id === 'scrollable-region-focusable' && v.nodes.every(n => n.html.includes('stDataFrame')))"
+    " && !(v.id === 'duplicate-id-active' && v.nodes.every(n => n.html.includes('glide-cell-')))"
+)
 
 
 def missing_browser() -> str:
@@ -192,6 +202,19 @@ class Browser:
                     }
                 ]
             },
+        )
+
+    def violations(self) -> list[str]:
+        """What axe-core finds serious on the page at rest, for a screen reader, a keyboard or the eye."""
+        found = find_spec("axe_core_python")
+        if found is None or found.origin is None:
+            pytest.skip("needs the extra [test]: axe-core")
+        wait_until(lambda: not self.find("[data-testid=stStatusWidget] img"), "the page at rest")
+        self.run(Path(found.origin).with_name("axe.min.js").read_text() + "; return true")
+        return self.run(
+            "return axe.run(document, {resultTypes: ['violations']}).then(r => r.violations"
+            f".filter(v => {OURS})"
+            ".map(v => v.id + ': ' + v.help + ' ' + v.nodes.map(n => n.html.slice(0, 200)).join(' | ')))"
         )
 
     def console_errors(self) -> list[str]:

@@ -1,12 +1,16 @@
 """Messages of one host over an MPI that works only in calls that find nothing, as Open MPI's does."""
 
 import ctypes
+import subprocess
+import sys
 
 import pytest
 
 from ddrl._kernel import Transfers
 from ddrl.distribution.executor import share
 from ddrl.distribution.schemes import make_plan
+from tests.sources import environment
+from tests.waiting import PATIENCE
 
 INTS = ctypes.POINTER(ctypes.c_int)
 POST = ctypes.CFUNCTYPE(
@@ -96,3 +100,39 @@ def test_of_what_may_be_under_way_each_receiver_has_an_equal_part_and_at_least_a
     scheme, parameters, host, part
 ):
     assert share(1 << 19, make_plan(scheme, 8, 1_000_000, **parameters), host) == (1 << 19) // part
+
+
+EXECUTORS = """
+import mpi4py
+mpi4py.rc.initialize = False  # its constants alone are needed here
+from types import SimpleNamespace
+from ddrl.distribution import executor
+from ddrl.distribution.schemes import make_plan
+
+class Made(Exception):
+    pass
+
+def make(*arguments):
+    *_, window_bytes, share_bytes, _, _, _ = arguments
+    print(window_bytes, share_bytes)
+    raise Made
+
+executor.Transfers = SimpleNamespace(make=make)
+for scheme, parameters in (("chain", {"chunk_bytes": 4096}), ("sharded", {"chunk_bytes": 4096}), ("direct", {})):
+    try:
+        executor.Executor(SimpleNamespace(size=9, rank=0, handle=0), make_plan(scheme, 8, 1 << 20, **parameters), None,
+                          window_bytes=1 << 16)
+    except Made:
+        pass
+"""
+
+
+def test_an_executor_hands_mpi_no_more_for_one_host_than_its_share_or_a_whole_message():
+    done = subprocess.run(
+        [sys.executable, "-c", EXECUTORS], capture_output=True, text=True, env=environment(), timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stderr
+    chain, sharded, direct = ([int(word) for word in line.split()] for line in done.stdout.splitlines())
+    assert chain == [1 << 16, 1 << 16]
+    assert sharded == [1 << 16, 1 << 14]
+    assert direct[1] > 1 << 20  # with its header
