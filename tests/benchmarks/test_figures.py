@@ -116,9 +116,9 @@ def test_a_row_says_how_it_was_made_and_whether_its_code_has_changed(speed: Path
     speed.write_text(json.dumps({**FILE, "commit": "be93cf5a"}))
     later = row.replace(row.partition(" | ")[0], "the same") + ", be93cf5a"
     assert figures.made("speed", PAGE, "the same") == later
-    monkeypatch.setattr(figures, "changed_since", lambda *_: ["be93cf5a"])
+    monkeypatch.setattr(figures, "changed_since", lambda *_: iter(["be93cf5a"]))
     assert figures.made("speed", PAGE, "the same", history=True) == later + figures.OLDER
-    monkeypatch.setattr(figures, "changed_since", lambda *_: [])
+    monkeypatch.setattr(figures, "changed_since", lambda *_: iter([]))
     figures.is_older.cache_clear()
     assert figures.made("speed", PAGE, "the same", history=True) == later
 
