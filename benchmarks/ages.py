@@ -27,8 +27,8 @@ SLICES = ("admix", "balance", "pool")
 def measured_code(command: str) -> list[Path]:
     """The files and folders under the figures of a command, from the root; the library where its program has left."""
     programs = [file_of(module) for module in re.findall(r"-m (\S+)", command) if MODULE.fullmatch(module)]
-    todo = [path for path in programs if path is not None]
-    if not todo or len(todo) < len(programs):
+    todo = list(filter(None, programs))
+    if not todo or None in programs:
         return [Path("ddrl")]
     found: set[Path] = set()
     while todo:
@@ -120,9 +120,9 @@ def main() -> None:
         file = json.loads(path.read_text())
         for part, origin in {"": file, **file.get("kept", {})}.items():
             code = measured_code(origin["command"])
-            changed = next(changed_since(code, origin.get("commit", "")), None)
-            if changed is not None:
-                rows.append((f"{path.stem} {part}", origin["date"], changed or "(measured before commits were noted)"))
+            changed = next(changed_since(code, origin.get("commit", "(measured before commits were noted)")), None)
+            if changed:
+                rows.append((f"{path.stem} {part}", origin["date"], changed))
     if rows:
         print("Warning: the code under these figures has changed since they were measured:")
         print_table(("figures", "measured", "the first file that has changed"), rows)

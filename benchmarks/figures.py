@@ -152,7 +152,7 @@ def is_older(name: str, history: bool, part: str = "") -> bool:
     origin = file["kept"][part] if part else file
     if "commit" not in origin:
         return True
-    return history and next(changed_since(measured_code(origin["command"]), origin["commit"]), None) is not None
+    return history and any(changed_since(measured_code(origin["command"]), origin["commit"]))
 
 
 def processor(model: str) -> str:

@@ -14,7 +14,7 @@ from ddrl.channels.lane import Lane, LaneSet
 from ddrl.channels.mailbox import Mailbox, checksum
 from ddrl.core.config import ClusterConfig, Config
 from ddrl.distribution import models as models_of_relays
-from ddrl.distribution.flows import RowsIn, RowsUp
+from ddrl.distribution.flows import RowsIn, RowsUp, TablesUp
 from ddrl.distribution.links import measure_links
 from ddrl.distribution.membership import Membership
 from ddrl.distribution.relay import LocalHost, host_relay, readers_needed, root_relay, slots_needed
@@ -441,10 +441,12 @@ def measuring():
     host = Host(1000, ClusterConfig(scheme="auto"))
     if RANK == 0:
         host.publish(0)
+    known = [duty.models.links for duty in host.relay.duties if isinstance(duty, TablesUp)]
     while not host.relay.finished:
         host.relay.progress()
         if RANK == 0 and host.relay.models.sent_version == 0 and host.relay.models.settled:
             host.stop()
+    assert known == [host.relay.models.links] * (RANK > 0), "the links that set the pace of tables"
     report(seen={number: len(values) for number, values in seen.items()})
 
 
