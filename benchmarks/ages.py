@@ -88,7 +88,7 @@ def file_of(module: str) -> Path | None:
 
 def changed_since(code: list[Path], commit: str) -> Iterator[str]:
     """Files of this code that say something else since `commit`, at which figures were measured; that alone where git
-    does not know it. One by one: to read all versions of all files takes half a minute."""
+    does not know it. One by one, for callers that ask only whether there is any."""
     commit = commit.rstrip("+")
     if not _git("rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"):
         yield commit

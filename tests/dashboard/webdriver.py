@@ -22,8 +22,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.sources import environment
 from tests.waiting import PATIENCE, wait_until
 
@@ -207,8 +205,8 @@ class Browser:
     def violations(self) -> list[str]:
         """What axe-core finds serious on the page at rest, for a screen reader, a keyboard or the eye."""
         found = find_spec("axe_core_python")
-        if found is None or found.origin is None:
-            pytest.skip("needs the extra [test]: axe-core")
+        assert found is not None, "needs the extra [test]: axe-core"
+        assert found.origin is not None
         wait_until(lambda: not self.find("[data-testid=stStatusWidget] img"), "the page at rest")
         self.run(Path(found.origin).with_name("axe.min.js").read_text() + "; return true")
         return self.run(
