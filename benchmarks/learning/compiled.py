@@ -32,6 +32,7 @@ TD3 = (
     "env.num_envs=1",
     "replay.min_size=100",
     "rollout.warmup_steps=100",
+    "replay.samples_tolerance=1",  # a gradient an env step from the first, as the peer's, and none ahead of them
 )
 # The peer acts with what all updates of a draw have come to; so does ours, as in the library's own task.
 PQN = ("learner.hidden=[64,64]", "learner.pqn.epochs=5", "learner.pqn.minibatches=16", "learner.publish_period=80")

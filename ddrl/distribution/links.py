@@ -36,38 +36,42 @@ if TYPE_CHECKING:
 # Two plans of the same trees carry the models, one of small messages and one of large ones. Every host counts the
 # processor time of its own thread in the polls that moved something, so neither waiting for the wire nor other work on
 # the machine counts. The two costs of a message give a line: its intercept is a message's cost at either end, its slope
-# a byte's. The cheapest of several models counts, because disturbances only add.
+# a byte's. The cheapest of several models counts, because disturbances only add; half of the models are sent some time
+# after the others, for a disturbance lasts longer than a few models.
 
 
 BYTE_CPU = 1e-9  # at each end, where links are too slow to measure it [s]; fitted once to benchmarks.distribution
 SMALL = 1 << 10  # payload of a small message [bytes]
 LARGE = 1 << 15  # payload of a large message [bytes]
 FANOUT = 3
-MODELS = 4  # of each size; the first opens connections and is not counted
+MODELS = 3  # of each size, each time; the first opens connections and is not counted
 MESSAGES = 1 << 9  # that all hosts together receive in one model, about
 SECONDS = 0.025  # longest time of a model of large messages on a link [s]
 MIN_BYTE = 1e-10  # [s]: 10 GB/s, which no checksum and copy together reach
 MIN_LARGE_PIECES = 6  # fewest large messages to a host from which a slope is taken
 
 
-def measure_processor(probe: _Probe, rate: float) -> tuple[float, float]:
-    """Seconds that a message, and a byte of it, cost the processor at either end; every rank returns the same.
-
-    `rate`: of the links [bytes/s], the same on every rank. Where they are too slow for large messages in the time, a
-    byte costs BYTE_CPU."""
-    hosts = probe.size - 1
+def processor_plans(hosts: int, rate: float) -> list[Plan]:
+    """Of the models that show what a message costs: small messages; and large ones, where links of `rate` [bytes/s],
+    the same on every rank, are fast enough for them."""
     count = max(8, min(64, MESSAGES // hosts))
-    small = _message_seconds(probe, make_plan("stripes", hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL))
+    plans = [make_plan("stripes", hosts, count * SMALL, fanout=FANOUT, chunk_bytes=SMALL)]
     count = min(count, int(rate * SECONDS / LARGE))
-    if count < MIN_LARGE_PIECES:
-        return max(0.0, small - BYTE_CPU * SMALL), BYTE_CPU
-    large = _message_seconds(probe, make_plan("stripes", hosts, count * LARGE, fanout=FANOUT, chunk_bytes=LARGE))
-    byte = max(MIN_BYTE, (large - small) / (LARGE - SMALL))
+    if count >= MIN_LARGE_PIECES:
+        plans.append(make_plan("stripes", hosts, count * LARGE, fanout=FANOUT, chunk_bytes=LARGE))
+    return plans
+
+
+def processor_costs(small: float, large: float | None = None) -> tuple[float, float]:
+    """Seconds that a message, and a byte of it, cost the processor at either end, by those of a small and a large
+    message; where links are too slow for large ones, a byte costs BYTE_CPU."""
+    byte = BYTE_CPU if large is None else max(MIN_BYTE, (large - small) / (LARGE - SMALL))
     return max(0.0, small - byte * SMALL), byte
 
 
 def _message_seconds(probe: _Probe, plan: Plan) -> float:
-    """Processor seconds of a message at one end: the mean over all messages and both ends, in the cheapest model."""
+    """Processor seconds of a message at one end, the same at every rank: the mean over all messages and both ends, in
+    the cheapest model."""
     rank = probe.rank
     readers = 3
     mailbox = Mailbox.create(None, plan.nbytes, 5, readers)
@@ -186,8 +190,11 @@ def measure_links(comm: MPI.Comm, guard: Guard, known: Links | None = None) -> L
         return replace(known, up=up, down=down, latency=latency)
     machines = len(set(probe.gather(zlib.crc32(_machine().encode()))))
     rate = float(np.median([up, down]))
+    plans = processor_plans(size - 1, rate)
+    early = [_message_seconds(probe, plan) for plan in plans]
     burst = probe.burst(rate, latency)
-    message, byte = measure_processor(probe, rate)
+    late = [_message_seconds(probe, plan) for plan in plans]  # some tenths of a second on: disturbances only add
+    message, byte = processor_costs(*map(min, early, late))
     probe.close()
     return Links(up, down, latency, 2 * message, machines, os.cpu_count() or 1, 2 * byte, burst)
 

@@ -44,7 +44,7 @@ from ddrl.distribution.plan import (
 PACKAGE = "ddrl.distribution.schemes"
 SETTING = "cluster.scheme"
 CHUNK_SIZES = (1 << 12, 1 << 13, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20)  # of proposals [bytes]
-MAX_CHUNKS = 512  # of a model, in a proposal
+MAX_CHUNKS = 1024  # of a model, in a proposal
 UNEQUAL = 1.25  # links are unequal if the fastest sends more than this many times as fast as the slowest
 LAG_WEIGHT = 0.1  # weight of the time that one model takes, beside the time between models
 SIMULATED = 16  # proposals that are simulated, beside the best one of each scheme

@@ -56,6 +56,26 @@ def test_every_case_has_settings_that_exist_and_a_program_of_the_peers() -> None
         assert f'"{case.removesuffix(compiled.TWO_THREADS)}":' in program
 
 
+def test_as_many_gradients_as_the_peers_td3_also_in_a_whole_process() -> None:
+    from ddrl.core.settings import load_config
+    from ddrl.replay.sources import RateLimiter
+    from ddrl.run.cli import tasks
+
+    task, env_steps, settings = compiled.CASES["td3 128"]
+    config = load_config(tasks()[task], settings)
+    replay = config.replay
+    batch = config.learner.batch_size
+    limiter = RateLimiter(replay.samples_per_insert, replay.min_size, replay.samples_tolerance, batch)
+    gradients = 0
+    for _ in range(env_steps):
+        limiter.inserts += 1
+        while limiter.ready():
+            limiter.samples += batch
+            gradients += 1
+    assert "learning_starts=100," in compiled.PEER.read_text()  # and a gradient after each env step
+    assert 0 <= gradients - (env_steps - 100) <= 1
+
+
 def test_a_whole_process_counts_from_its_start_to_its_end_and_one_that_fails_counts_nothing() -> None:
     program = "import subprocess, sys, time; time.sleep(0.3); sys.exit(subprocess.call([sys.executable, '-c', 'pass']))"
     found = compiled.seconds_of([sys.executable, "-c", program])

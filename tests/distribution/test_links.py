@@ -179,7 +179,14 @@ def test_the_roots_rate_is_the_best_that_the_rounds_or_its_fan_out_have_shown(fa
 
     made = []
     monkeypatch.setattr(links, "_Probe", Probe)
-    monkeypatch.setattr(links, "measure_processor", lambda probe, rate: (2e-5, 1e-9))
+    # A message costs 20 us and 1 ns a byte; of the two times that each size was measured, one was disturbed.
+    disturbed = {"small": [3.0, 1.0], "large": [1.0, 4.0]}
+
+    def message_seconds(probe, plan):
+        size = plan.payload().max()
+        return (2e-5 + 1e-9 * size) * disturbed["small" if size == links.SMALL else "large"].pop(0)
+
+    monkeypatch.setattr(links, "_message_seconds", message_seconds)
     known = Links([1.0] * 3, [2.0] * 3, 0.5, 3e-5, 2, 8, 4e-9, 60_000.0) if again else None
     found = measure_links(SimpleNamespace(size=3), None, known)
     assert found.up == pytest.approx([root, 1e7, 1e7], rel=0.02)
@@ -188,5 +195,17 @@ def test_the_roots_rate_is_the_best_that_the_rounds_or_its_fan_out_have_shown(fa
     if again:  # a link that has changed changes nothing else
         assert replace(found, up=known.up, down=known.down, latency=known.latency) == known
     else:
-        assert (found.message_seconds, found.byte_seconds, found.burst) == (4e-5, 2e-9, 70_000.0)
+        costs = (found.message_seconds, found.byte_seconds, found.burst)
+        assert costs == pytest.approx((4e-5, 2e-9, 70_000.0))
+        assert disturbed == {"small": [], "large": []}
     assert [probe.closed for probe in made] == [True]
+
+
+def test_links_too_slow_for_large_messages_take_a_bytes_usual_cost() -> None:
+    assert [plan.payload().max() for plan in links.processor_plans(4, 1e7)] == [links.SMALL, links.LARGE]
+    slow = links.MIN_LARGE_PIECES * links.LARGE / links.SECONDS
+    assert [len(links.processor_plans(4, rate)) for rate in (0.99 * slow, slow)] == [1, 2]
+    message, byte = links.processor_costs(3e-5)
+    assert (message, byte) == (pytest.approx(3e-5 - links.SMALL * links.BYTE_CPU), links.BYTE_CPU)
+    assert links.processor_costs(3e-5, 1e-5) == (pytest.approx(3e-5, rel=0.01), links.MIN_BYTE)  # noise, not a gain
+    assert links.processor_costs(1e-9)[0] == 0.0
