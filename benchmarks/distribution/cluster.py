@@ -104,9 +104,11 @@ def up(rates: Sequence[str], *, mtu: int = 1500) -> None:
                 f"address add {address(host)}/16 dev eth0",
                 "link set eth0 up",
                 "link set lo up",
-                # Slow links make slow queues: without this, TCP would take what waits there for lost, and stall.
+                # Slow links make slow queues: without a least timeout, TCP would take what waits there for lost, and
+                # stall. Congestion control is Linux's default: BBR empties each link's queue for a fifth of a second
+                # every ten, unless it falls idle by itself, and the links of a chain take turns with it.
                 f"route replace {NETWORK} dev eth0 proto kernel scope link src {address(host)} rto_min "
-                f"{_min_timeout(rate, len(rates))}s",
+                f"{_min_timeout(rate, len(rates))}s congctl cubic",
             ],
         )
         shape = f"root tbf rate {rate} burst {burst} limit"

@@ -15,7 +15,13 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing(cluster):
     limits = [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS]
     cluster.up(["50mbit"] * 3)
     try:
-        code = "from mpi4py import MPI; import socket; print(socket.gethostname(), MPI.COMM_WORLD.allreduce(1))"
+        code = f"NETWORK = {cluster.NETWORK!r}" + """
+import socket, subprocess
+from mpi4py import MPI
+total = MPI.COMM_WORLD.allreduce(1)
+sockets = subprocess.run(["ss", "-tiH", "dst", NETWORK], capture_output=True, text=True, check=True).stdout.splitlines()
+print(socket.gethostname(), total, *{line.split()[0] for line in sockets if line[0].isspace()})
+"""
         done = subprocess.run(
             cluster.mpirun([sys.executable, "-c", code]),
             env=cluster.mpi_environment(),
@@ -25,9 +31,9 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing(cluster):
             timeout=PATIENCE,
             check=False,
         )
-        assert sorted(done.stdout.split("\n")[:-1]) == [f"{cluster.NAME}-h{host} 3" for host in range(3)], done.stderr[
-            -2000:
-        ]
+        assert sorted(done.stdout.split("\n")[:-1]) == [f"{cluster.NAME}-h{host} 3 cubic" for host in range(3)], (
+            done.stderr[-2000:]
+        )
     finally:
         cluster.down()
     assert (
