@@ -15,13 +15,16 @@ def test_hosts_speak_mpi_over_the_cluster_and_down_leaves_nothing(cluster):
     limits = [cluster._neighbors(name).read_text() for name in cluster.NEIGHBORS]
     cluster.up(["50mbit"] * 3)
     try:
-        code = f"NETWORK = {cluster.NETWORK!r}" + """
+        code = (
+            f"NETWORK = {cluster.NETWORK!r}"
+            + """
 import socket, subprocess
 from mpi4py import MPI
 total = MPI.COMM_WORLD.allreduce(1)
 sockets = subprocess.run(["ss", "-tiH", "dst", NETWORK], capture_output=True, text=True, check=True).stdout.splitlines()
 print(socket.gethostname(), total, *{line.split()[0] for line in sockets if line[0].isspace()})
 """
+        )
         done = subprocess.run(
             cluster.mpirun([sys.executable, "-c", code]),
             env=cluster.mpi_environment(),

@@ -50,6 +50,14 @@ def test_auto_is_within_five_percent_of_the_best_candidate_on_unequal_links(seed
     assert chosen.seconds <= 1.05 * best
 
 
+def test_a_model_may_be_cut_into_a_thousand_chunks():
+    links = replace(Network.equal(30, 1.2e6, latency=3e-4), send_cpu=3e-5, receive_cpu=3e-5, burst=5_000.0)
+    assert Situation(links, 4_000_000).chunk_sizes[0] == 1 << 12  # 977 of them
+    assert Situation(links, 4_200_000).chunk_sizes[0] == 1 << 13
+    chosen = choose_best(Situation(links, 4_000_000))
+    assert (chosen.scheme, chosen.parameters) == ("chain", {"chunk_bytes": 1 << 12})
+
+
 def test_every_term_of_a_link_counts():
     """Of a slow way down as of a slow way up, and of each cost that a message has."""
     for up, down in (([8.0] * 5, [2.0] * 5), ([2.0] * 5, [8.0] * 5)):
