@@ -43,10 +43,10 @@ def test_at_least_a_hundred_named_faults_stand_at_one_place_each_in_all_packages
     assert packages <= {fault.path.split("/")[1] for fault in NAMED}
 
 
-def test_faults_from_outside_are_330_of_which_nearly_all_stand_and_have_tests_near_them() -> None:
+def test_faults_from_outside_are_390_of_which_nearly_all_stand_and_have_tests_near_them() -> None:
     faults = [fault for name in OUTSIDE for fault in from_outside(name)]
-    assert len({fault.name for fault in faults}) == len(faults) == 330
-    assert sum(map(stands, faults)) >= 305  # a line that was written anew takes its fault along
+    assert len({fault.name for fault in faults}) == len(faults) == 390
+    assert sum(map(stands, faults)) >= 365  # a line that was written anew takes its fault along
     assert [fault.path for fault in faults if not nearest(fault.path)] == []
 
 

@@ -5,8 +5,8 @@
 
 A fault that no test near its file notices has survived: a test is missing, or the fault changes nothing that a user can
 see. What was judged before at the same text is not judged again, so a run can be interrupted. Faults from outside were
-written by somebody who had not seen the tests (outside.toml), and three times again after the tests for those that
-survived had been written (held_out.toml, held_out_again.toml, held_out_third.toml)."""
+written by somebody who had not seen the tests (outside.toml), and four times again after the tests for those that
+survived had been written (held_out.toml, and those that end in again, third and fourth)."""
 
 from __future__ import annotations
 

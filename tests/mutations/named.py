@@ -12,6 +12,7 @@ OUTSIDE = (
     "held_out",
     "held_out_again",
     "held_out_third",
+    "held_out_fourth",
 )  # files of faults by somebody who had not seen the tests
 
 
