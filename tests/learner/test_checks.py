@@ -73,6 +73,8 @@ class UnknownInput(Right):
 
 
 class UnknownPart(Right):
+    targets = ()  # what is listed are its parts, with a target copy or without one
+
     def evaluations(self, batch: Any, part: str) -> Any:
         return [Evaluation("q_tm1", "values", (batch.s_tm1,), gradient=True)]
 
