@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,11 @@ sys.modules.setdefault("rfc3987_syntax", None)  # pyright: ignore[reportArgument
 
 _state = tempfile.TemporaryDirectory(prefix="ddrl-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name
+
+# A shell lets what it starts with & in a script ignore Ctrl-C, and all children inherit that: tests that interrupt one
+# would wait for it until their limit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["PYTHONPATH"] = environment()["PYTHONPATH"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
