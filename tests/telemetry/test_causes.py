@@ -177,6 +177,15 @@ def test_a_silent_rank_comes_first_whatever_else_is_slow():
     assert find_causes(silent, Config())[0].kind == "learner"
 
 
+def test_a_clock_that_is_set_forward_makes_no_rank_silent_and_none_more_silent_than_it_is():
+    forward = frames(BUSY)
+    forward.time[-2:] += 3600.0
+    forward.values[-2:, :, COLUMNS.index("heartbeat")] = 1000.0 + SECONDS - 3  # as all were before the clock was set
+    assert find_causes(forward, Config())[0].kind == "learner"
+    forward.values[4:, 3, COLUMNS.index("heartbeat")] = 1003.0
+    assert "no sign of life for 7 s" in find_causes(forward, Config())[0].sentence
+
+
 def test_the_host_whose_rollouts_wait_most_at_full_lanes_is_named():
     moments = frames(rollout={"wait_seconds": 0.3})
     moments.values[:, 2:4, COLUMNS.index("host")] = 1

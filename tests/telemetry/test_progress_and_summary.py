@@ -15,11 +15,14 @@ from tests.telemetry.fake_cluster import FakeCluster
 NAN = float("nan")
 
 
-def records(count, cluster=None, config=None, step=1.0):
+def records(count, cluster=None, config=None, step=1.0, sick=None):
+    """`sick`: by tick, the rank that has shown no sign of life for long."""
     cluster = cluster or FakeCluster()
     window = SeriesWindow(config or Config())
     for tick in range(count):
         cluster.advance(step)
+        if sick and tick in sick:
+            cluster.set(sick[tick], heartbeat=cluster.now - 100.0)
         yield Record(
             tick,
             cluster.now,
@@ -65,6 +68,17 @@ def test_steps_that_the_trainer_has_not_recorded_yet_count_as_speed_but_not_as_p
     assert values["env_steps_per_s"] > 9_000
     assert values["seconds_left"] == (500_000 - 500) / 100
     assert summarize(cluster.table(), wall_seconds=5.0)["env_steps"] == 500
+
+
+def test_the_time_left_of_a_resumed_run_is_that_of_the_steps_that_are_left():
+    cluster = FakeCluster()
+    window = SeriesWindow(Config(), base={"env_steps": 100_000.0})
+    for _ in range(5):
+        cluster.advance(1.0)
+        cluster.set(0, env_steps=cluster.elapsed * 100)
+        values = window.measure(cluster.table(), cluster.now, cluster.elapsed)
+    assert values["env_steps"] == 100_500
+    assert values["seconds_left"] == (500_000 - 100_500) / 100
 
 
 def test_the_return_is_the_mean_over_the_episodes_that_ended_in_the_window():
@@ -182,6 +196,17 @@ def test_a_pause_and_what_follows_are_named_as_causes_within_seconds():
     line.close()
     limits = [text.split()[1] for text in stream.getvalue().splitlines() if text.startswith("limit: ")]
     assert limits == ["Learner:", "Paused:", "Learner:"]
+
+
+def test_each_sick_rank_is_named_once():
+    stream = io.StringIO()
+    line = ProgressLine(Config(), stream)
+    sick = dict.fromkeys(range(20, 50), 4) | dict.fromkeys(range(50, 80), 7)
+    for record in records(80, sick=sick):
+        line.record(record)
+    line.close()
+    limits = [text for text in stream.getvalue().splitlines() if text.startswith("limit: ")]
+    assert [" ".join(text.split()[1:4]) for text in limits[1:]] == ["Rank: rank 4", "Rank: rank 7"]
 
 
 def test_numbers_are_short():
