@@ -70,14 +70,16 @@ assert ledger.to_numpy().tolist() == [
     ["rows taken from lanes", "too old", 3],
     ["rows taken from lanes", "beyond the last step", 2],
     ["rows taken from lanes", "lost with a trainer", 14],
-    ["rows taken from lanes", "dropped with a collector", 1],
+    ["rows taken from lanes", "dropped with a collector", 3],
+    ["rows taken from lanes", "missing", -2],
     ["steps recorded", "in all", 100],
     ["steps recorded", "held", 60],
     ["steps recorded", "evicted, seen", 30],
     ["steps recorded", "evicted, unseen", 7],
     ["steps recorded", "missing", 3],
 ], ledger
-assert [one.value for one in page("replay").error] == ["An account does not balance: steps recorded."]
+(error,) = page("replay").error
+assert error.value == "An account does not balance: rows taken from lanes, steps recorded.", error
 page("replay")
 levels = {line.name: line.y[0] for key in ("fill", "balance") for line in drawn[key].data}
 assert levels["capacity"] == 100_000 and "asked for: 8" in levels, levels
@@ -108,7 +110,7 @@ ACCOUNTS = {
         "rows_too_old": 3,
         "rows_beyond": 2,
         "rows_lost": 14,
-        "rows_dropped": 1,
+        "rows_dropped": 3,
     },
     "popped": None,
     "held": 60,

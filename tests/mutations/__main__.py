@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import arguments, machine, print_table
 from ddrl.core.files import write_atomically
-from tests.mutations.copies import KERNEL, ROOT, Copy, KernelBuild, preload, stands
+from tests.mutations.copies import KERNELS, ROOT, Copy, KernelBuild, preload, stands
 from tests.mutations.explained import explanation
 from tests.mutations.named import NAMED, OUTSIDE, Fault, from_outside
 from tests.mutations.nearest import PROGRAMS, nearest
@@ -60,7 +60,7 @@ def main() -> int:
         for kind, fault in faults
         if _key(fault) not in known or (options.again and not known[_key(fault)]["noticed"])
     ]
-    todo.sort(key=lambda pair: (pair[1].path.startswith(KERNEL), nearest(pair[1].path)[0][0].startswith(SLOW)))
+    todo.sort(key=lambda pair: (pair[1].path.startswith(KERNELS), nearest(pair[1].path)[0][0].startswith(SLOW)))
     print(f"{len(faults)} faults, {len(todo)} to judge here", flush=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ddrl-mutations-") as folder:
@@ -113,7 +113,7 @@ class Judge:
         self._copy.put(fault)
         by = ""
         for tests in nearest(fault.path, further=not self._near):
-            if fault.path.startswith(KERNEL) and not tests[0].startswith(PROGRAMS):
+            if fault.path.startswith(KERNELS) and not tests[0].startswith(PROGRAMS):
                 self._kernel.into(self._copy, fault)
             if by := self._noticed_by(tests):
                 break

@@ -22,7 +22,7 @@ from tests.mutations.named import Fault
 from tests.mutations.nearest import BROWSER
 
 ROOT = Path(__file__).parents[2]
-KERNEL = "ddrl/kernel/"
+KERNELS = ("ddrl/kernel/", "ddrl/admix/kernel/", "ddrl/run/peers.cpp")  # what is compiled
 PYTEST = ("-x", "-vv", "--no-header", "--tb=line", "-rfE")
 FASTER_BUILD = Fault(
     "compiled in half the time", "ddrl/kernel/CMakeLists.txt", "(_kernel PRIVATE -O3", "(_kernel PRIVATE -O1"
@@ -183,7 +183,8 @@ def _await(child: int, timeout: float) -> bool:
 
 
 class KernelBuild:
-    """The compiled kernel of a faulty header: sources of their own, whose objects stay from one fault to the next."""
+    """The compiled extensions of a faulty header: sources of their own, whose objects stay from one fault to the
+    next."""
 
     def __init__(self, path: Path, clean: Path) -> None:
         self._sources = Copy(path)
@@ -208,5 +209,6 @@ class KernelBuild:
             done = subprocess.run(command, cwd=self._sources.path, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(f"{fault.name}: it does not compile\n{(done.stdout + done.stderr)[-2000:]}")
-        (compiled,) = self._build.glob("_kernel*.so")
-        shutil.copy2(compiled, copy.path / "ddrl" / compiled.name)
+        for name, folder in (("_kernel*.so", "ddrl"), ("admix/_kernel*.so", "ddrl/admix"), ("_peers*.so", "ddrl/run")):
+            (compiled,) = (self._build / "ddrl/kernel").glob(name)
+            shutil.copy2(compiled, copy.path / folder / compiled.name)
