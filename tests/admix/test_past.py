@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.admix.past import DaysAlike, PastCurve, at_times
+from benchmarks.admix.past import DaysAlike, PastCurve, at_times, likeness
 from ddrl.admix import Market, MarketConfig
 from ddrl.admix.baselines import AdaptivePacing, Case, Hindsight, NoSettings, Past, load
 from ddrl.core.errors import EnvError
@@ -62,6 +62,12 @@ def test_days_like_today_count_and_others_hardly(bid, due):
     player = DaysAlike(replace(outlook(alpha=0.0), past=two_days()), DaysAlike.Settings(step=0.5))
     seen = replace(feedback(0.3, 0.0, 0.5), requests=50, best_bid=np.array([bid]))
     assert player.decide(seen).bonus[0, 0] == pytest.approx(0.5 * 0.01 * due, rel=1e-2)
+
+
+def test_a_day_one_width_away_counts_as_much_as_one_a_standard_deviation_from_a_gaussians_middle():
+    days = np.array([[[0.0], [2.0]], [[0.0], [0.0]]])  # two standard deviations apart in one of two logarithms
+    weights = likeness(days, np.zeros((2, 1)), 2.0)
+    np.testing.assert_allclose(weights, [[1.0, np.exp(-0.5)]])
 
 
 def test_without_past_days_the_rules_say_what_they_need():

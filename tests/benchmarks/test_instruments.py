@@ -21,10 +21,12 @@ from benchmarks.admix import rooms
 from benchmarks.distribution import __main__ as broadcasts
 from benchmarks.harness import Timing, bootstrapped_mean, interleave, ratios
 from benchmarks.learning import learner
+from benchmarks.pool import __main__ as pool
 from benchmarks.run import starts
 from benchmarks.serve import __main__ as serve
 from ddrl.admix.load import Generator
 from ddrl.core.errors import ConfigError
+from ddrl.pool.records import Collector, Lease
 from tests.waiting import PATIENCE, wait_until
 
 
@@ -210,6 +212,15 @@ def test_rules_of_ad_mixing_are_tuned_on_other_days_than_reported_and_told_as_la
         assert told == told_reported
     assert found["best"] == "good"  # hindsight is no rule
     assert found["room"]["mean"] == pytest.approx(-0.1)
+
+
+def test_the_duty_of_a_task_in_a_pool_is_over_its_rounds_without_their_waits() -> None:
+    """Rounds of 3 s, of which a second is a wait, and half a second of computing."""
+    leases = [
+        Lease("task", number, 0, 3.0 * number + 1, 3.0 * number + 2, 3.0 * number + 3, 0.5) for number in range(4)
+    ]
+    collectors = [Collector("task", number, 0, 0.0, 0.0, 3.0 * number, 0.0, None) for number in range(4)]
+    assert pool._duty(leases, [*collectors, Collector("other", 1, 0, 0.0, 0.0, 3.5, 0.0, None)]) == 0.25
 
 
 def test_an_interval_over_days_and_seeds_holds_19_of_20_means() -> None:

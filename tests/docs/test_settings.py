@@ -20,6 +20,8 @@ from ddrl.core.plugins import installed_slices
 from ddrl.core.settings import describe_plugin_settings, describe_settings
 from ddrl.distribution.models import bases_kept
 from ddrl.envs.spaces import MAX_COMBINATIONS
+from ddrl.learner.algorithms.td3 import TARGET_NOISE_CLIP
+from ddrl.pool.policies import Fair, Request
 from ddrl.run.keeper import FIRST_PAUSE, MAX_PAUSE
 from ddrl.telemetry.causes import RARE
 from ddrl.telemetry.control import MAX_LIVE
@@ -36,11 +38,33 @@ NO_SETTINGS = {  # attributes, modules and files of the same form
     *("replay.snapshot", "run.about", "run.figures", "run.frame", "telemetry.sqlite"),
 }
 ALGORITHMS = "ddrl.learner.algorithms"
+
+
+def seconds_until_due(weight: float) -> int:
+    """How long a task waits in a pool until it goes before one that has just asked and has more to do."""
+    fair = Fair()
+    for task, own in (("waits", weight), ("other", 1.0)):
+        fair.join(task, own)
+        fair.asked(Request(task, 0.0))
+        fair.released(task, 0, 1.0, 1.0)
+    request = Request("waits", 1.0, 1, 1.0)
+    fair.asked(request)
+    for seconds in range(100):
+        newer = Request("other", 1.0 + seconds, 1, 50.0)
+        fair.asked(newer)
+        if fair.choose([newer, request], [0], 1.0 + seconds)[0] is request:
+            return seconds
+    raise AssertionError("it is never due")
+
+
+TWICE = {0.5: "halves the patience and doubles the claim", 2.0: "doubles the patience and halves the claim"}
 KEPT = [bases_kept(ClusterConfig(codec="xor_zstd", versions_in_flight=count)) for count in (1, 2)]
 LIMITS = (  # a page, and what it says of them
     ("codecs", f"`{KEPT[1] - KEPT[0]} versions_in_flight + {2 * KEPT[0] - KEPT[1]}`"),
     ("environments", f"each combination is one action, at most {MAX_COMBINATIONS:,} of them"),
     ("serving", f"one entry a candidate (at most {MAX_CANDIDATES})"),
+    ("learning", f"cut off at\n  {TARGET_NOISE_CLIP:g}, both in units of half the bounds' distance"),
+    ("pool", f"A weight of 2 {TWICE[seconds_until_due(2.0) / seconds_until_due(1.0)]}."),
     ("deaths", f"after {FIRST_PAUSE:g} s, and each further pause is twice as long, at most {MAX_PAUSE:g} s"),
     ("telemetry", f"`replay.samples_per_insert` below 1/{1 / RARE:g}"),
     (
