@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
+import sys
 
 import pytest
 
 from tests.mutations.copies import FASTER_BUILD, Copy, stands
 from tests.mutations.named import NAMED, OUTSIDE, from_outside
-from tests.mutations.nearest import BROWSER, FOLDERS, FURTHER, RUNS, nearest
+from tests.mutations.nearest import BROWSER, FOLDERS, FURTHER, PROGRAMS, RUNS, nearest
 from tests.mutations.operators import candidates, draw
-from tests.sources import ROOT
+from tests.sources import ROOT, environment
 
 SOURCE = '''def function(a, b):
     """Not this: 1 < 2."""
@@ -93,6 +96,19 @@ def test_every_operator_makes_its_fault_and_no_other_line_changes(tmp_path) -> N
 @pytest.mark.long
 def test_random_faults_are_the_same_by_seed_and_more_of_them_begin_alike() -> None:
     assert draw(ROOT, 5, 1) == draw(ROOT, 9, 1)[:5] != draw(ROOT, 5, 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "fault",
+    ["ddrl/kernel/replay/picks.hpp with n-step returns", "ddrl/admix/kernel/ad_queue.hpp of a request with more"],
+)
+def test_a_fault_in_cpp_is_compiled_into_the_extension_that_python_loads(fault: str, tmp_path) -> None:
+    command = [sys.executable, "-m", "tests.mutations", "--only", fault, "--near", "--json", tmp_path / "verdicts.json"]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True)
+    (row,) = json.loads((tmp_path / "verdicts.json").read_text())["rows"]
+    assert row["noticed"]
+    assert not row["by"].startswith(PROGRAMS)  # which are compiled by themselves
 
 
 def test_a_new_line_moves_random_faults_and_replaces_none(tmp_path) -> None:
