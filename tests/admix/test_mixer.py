@@ -333,6 +333,24 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
+def test_requests_without_a_time_come_in_order_and_begin_anew_with_a_day() -> None:
+    """The time that the policy is told: by the clock, but never before one that was told."""
+    now = [1000.0]
+    book = make_book(env_config(mode="all"))
+    mixer = Mixer(book, linear_policy(book, value=1.0), clock=lambda: now[0], day_seconds=100.0)
+    moments: list[float] = []
+    mixer.journal = lambda request, moment, decision: moments.append(moment)
+    for seconds in (50.0, 90.0, 80.0):  # the clock was set back
+        now[0] = 1000.0 + seconds
+        mixer.choose(request_of(book, time=None))
+    now[0] = 1100.0
+    mixer.begin_day()
+    for seconds in (110.0, 120.0):
+        now[0] = 1000.0 + seconds
+        mixer.choose(request_of(book, time=None))
+    assert moments == pytest.approx([0.5, 0.9, 0.9, 0.1, 0.2])
+
+
 def test_a_decision_that_fails_leaves_pacing_as_it_was() -> None:
     fields = {"ad_fields": ["pace"], "prior": "demand", "pace_step": 2.0}
     mixer, never = (small_mixer({"pace": 0.0}, mode="bonuses", repeat=1, **fields) for _ in range(2))

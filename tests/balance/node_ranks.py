@@ -242,7 +242,8 @@ def foreign(leader, learner, config, gate):
         leader.gradient(batch_of(config, 0), "value")
     except ConfigError as error:
         until(leader, lambda: not leader._absent)
-        return str(error)
+        own = leader._exchange.signature
+        return str(error).replace(own["part value"], "its own")
 
 
 def nobody(leader, learner, config, gate):

@@ -56,6 +56,14 @@ def test_a_slow_down_can_be_put_where_one_wants_it():
     assert slowed.slow.sum() == plain.slow.sum() + 2 * 2 * 2.0
 
 
+def test_regret_leaves_the_first_iterations_of_both_courses_out():
+    course, oracle = (
+        simulator.Course(np.array([[9.0]] * 2 + [[seconds]] * 2), *[np.zeros((4, 1, 1))] * 3) for seconds in (3.0, 2.0)
+    )
+    assert regret(course, oracle, 2).tolist() == [0.5]
+    assert regret(course, oracle).tolist() == [pytest.approx(6.0 / 5.5 - 1)]
+
+
 def by_the_clock(law, step=0.5):
     """One cluster of one node without overheads, at 1 sample/s, slowed by `law` on steps of the clock."""
     scenario = make_scenario("clock periodic", 1, 1, 10, 1, jitter=1e-9)

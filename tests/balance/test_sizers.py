@@ -233,6 +233,7 @@ def test_a_cluster_goes_on_without_a_node_that_died():
     with pytest.raises(ConfigError, match="exceeds what all 2"):
         cluster.without(0)
     assert cluster.without(1).nodes == 2
+    assert Cluster.of(12, [1.0, 2.0, 3.0], [12, 5, 6], 2).without(1).min_size.tolist() == [2, 2]
     sizer = make_sizer("static", cluster.without(1))
     np.testing.assert_array_equal(sizer.propose(Observation.blank(cluster.without(1))), [6, 6])
 

@@ -13,6 +13,7 @@ from ddrl.core.roles import Evaluation as Judged
 from ddrl.core.roles import Returns
 from ddrl.telemetry import Recorder, Run
 from ddrl.telemetry.series import SERIES, SeriesWindow
+from ddrl.telemetry.store import FANOUT
 from tests.telemetry.fake_cluster import FakeCluster
 from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
@@ -70,6 +71,20 @@ def test_what_came_after_the_checkpoint_that_a_run_resumes_at_is_cut(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as db:
         kept = [json.loads(row) for (row,) in db.execute("SELECT row FROM abandoned ORDER BY kind")]
     assert [row.get("mean", row.get("text")) for row in kept] == [70.0, "after 70 s", "at 1e+09 steps"]
+
+
+def test_no_coarse_row_reaches_beyond_the_checkpoint_that_a_run_resumes_at(tmp_path):
+    """Until later records have completed it: whoever reads the file finds no steps in it that were given up."""
+    record_run(tmp_path, records=100)
+    with Run(tmp_path) as run:
+        first = run.series()
+    record_run(tmp_path, 2, base={name: float(first[name][50]) for name in ("env_steps", "updates", "wall_seconds")})
+    with contextlib.closing(sqlite3.connect(tmp_path / "telemetry.sqlite")) as db:
+        rows = db.execute("SELECT level, tick FROM series").fetchall()
+    records = max(tick for level, tick in rows if level == 0) + 1
+    assert 51 < records < 60
+    assert {level for level, _ in rows} >= {0, 1, 2}
+    assert max(tick + FANOUT**level for level, tick in rows) == records
 
 
 @pytest.mark.parametrize(("hours", "way"), [(1.0, "forward"), (-1.0, "back")])
