@@ -9,17 +9,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddrl.core.config import ReplayConfig
+from ddrl.admix.account import write_account
+from ddrl.core.config import EnvConfig, ReplayConfig
 from ddrl.core.metrics import COLUMNS
 from ddrl.core.settings import config_to_toml
 from ddrl.telemetry import Recorder
 from ddrl.telemetry.directory import HIDDEN, Notes, read_notes, write_notes
 from ddrl.telemetry.summary import LEDGER
+from tests.plots.accounts import small_account
 from tests.pool.recorded import write_pool
 from tests.sources import ROOT, environment
 from tests.telemetry.fake_cluster import FakeCluster
-from tests.telemetry.feeding import CONFIG, Feed
+from tests.telemetry.feeding import CONFIG, Feed, record_run
 from tests.waiting import PATIENCE
+
+
+def run_in_app(program, folder):
+    """Run a program that opens the dashboard's script on the runs of a folder."""
+    app = ROOT / "ddrl" / "dashboard" / "app.py"
+    command = [sys.executable, "-c", program, str(app), str(folder)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
 
 PAGES = """
 import sys
@@ -146,6 +157,28 @@ assert {name: round(share, 6) for name, share in shares.items()} == {
 """
 
 
+ADMIX = """
+import sys
+from streamlit.testing.v1 import AppTest
+app, runs = sys.argv[1:]
+sys.argv = [app, runs]
+test = AppTest.from_file(app, default_timeout=600)
+test.session_state["wanted page"] = "admix"
+test.run()
+assert not test.exception, test.exception
+(said,) = [one.value for one in test.markdown if "Score" in one.value]
+assert said.startswith("**Score 0.850** over 2 held-out days"), said
+"""
+
+
+def test_the_score_of_ad_mixing_is_that_of_the_policy_where_another_rule_is_best(tmp_path):
+    pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
+    run = tmp_path / "run"
+    record_run(run, records=2, config=replace(CONFIG, env=EnvConfig(id="ddrl.admix:generated")))
+    write_account(run, small_account())
+    run_in_app(ADMIX, tmp_path)
+
+
 def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are_or_of_damaged_accounts(tmp_path):
     pytest.importorskip("streamlit", reason="needs the extra [dashboard]")
     run = tmp_path / "run"
@@ -155,10 +188,7 @@ def test_while_nobody_has_reported_nothing_is_said_of_how_many_hosts_there_are_o
     with Recorder(run, lambda: np.full((12, len(COLUMNS)), np.nan), config) as recorder:  # which writes a last record
         recorder.record_snapshot(LEDGER, state="damaged")
         recorder.record_snapshot("replay", probabilities=np.array([0.1, 0.4, 0.3, 0.2]))  # of priorities 1, 16, 9, 4
-    app = ROOT / "ddrl" / "dashboard" / "app.py"
-    command = [sys.executable, "-c", WAITING, str(app), str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_in_app(WAITING, tmp_path)
 
 
 def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_record(tmp_path):
@@ -173,10 +203,7 @@ def test_every_figure_is_at_its_place_and_an_ended_run_is_judged_at_its_last_rec
             feed.cluster.now += 1e-3
             recorder.record_event(kind, text)
         recorder.record_snapshot(LEDGER, **ACCOUNTS)
-    app = ROOT / "ddrl" / "dashboard" / "app.py"
-    command = [sys.executable, "-c", PAGES, str(app), str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_in_app(PAGES, tmp_path)
 
 
 ADDRESS = """
@@ -231,10 +258,7 @@ def test_what_is_chosen_is_in_the_address_and_taken_from_it_and_alerts_stand_new
             feed.cluster.now += 1e-3
             recorder.record_event("alert", f"{level}: {word}", rule=word, level=level)
         recorder.record_event("error", "a rank has died")
-    app = ROOT / "ddrl" / "dashboard" / "app.py"
-    command = [sys.executable, "-c", ADDRESS, str(app), str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_in_app(ADDRESS, tmp_path)
 
 
 CHOSEN = """
@@ -291,9 +315,6 @@ def test_a_pool_stands_at_its_number_of_tasks_and_a_run_that_is_hidden_keeps_its
     for other in others:
         shutil.copytree(run, other)
     write_notes(run, Notes("first", ("good", "old"), "a note"))
-    app = ROOT / "ddrl" / "dashboard" / "app.py"
-    command = [sys.executable, "-c", CHOSEN, str(app), str(tmp_path)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    run_in_app(CHOSEN, tmp_path)
     assert read_notes(run) == Notes("first", ("good", "old", HIDDEN), "a note")
     assert not any(HIDDEN in read_notes(other).tags for other in others)
