@@ -60,6 +60,7 @@ def test_the_nearest_tests_are_in_rings_and_exist() -> None:
     program = "tests/kernel/test_programs.py::test_a_program_passes_as_it_is[{}]".format
     assert nearest("ddrl/kernel/codec.hpp")[0] == (program("test_codec"),)
     assert nearest("ddrl/kernel/ring.hpp")[0][0] == program("test_ring")
+    assert nearest("ddrl/admix/kernel/ad_queue.hpp")[0] == (program("test_ad_queue"),)
     assert program("test_replay") in nearest("ddrl/kernel/replay/selectors.hpp")[0]  # through other headers
     assert nearest("ddrl/replay/selectors.py")[0] == ("tests/replay/test_selectors.py",)
     assert "tests/launch/test_local.py" in nearest("mpi_launch/local")[0]

@@ -76,19 +76,19 @@ def nearest(path: str, *, further: bool = True) -> list[tuple[str, ...]]:
 
 def _programs(header: str) -> tuple[str, ...]:
     """The kernel's own tests that include a header, perhaps through others; those of its name first."""
-    kernel = ROOT / "ddrl/kernel"
     sources = sorted((ROOT / "tests/kernel").glob("test_*.cpp")) if header.endswith(".hpp") else []
-    names = [path.stem for path in sources if ROOT / header in _included(path, kernel)]
+    names = [path.stem for path in sources if ROOT / header in _included(path)]
     names.sort(key=lambda name: not name.startswith(f"test_{Path(header).stem}"))
     return tuple(f"{PROGRAMS}::test_a_program_passes_as_it_is[{name}]" for name in names[:MAX_FILES])
 
 
 @cache
-def _included(source: Path, kernel: Path) -> Set[Path]:
+def _included(source: Path) -> Set[Path]:
     """The headers that a C++ source includes, and those that these include."""
     names = re.findall(r'^#include "(.+)"', source.read_text(), re.MULTILINE)
-    direct = {path.resolve() for name in names for path in (source.parent / name, kernel / name) if path.exists()}
-    return direct.union(*(_included(path, kernel) for path in direct))
+    folders = (source.parent, ROOT / "ddrl/kernel", ROOT / "ddrl/admix/kernel")
+    direct = {(folder / name).resolve() for folder in folders for name in names if (folder / name).exists()}
+    return direct.union(*(_included(path) for path in direct))
 
 
 @cache
