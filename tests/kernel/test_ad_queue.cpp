@@ -213,7 +213,7 @@ static void test_requests_as_arrays_are_played_one_after_the_other() {
     EXPECT(f.shown[0] == 0 && f.seen_shown[1] == 0 && f.sums[0] == 0);
     const float none[2] = {};
     f.queue.play(0, 1, 2, none, 2, nullptr);  // two bids: what was under way as the day ended is no news of this one
-    EXPECT(f.events[0] == 2 && f.seen_shown[0] == 0 && f.seen_shown[1] == 0);
+    EXPECT(f.shown_slot[1] == 2 && f.shown_slot[2] == 2 && f.seen_shown[0] == 0 && f.seen_shown[1] == 0);
 }
 
 static void test_a_request_as_arrays_and_as_lists_is_the_same() {
