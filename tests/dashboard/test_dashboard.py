@@ -43,6 +43,9 @@ PAGES = {
 }
 
 
+CLICKS = 20  # on a link, before its page counts as one that cannot be reached
+
+
 class LiveRun:
     """A fake cluster recorded in real time into a run directory until it is closed."""
 
@@ -71,12 +74,22 @@ class LiveRun:
 
 
 def go_to(browser, page):
-    link = next(
-        link
-        for link in browser.find("[data-testid=stSidebarNavLink]")
-        if browser.run("return arguments[0].innerText", {"element-6066-11e4-a52e-4f735466cecf": link}) == page
-    )
-    browser.click(link)
+    """Click the link of a page, once more where its address does not come. Streamlit forgets a click that a refresh of
+    the page overtakes: of two requests that wait while it draws, it takes the page of the newer one."""
+
+    def arrived():
+        return browser.run("return location.pathname") == f"/{page.lower()}"
+
+    for _ in range(CLICKS):
+        link = next(
+            link
+            for link in browser.find("[data-testid=stSidebarNavLink]")
+            if browser.run("return arguments[0].innerText", {"element-6066-11e4-a52e-4f735466cecf": link}) == page
+        )
+        browser.click(link)
+        with contextlib.suppress(AssertionError):
+            return wait_until(arrived, f"the page {page}", PATIENCE / CLICKS)
+    raise AssertionError(f"{CLICKS} clicks have not led to the page {page}")
 
 
 def shown_steps(browser):
