@@ -57,14 +57,14 @@ def seconds_until_due(weight: float) -> int:
     raise AssertionError("it is never due")
 
 
-TWICE = {0.5: "halves the patience and doubles the claim", 2.0: "doubles the patience and halves the claim"}
+TWICE = {0.5: "halves", 2.0: "doubles"}
 KEPT = [bases_kept(ClusterConfig(codec="xor_zstd", versions_in_flight=count)) for count in (1, 2)]
 LIMITS = (  # a page, and what it says of them
     ("codecs", f"`{KEPT[1] - KEPT[0]} versions_in_flight + {2 * KEPT[0] - KEPT[1]}`"),
     ("environments", f"each combination is one action, at most {MAX_COMBINATIONS:,} of them"),
     ("serving", f"one entry a candidate (at most {MAX_CANDIDATES})"),
     ("learning", f"cut off at\n  {TARGET_NOISE_CLIP:g}, both in units of half the bounds' distance"),
-    ("pool", f"A weight of 2 {TWICE[seconds_until_due(2.0) / seconds_until_due(1.0)]}."),
+    ("pool", f"A weight of 2 {TWICE[seconds_until_due(2.0) / seconds_until_due(1.0)]} the patience and"),
     ("deaths", f"after {FIRST_PAUSE:g} s, and each further pause is twice as long, at most {MAX_PAUSE:g} s"),
     ("telemetry", f"`replay.samples_per_insert` below 1/{1 / RARE:g}"),
     (

@@ -73,7 +73,7 @@ class UnknownInput(Right):
 
 
 class UnknownPart(Right):
-    targets = ()  # what is listed are its parts, with a target copy or without one
+    targets = ()  # the refusal lists all its parts, and not only those that have a target copy
 
     def evaluations(self, batch: Any, part: str) -> Any:
         return [Evaluation("q_tm1", "values", (batch.s_tm1,), gradient=True)]

@@ -183,8 +183,7 @@ def _await(child: int, timeout: float) -> bool:
 
 
 class KernelBuild:
-    """The compiled extensions of a faulty header: sources of their own, whose objects stay from one fault to the
-    next."""
+    """The extensions compiled with a fault: sources of their own, whose objects stay from one fault to the next."""
 
     def __init__(self, path: Path, clean: Path) -> None:
         self._sources = Copy(path)
